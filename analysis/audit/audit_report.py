@@ -18,7 +18,7 @@ from analysis.units import signed_percent, three_digits
 from kernels.common.counts import counted
 
 _MOST_ROWS = 16  # maximum number of matrix operations on a terminal
-_MARKDOWN_ROWS = 10  # maximum number of operations on a Markdown page
+_MARKDOWN_ROWS = 10  # maximum number of rows, with other operations, on a Markdown page
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,12 @@ class AuditReport:
 
     Attributes:
         title: model, mode and batch.
-        account: time of the step, by operation.
-        memory: memory that the step needs.
         fits_with: command-line options, each of which would make the step fit in memory; empty if
-            the step fits already, or if no option would make it fit.
+            the step fits already, or if no such option was found.
         levers: changes of dimensions. The joint change, if there is one, comes first; the others
             follow, the best one first. Changes that the user gave are in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
         warnings: sentences about arguments that are probably mistakes.
-        assumptions: assumptions about the model and its runtime.
         source: measurements or constants that the times are based on, in words.
     """
 
@@ -62,14 +59,14 @@ def duration(us: float) -> str:
 def products_frame(account: Account) -> pd.DataFrame:
     """Return a table with one row per distinct matrix operation, as in ``--json``.
 
-    Times are for one instance, in µs. ``share`` is the share of the step's time, and ``peak_share``
-    is the share of the machine's peak that the operation reaches.
+    Times are for one instance, in µs. ``share`` is the share of the step's time that all instances
+    take, and ``peak_share`` is the share of the machine's peak that the operation reaches.
     """
     return pd.DataFrame([_product_record(account, row) for row in account.rows])
 
 
 def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
-    """Return a table with one row per lever, as in ``--json``."""
+    """Return a table with one row per lever, as in ``--json``; no columns without levers."""
     return pd.DataFrame([lever_json(lever) for lever in levers])
 
 
@@ -98,7 +95,7 @@ def _product_record(account: Account, row: AccountLine) -> dict[str, Any]:
 def lever_json(lever: Lever) -> dict[str, Any]:
     """Return one lever as a record.
 
-    If the lever changes several dimensions, ``from`` and ``to`` have a value for each.
+    If the lever changes several dimensions, ``from`` and ``to`` map their names to values.
     """
     before: Any
     after: Any
@@ -129,10 +126,7 @@ def lever_json(lever: Lever) -> dict[str, Any]:
 
 
 def audit_json(report: AuditReport, mode: str) -> dict[str, Any]:
-    """Return the whole audit as one JSON document.
-
-    ``mode`` is the kind of step, such as ``train``.
-    """
+    """Return the whole audit for JSON; ``mode`` is the kind of step, such as ``train``."""
     account = report.account
     lo_us, hi_us = account.interval_us
     other_records = [
@@ -164,10 +158,7 @@ _HEAD = ("role", "pass", "count", "M×N×K", "each", "share", "of peak", "limit"
 
 
 def _cells(account: Account, row: AccountLine) -> list[str]:
-    """Return one operation's cells for the columns :data:`_HEAD`.
-
-    If the operation is not counted, its times and shares are dashes.
-    """
+    """Return one operation's cells for the columns :data:`_HEAD`."""
     product = row.product
     operation = [product.role, product.pass_, str(product.count), str(product.work)]
     if math.isnan(row.time_us):
@@ -201,7 +192,7 @@ def _other_rows(account: Account) -> list[list[str]]:
 
 
 def summary_lines(report: AuditReport) -> list[str]:
-    """Summarise an audit: the step's time, whether it fits in memory, and what to change."""
+    """Summarise an audit: the step's time, whether the step fits in memory, and the best change."""
     account, memory = report.account, report.memory
     low, high = account.interval_us
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
@@ -231,7 +222,7 @@ def time_line(account: Account) -> str:
 
 
 def memory_line(memory: Memory) -> str:
-    """Format the memory of a step by use; uses that need no memory are left out."""
+    """Format the memory of a step by use."""
     uses = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -285,8 +276,8 @@ def sources(report: AuditReport) -> str:
 def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role.
 
-    The reports are about the same step on different machines, so the warnings and assumptions of
-    the first report hold for all of them.
+    All reports, at least one, are about the same step, so the warnings and assumptions of the first
+    one hold for all.
     """
     # 1. Build the table, with one column for each machine.
     accounts = [report.account for report in reports]
@@ -333,7 +324,7 @@ def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_text(report: AuditReport) -> str:
-    """Format an audit for a terminal: summary, levers, times, memory and assumptions."""
+    """Format an audit for a terminal, with at most 16 matrix operations."""
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
     lines = [f"{report.title} on {account.machine}", *summary_lines(report), *report.warnings, ""]
@@ -352,7 +343,7 @@ def as_text(report: AuditReport) -> str:
 
 
 def as_markdown(report: AuditReport) -> str:
-    """Format an audit as Markdown for a pull request, with at most ten operations."""
+    """Format an audit as Markdown for a pull request, with at most ten rows of operations."""
     account = report.account
     lines = [f"## {report.title} on {account.machine}", ""]
     lines += [f"- {line}" for line in [*summary_lines(report), *report.warnings]]

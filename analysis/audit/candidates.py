@@ -38,13 +38,9 @@ Values = Sequence[tuple[Dimension, int]]
 
 @dataclass(frozen=True)
 class _Heads:
-    """Heads of one attention layer.
+    """Numbers of query and key/value heads of one attention layer, and the width of a head.
 
-    Attributes:
-        heads: number of query heads.
-        kv_heads: number of key/value heads.
-        width: width of each head.
-        hidden: hidden size, from which the heads are projected; 0 if it is not known.
+    ``hidden`` is the hidden size, from which the heads are projected; 0 if it is not known.
     """
 
     heads: int
@@ -53,10 +49,7 @@ class _Heads:
     hidden: int
 
     def can_follow(self, before: _Heads, tp: int) -> bool:
-        """Return True if these heads can take the place of the heads ``before`` in a model.
-
-        ``tp`` is the number of GPUs that share the heads.
-        """
+        """Return True if these heads can replace the heads ``before`` in a model on ``tp`` GPUs."""
         if min(self.heads, self.kv_heads, self.width) < 1:
             return False
         # Each key/value head serves the same number of query heads.
@@ -76,20 +69,19 @@ class _Heads:
 def candidates(
     dimension: Dimension, captured: Captured, tp: int = 1, multiple: int | None = None
 ) -> list[int]:
-    """Return new values of a dimension that are both valid and usual in practice.
+    """Return new values of a dimension that are valid and usual in practice, smallest first.
 
-    - Widths change by at most :data:`REACH`. Each of ``tp`` GPUs gets an equal part of a width.
-      This part is a multiple of 64, 128 or 256. If no width allows that, the part is a multiple of
-      8, 16 or 32. If ``multiple`` is None, the usual width of a gated layer is also a candidate.
+    - A width, such as a hidden size, changes by at most :data:`REACH`. Each of ``tp`` GPUs gets an
+      equal part of it. This part is a multiple of 64, 128 or 256 or, if no such width is within
+      reach, of 8, 16 or 32. The usual width of a gated layer is also a candidate.
     - The number of heads divides the hidden size if it does so in the original model. The number of
-      key/value heads divides the number of heads. A new width of a head is a multiple of 8.
+      key/value heads is halved or doubled, and divides the number of heads. A new width of a head
+      is a multiple of 8.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
-    Args:
-        dimension: the dimension to change.
-        captured: the original model.
-        tp: tensor-parallel degree.
-        multiple: number that widths have to be multiples of; None for the numbers above.
+    If ``multiple`` is given, it replaces all numbers above that parts of widths are multiples of,
+    and the usual width of a gated layer is not a candidate. The result is empty if no value fulfils
+    these conditions.
     """
     value = dimension.value
     if _counts(dimension, captured, "heads"):
@@ -119,12 +111,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 
     One kind changes the hidden size and the number of heads, at an unchanged head width. The other
     kind changes the number of heads and the head width, at an unchanged total width. A model
-    without attention has no such changes.
-
-    Args:
-        captured: the original model.
-        dimensions: dimensions that may change.
-        tp: tensor-parallel degree.
+    without attention has no such changes. Each of ``tp`` GPUs gets the same number of heads.
     """
     # 1. Sort the dimensions by what they change.
     head_counts: list[Dimension] = []
@@ -155,8 +142,8 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     for hidden, heads in itertools.product(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
-            # Try from 2 heads fewer to 3 heads more. Of GPT-2 XL's 25 heads, 3 are about an eighth,
-            # which is also the reach of a width. Adding 3 makes such an odd number even.
+            # Try from 2 heads fewer to 3 heads more. GPT-2 XL has 25 heads: 3 more are about an
+            # eighth, which is also the reach of a width, and make the number even.
             for count in range(heads.value - 2, heads.value + 4):
                 coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(hidden, count * width), (heads, count), *coupled])
@@ -186,9 +173,9 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
     """Return the widths within :data:`REACH` that are multiples of certain numbers.
 
-    These numbers and the arguments are those of :func:`candidates`. The usual width of a gated
-    layer is added if ``multiple`` is None. A number of experts is treated differently: it may be
-    any common multiple of 8 and ``tp`` from the current number to twice that.
+    These numbers and the arguments are those of :func:`candidates`. A number of experts is treated
+    differently: it may be any common multiple of 8 and ``tp`` from the current number to twice
+    that.
     """
     value = dimension.value
     if _grows(dimension, captured, "experts"):
@@ -238,7 +225,7 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
 def _can_be_built(values: Values, captured: Captured, tp: int) -> bool:
     """Return True if the model's heads and experts can be built with new values of dimensions.
 
-    Each of ``tp`` GPUs gets the same number of heads and of experts.
+    Each of ``tp`` GPUs has to get the same number of heads and of experts.
     """
     for position, product in enumerate(captured.products):
         is_forward = product.forward_position == position
@@ -268,13 +255,8 @@ def _changed_heads(
 ) -> _Heads | None:
     """Return the heads of an attention layer with new values of dimensions.
 
-    Return None if one of their sizes would not be a whole number.
-
-    Args:
-        before: the current heads.
-        places: for each field of the heads, the place that its value comes from: the position of an
-            operation and the name of one of the operation's sizes.
-        values: dimensions and their new values.
+    Return None if one of their sizes would not be a whole number. ``before`` are the current heads,
+    and ``places`` the places of their fields, both from :func:`_heads_of`.
     """
     sizes = {
         name: getattr(before, name) + _size_change(values, place) for name, place in places.items()
@@ -358,10 +340,7 @@ def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
-    """Return how much the given size of attention or of experts grows per unit of a dimension.
-
-    The result has each distinct slope once, and is empty if the size does not grow.
-    """
+    """Return how much the given size of attention or of experts grows per unit of a dimension."""
     kinds = (Attention, GroupedGemm)
     return {
         slope

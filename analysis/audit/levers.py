@@ -57,16 +57,16 @@ class Lever:
     Attributes:
         changes: old and new value of each dimension.
         pairs: problems that change, before and after; those that take longest come first.
-        gain: gain of the step with its 90% interval; 0.02 means 1/1.02 of the step's time.
+        gain: gain of the step with its interval; 0.02 means 1/1.02 of the step's time.
         products: gain of the matrix operations that change, without the rest of the step.
-        share: share of the step's time that these operations take.
+        share: share of the original step's time that these operations take.
         parameters: growth of the number of parameters, as a fraction.
         flops: growth of the FLOPs, as a fraction.
         bytes: growth of the bytes that all other operations except the optimizer move, as a
             fraction.
-        verdict: verdict on the change; for a smaller model, on its gain per FLOP.
+        verdict: verdict on the change; if the FLOPs fall, on its gain per FLOP.
         evidence: weakest kind of evidence that is behind more than 5% of the changed time.
-        reason: explanation in words.
+        reason: what the change does to these operations and to the model, in words.
     """
 
     changes: Mapping[str, tuple[int, int]]
@@ -93,15 +93,12 @@ class Lever:
 
     @property
     def expected_gain(self) -> float:
-        """Expected gain of the step, minus a cost for additional FLOPs.
-
-        For a smaller model, this is the expected gain per FLOP.
-        """
+        """Expected gain of the step, minus a cost for additional FLOPs; per FLOP if these fall."""
         return net(_judged_gain(self.gain, self.flops), self.flops)
 
     @property
     def probability(self) -> float:
-        """Probability that the change brings a gain; for a smaller model, a gain per FLOP."""
+        """Probability that the change brings a gain; if the FLOPs fall, a gain per FLOP."""
         return probability(_judged_gain(self.gain, self.flops), self.evidence)
 
 
@@ -118,18 +115,12 @@ def find_levers(
     """Return the best change of each dimension and of dimensions that belong together.
 
     The changes are sorted by expected gain. If no change of a dimension is worth making, the best
-    one is returned with the verdict *leave it*. If a combination of worthwhile changes brings a
-    larger gain than any of them, this joint change comes first.
+    one is returned with the verdict *leave it*. If a combination of worthwhile changes has a larger
+    expected gain than each of them, this joint change comes first.
 
-    Args:
-        captured: the original model.
-        dimensions: dimensions that may change.
-        capture: function that captures the model with other sizes.
-        runtime: how the model is run.
-        basis: model and measurements of the machine.
-        account: time of the original model's step.
-        more_parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: number that widths have to be multiples of; None for the usual multiples.
+    ``account`` is that of the original model. The joint change may add up to ``more_parameters`` to
+    the model's parameters, as a fraction of them. ``multiple`` is passed to
+    :func:`analysis.audit.candidates.candidates`.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     # 1. Find the best change of each dimension.
@@ -167,8 +158,8 @@ def try_levers(
     """Return the levers of the given changes in order, and why some changes cannot be judged.
 
     The second value maps a change in words to the reason why it cannot be judged: the model cannot
-    be built with these sizes or has a different number of operations, or no counted operation
-    changes.
+    be built or divided among the GPUs with these sizes, it has a different number of operations, or
+    no counted operation changes.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     levers: list[Lever] = []
@@ -211,18 +202,18 @@ class _Baseline:
         return cls(captured, capture, runtime, basis, account, measured)
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
-        """Return a change's effect on the step; None if :meth:`changed_step` cannot judge it."""
+        """Return the lever of a change; None if :meth:`changed_step` cannot judge it."""
         try:
             return self.changed_step(changes)
         except UserError:
             return None
 
     def changed_step(self, changes: Mapping[str, tuple[int, int]]) -> Lever:
-        """Return a change's effect on the step.
+        """Return the lever of a change.
 
         Raises:
-            UserError: if the model cannot be built with these sizes or then has a different number
-                of operations, or if no counted operation changes.
+            UserError: if the model cannot be built or divided among the GPUs with these sizes, if
+                it then has a different number of operations, or if no counted operation changes.
         """
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
@@ -275,15 +266,7 @@ class _Baseline:
     def _gain(
         self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed_account: Account
     ) -> tuple[Gain, float, str]:
-        """Return the gain of the step, the gain of only the changed operations, and the evidence.
-
-        The evidence is the weakest kind that is behind more than a negligible share of the changed
-        time.
-
-        Args:
-            pairs: the operations that change, before and after.
-            changed_account: times of the operations after the change.
-        """
+        """Return the ``gain``, ``products`` and ``evidence`` of a :class:`Lever`."""
         # 1. Find the ratio of each operation's times: measured if possible, else predicted.
         predictions = ratios_of(
             [(as_problem(old.product.work), as_problem(new.product.work)) for old, new in pairs],
@@ -336,15 +319,16 @@ class _Baseline:
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """Return the measured ratio of an operation's times and its evidence; None if not measured.
+        """Return the measured ratio of two operations' times and its evidence, if there is one.
 
-        A ratio from re-timing both operations together is preferred to one from other measurements.
+        The ratio has its 95% interval, as (ratio, lo, hi). A ratio from re-timing both operations
+        together is preferred to one from other measurements.
         """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         # Only attention has no problem, and the caller treats attention separately.
         assert before is not None
         assert after is not None
-        # The confirmed ratio is one of times for both kinds of queries, so either answers.
+        # For both kinds of queries, the confirmed ratio is one of times.
         for kind in ("pad", "choose"):
             if (ratio := self.measured.confirmed(before, after, kind)) is not None:
                 return ratio, CONFIRMED
@@ -356,12 +340,12 @@ class _Baseline:
 def ratios_of(
     pairs: Sequence[tuple[Problem | None, Problem | None]], basis: Basis
 ) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
-    """Predict the time ratio of each pair, the first problem over the second.
+    """Predict the ratio of the times of each pair, the first problem's time over the second's.
 
     Returns:
-        For each pair, first the ratio with its 90% interval, as (ratio, lo, hi), then the factors
-        that widen the interval of the second time in sums, as (below, above). For attention, which
-        has no problem, the result is None.
+        For each pair, first the ratio with its 90% interval, as (ratio, lo, hi), then
+        :attr:`analysis.audit.step_totals.SumChange.in_sums`. For attention, which has no problem,
+        the result is None.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
@@ -391,9 +375,10 @@ def ratios_of(
 
 
 def _judged_gain(gain: Gain, more_flops: float) -> Gain:
-    """Return the gain that a verdict is based on: for a smaller model, the gain per FLOP.
+    """Return the gain that a verdict is based on: if the FLOPs fall, the gain per FLOP.
 
-    A smaller model is nearly always faster, so a gain in time would say nothing about its shapes.
+    A model with fewer FLOPs is nearly always faster, so its gain in time would say nothing about
+    its shapes.
     """
     if more_flops >= 0:
         return gain
@@ -406,15 +391,12 @@ def _judged_gain(gain: Gain, more_flops: float) -> Gain:
 
 
 def _growth(before: int, after: int) -> float:
-    """Return the growth of a number as a fraction; 0 for a number that was 0 before.
-
-    A model without parameters or without other operations has such a number.
-    """
+    """Return the growth of a number as a fraction; 0 for a number that was 0 before."""
     return after / before - 1 if before else 0.0
 
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
-    """Return the bytes that all other operations of a step move, except the optimizer."""
+    """Return the bytes that all other operations of a step except the optimizer move."""
     moved = captured.moved_fused if runtime.kind == "compile" else captured.moved
     return sum(entry.bytes for entry in moved)
 
@@ -424,20 +406,14 @@ def _promising(
 ) -> list[int]:
     """Return the one or two most promising new values of a dimension, the best one first.
 
-    Their gains are estimated from only the forward GEMMs and convolutions. If sizes are not linear
-    in the dimension, gains cannot be estimated, and all candidates are returned in increasing
-    order. The result is empty if no value is possible, or if the model has no GEMM or convolution.
-
-    Args:
-        captured: the original model.
-        dimension: the dimension that changes.
-        baseline: the original model, and how it is run.
-        multiple: number that widths have to be multiples of; None for the usual multiples.
+    Gains are estimated from only the forward GEMMs and convolutions. If sizes are not linear in the
+    dimension, gains cannot be estimated, and all candidates are returned in increasing order. A
+    single candidate is returned without an estimate. The result is empty if no value is possible,
+    or if an estimate is needed and the model has no GEMM or convolution.
     """
     # 1. Collect the forward problems at the current value and at each candidate that is possible.
     values = candidates(dimension, captured, baseline.runtime.tp, multiple)
-    # A single candidate needs no estimate. If more heads are narrower, sizes are not linear in the
-    # dimension, and cannot be estimated.
+    # If more heads are narrower, sizes are not linear in the dimension.
     some_size_shrinks = any(slope < 0 for slope in dimension.slopes.values())
     if len(values) < _CAPTURED or some_size_shrinks:
         return values
@@ -473,7 +449,7 @@ def _promising(
 
 
 def _net_gain(gain: float, more_flops: float) -> float:
-    """Return a gain minus a cost for more FLOPs; for a smaller model, the gain per FLOP."""
+    """Return a gain minus a cost for more FLOPs; if the FLOPs fall, the gain per FLOP."""
     return net(_judged_gain(Gain(gain, gain, gain), more_flops), more_flops)
 
 
@@ -482,9 +458,8 @@ def _resized(
 ) -> list[tuple[Problem, int]] | None:
     """Return the forward problems for a new value of one dimension, with their counts.
 
-    Sizes grow linearly with the dimension, according to its slopes. Return None if the problems
-    cannot have such sizes, for instance because the number of heads is not a multiple of the number
-    of GPUs.
+    Return None if the problems cannot have such sizes, for instance because the number of heads is
+    not a multiple of the number of GPUs.
     """
     # 1. Resize the forward operations.
     difference = value - dimension.value
@@ -512,9 +487,9 @@ def _resized(
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
     """Combine the worthwhile levers one by one; each has to raise the expected gain.
 
-    A lever is left out if the combined model would have too many parameters, or if the lever
-    changes a dimension that a chosen lever changes. Return None if no combination of levers raises
-    the expected gain.
+    A lever is left out if it or the combination adds more than the fraction ``more_parameters`` to
+    the parameters, or if it changes a dimension that a chosen lever changes. Return None if no
+    combination of levers raises the expected gain.
     """
     chosen: Lever | None = None
     for lever in best:
@@ -531,7 +506,6 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
             continue
         if combined.expected_gain > chosen.expected_gain:
             chosen = combined
-    # A lever that is in the list is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
     return replace(chosen, reason=f"This change combines several others. {chosen.reason}")
@@ -554,10 +528,9 @@ def _changed_problems(
 
 
 def _better_alignment(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> int | None:
-    """Return the alignment in bytes of the operations that become better aligned.
+    """Return the smallest new alignment, in bytes, of the problems that become better aligned.
 
-    The result is the smallest of their alignments after the change; None if no operation becomes
-    better aligned.
+    Return None if there are no such problems.
     """
     better = (
         after.alignment
@@ -576,12 +549,8 @@ def _reason(
 ) -> str:
     """Explain a change: its effect on the changed operations, and on the size of the model.
 
-    Args:
-        changes: old and new value of each dimension.
-        pairs: operations that change, before and after.
-        products_gain: gain of these operations, without the rest of the step.
-        share: share of the step's time that these operations take.
-        more_flops: how many more FLOPs the step has, as a fraction.
+    ``products_gain``, ``share`` and ``more_flops`` are the fields ``products``, ``share`` and
+    ``flops`` of a :class:`Lever`.
     """
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     if len(roles) > _NAMED_ROLES:

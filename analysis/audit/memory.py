@@ -25,7 +25,7 @@ _COMPRESSED = re.compile(r"kv_a_proj\w*$")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a step needs on each GPU, by use, and the bytes that the GPU has.
+    """Bytes that a step needs on each GPU, by use, and the bytes ``available`` on each.
 
     In training, ``activations`` are the tensors that the forward pass keeps for the backward pass.
     Without a backward pass, they are the tensors of the largest operation.
@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes that the step needs."""
+        """Bytes that the step needs for all uses."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
 
     @property
@@ -49,7 +49,7 @@ class Memory:
         return self.total <= self.available
 
     def to_json(self) -> dict[str, Any]:
-        """Return all sizes in bytes, their total, and whether the total fits, as a record."""
+        """Return all sizes in bytes, and whether the step fits, as a record."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -69,11 +69,7 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
     assumed to divide all memory evenly. For activations, this needs sequence parallelism
     (Korthikanti et al. 2022). The memory of the framework and its kernels is not counted.
 
-    Args:
-        captured: the step.
-        runtime: how the model is run.
-        machine: the machine whose memory has to hold the step.
-        trains: True if the step has a backward pass.
+    ``trains`` is True if the step has a backward pass.
     """
     weights = captured.parameter_bytes // runtime.tp
     saved = captured.saved_recomputed if runtime.recompute else captured.saved
@@ -90,8 +86,8 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
 def kv_cache_bytes(captured: Captured) -> int:
     """Return the bytes of the cached keys and values of all sequences.
 
-    A model that generates no tokens needs no cache. A sliding window limits the number of cached
-    keys. If keys and values are compressed, only their compressed form is cached.
+    A model that generates no tokens needs no cache. If keys and values are compressed, only their
+    compressed form is cached.
     """
     compressed = [product for product in captured.products if _COMPRESSED.search(product.path)]
     total = 0
@@ -119,11 +115,12 @@ def what_fits(
 ) -> list[str]:
     """Return command-line options of ``audit``, each of which makes a step fit in memory.
 
-    The options are the largest batch that fits, recomputing the forward pass, and the smallest
-    tensor-parallel degree in :data:`_DEGREES` with which the model can be divided and fits. The
-    result is empty if none of the options makes the step fit.
+    The options are the largest batch that is expected to fit, recomputing the forward pass, and the
+    smallest tensor-parallel degree in :data:`_DEGREES` with which the model can be divided and
+    fits. The result is empty if none of the options makes the step fit.
 
-    The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
+    ``batch`` is the step's number of sequences or images; None if ``--batch`` does not change it.
+    The other arguments are those of :func:`memory_of`.
     """
     options = []
     # 1. Only activations and the KV cache grow with the batch, nearly in proportion to it.

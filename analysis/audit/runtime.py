@@ -43,17 +43,17 @@ class Runtime:
 
     Attributes:
         kind: ``eager`` runs one operation at a time; ``compile`` fuses all operations between two
-            GEMMs.
+            matrix operations.
         fuse: groups of GEMMs with a common input that are computed as one GEMM: keys of
             :data:`FUSIONS`.
-        tp: tensor-parallel degree, by which widths are divided.
+        tp: tensor-parallel degree: number of GPUs that share each layer.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
         loss_chunks: largest number of chunks of tokens in which the output head and the loss are
             computed; with few tokens, there are fewer.
         optimizer: ``adamw``, ``sgd`` or ``none``; it determines the bytes that its step moves.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
-            times.
+            times and, without any, :data:`analysis.audit.account.ASSUMED_SHARE`.
         attention_kernel: framework that computes attention, such as ``vllm``; None if not known.
         causal_half: True if the attention kernel skips the half of the query–key pairs that a
             causal mask hides.
@@ -86,7 +86,9 @@ class Runtime:
             raise UserError(f"--skew is {self.skew:g}; give 1 (all experts get tokens) or more.")
 
     def products(self, captured: Captured) -> list[Product]:
-        """Return the matrix operations as this runtime computes them, in the order of the step.
+        """Return the matrix operations as this runtime computes them.
+
+        Their order is that of ``captured``; a recomputed operation comes twice in a row.
 
         Raises:
             UserError: if a size that has to be divided equally among GPUs is not a multiple of
@@ -144,15 +146,10 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Merge each complete group of GEMMs with a common input into one GEMM.
+    """Merge each complete group of GEMMs of one module with a common input into one GEMM.
 
-    Args:
-        products: the operations of a step.
-        role: role of the fused GEMM, a key of :data:`FUSIONS`.
-
-    Returns:
-        The remaining operations of the step. Each ``forward_position`` is a position in the
-        returned list.
+    ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. Each ``forward_position`` in
+    the result is a position in the returned list.
     """
     # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}
@@ -197,13 +194,8 @@ def _wider(product: Product, forward: Product, more_features: int) -> Product:
 def _split(product: Product, forward: Product, tp: int) -> Product:
     """Return the part of an operation that one of ``tp`` GPUs computes.
 
-    The split is that of Megatron-LM (Shoeybi et al. 2019).
-
-    Args:
-        product: the operation.
-        forward: the forward operation that ``product`` is a gradient of; ``product`` itself if it
-            is a forward operation.
-        tp: number of GPUs.
+    The split is that of Megatron-LM (Shoeybi et al. 2019). ``forward`` is the forward operation
+    that ``product`` is a gradient of, or ``product`` itself if it is a forward operation.
 
     Raises:
         UserError: if a size that has to be divided equally is not a multiple of ``tp``.
@@ -250,9 +242,7 @@ def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
 
 
 def _divided(size: int, tp: int, what: str) -> int:
-    """Divide a size into ``tp`` equal parts, and return the size of one part.
-
-    ``what`` names the size in the error.
+    """Return a size divided by ``tp``; ``what`` names the size in the error.
 
     Raises:
         UserError: if the size is not a multiple of ``tp``.
@@ -263,10 +253,7 @@ def _divided(size: int, tp: int, what: str) -> int:
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Cut the tokens of the head into at most ``chunks`` chunks; the last one may be smaller.
-
-    Operations of other roles remain whole.
-    """
+    """Cut the tokens of the head into at most ``chunks`` chunks; the last one may be smaller."""
     if product.role != "head":
         return [product]
     size = "k" if product.pass_ == WGRAD else "m"
@@ -295,7 +282,7 @@ def _skewed(product: Product, skew: float) -> Product:
 
 
 def _with_every_pair(product: Product) -> Product:
-    """Count all query–key pairs of attention, as computed by a kernel that skips no masked pair."""
+    """Count the query–key pairs that a causal mask hides, too, because the kernel computes them."""
     if not isinstance(product.work, Attention):
         return product
     return replace(product, work=replace(product.work, causal=False))
@@ -306,7 +293,7 @@ def optimizer_bytes(captured: Captured, runtime: Runtime) -> int:
 
     The optimizer's state is in the parameters' dtype. For each parameter, AdamW reads the
     parameter, the gradient and two moments, and writes all but the gradient. SGD reads the
-    parameter and the gradient, and writes the parameter. Without an optimizer, the result is 0.
+    parameter and the gradient, and writes the parameter.
     """
     accesses = {"adamw": 7, "sgd": 3, "none": 0}[runtime.optimizer]
     return accesses * captured.parameter_bytes // runtime.tp

@@ -27,8 +27,8 @@ class SumChange(NamedTuple):
         before: time before the change.
         ratio: time before the change over time after it, with its interval (90% if predicted, 95%
             if measured), as (ratio, lo, hi).
-        in_sums: factors that widen the interval of the time after the change in a step's total:
-            first for shorter times, then for longer times
+        in_sums: factors by which the interval of the time after the change is multiplied in a
+            step's total: first for shorter times, then for longer times
             (:func:`analysis.model.sum_errors.change_factors`).
     """
 
@@ -46,7 +46,7 @@ class SumChange(NamedTuple):
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
     """Add up times that are given with their 90% intervals, as (time, lo, hi).
 
-    The sum has the unit of the times. The lower end of its interval is at least 0.
+    The lower end of the sum's interval is at least 0.
     """
     total = math.fsum(time for time, _, _ in parts)
     halves_below = np.array([time - lo for time, lo, _ in parts])
@@ -59,7 +59,7 @@ def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
 def gain_of_step(
     step: float, changes: Sequence[SumChange], more: float = 0.0, unsure: float = 0.0
 ) -> Gain:
-    """Return the gain of a step if some of its operations change.
+    """Return the gain of a step if some of its operations change, with its interval.
 
     All times are in the same unit.
 

@@ -56,12 +56,12 @@ def problems_given(
 
 
 def basis_of(machine: str | None, results: Path) -> Basis:
-    """Return the basis of answers about a machine; print a note if the machine is not calibrated.
+    """Return the basis of answers about a machine; print a note if its recording is not calibrated.
 
     Raises:
         UserError: if the machine is unknown, if ``machine`` is None and nothing was measured, if a
-            machine that is not in machines.toml has only unusable times, or if its calibration
-            cannot be read.
+            machine that is not in machines.toml has only unusable times, or if the machine's
+            recording or calibration cannot be read.
     """
     basis = find_basis(machine, results)
     if not basis.calibrated:
@@ -77,7 +77,7 @@ def basis_of(machine: str | None, results: Path) -> Basis:
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
     """Return the recording of a machine with the model fitted to it.
 
-    Print a note if scikit-learn is not installed, because predictions are then less accurate.
+    Print a note if scikit-learn is not installed.
 
     Raises:
         UserError: if the machine is unknown or has no recording, or if its recording cannot be read

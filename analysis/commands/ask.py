@@ -237,12 +237,9 @@ def recommend_command(
 
 
 def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
-    """Print the sources of the answers about each machine.
+    """Print the sources of answers, which are given as (machine, problem, source).
 
-    If a machine has several sources, name the problems that each one answers.
-
-    Args:
-        answers: machine, problem and source of each answer.
+    If answers about one machine have several sources, name the problems that each one answers.
     """
     # 1. Collect the problems by machine, then by source. Several machines may answer about the same
     # problem.
@@ -260,7 +257,7 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
-    """Print each answer, with the expected gain unless the verdict is "leave it"."""
+    """Print each answer, with the expected gain unless the verdict is *leave it*."""
     from analysis.advice.verdict import LEAVE_IT, verdict_text
 
     for answer in answers:

@@ -195,8 +195,8 @@ def audit_command(
 ) -> None:
     """Say which dimension of a model to change, and the time saved.
 
-    Lists the GEMMs, convolutions and attention calls of a step, the time of each, and what limits
-    it.
+    Lists the GEMMs, convolutions and attention calls of a step, how long each takes, and what
+    limits each.
     """
     from sweeps.capture.known_names import check_model
 
@@ -293,19 +293,17 @@ def measured_audit(
 ) -> list[Audit]:
     """Time a model's GEMMs and convolutions on this machine, then audit the model.
 
-    A lever is a change of one or several dimensions of the model. The GEMMs and convolutions of the
-    best levers are timed, too. All of them are timed in shuffled rounds. If the best lever brings a
-    gain, those of its changed shapes that take longest are then re-timed together with the original
-    ones, in other processes. All measurements are added to the machine's recording.
+    The GEMMs and convolutions of the best levers, which are changes of dimensions, are timed, too.
+    If the best lever brings a gain, those of its changed shapes that take longest are then re-timed
+    together with the original ones, in other processes. All measurements are added to the machine's
+    recording.
 
-    Args:
-        audit_on: function that audits the model on one basis, and returns a list of one audit.
-        machine: the machine that the user named, if any.
-        request: where to measure, and for how long.
+    ``audit_on`` audits the model on one basis, and returns a list of one audit. ``machine`` is the
+    machine that the user named, if any.
 
     Raises:
         UserError: if ``machine`` is not this machine, the device cannot be used, another process is
-            measuring, or the measurements are unusable because this machine is too busy.
+            measuring, the measurements are unusable, or the model cannot be audited.
     """
     from analysis.audit.account import as_problem
     from analysis.commands.confirm import basis_here, usable
@@ -352,7 +350,7 @@ def _best_first(levers: Sequence[Lever]) -> list[Lever]:
 
 
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
-    """Return the sizes of each dimension from arguments such as ``hidden=4096,4224``.
+    """Return the sizes to try of each dimension, from arguments such as ``hidden=4096,4224``.
 
     If several arguments name a dimension, their sizes are joined. Each size counts only once.
 

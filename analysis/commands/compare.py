@@ -160,8 +160,8 @@ def _read_changes(
         The changes, and the cases that are no longer timed: a mapping from names to reasons.
 
     Raises:
-        UserError: if the pattern is invalid, a result cannot be read, recordings come from
-            different machines, or ``old`` and ``new`` have no case in common.
+        UserError: if the pattern is invalid, a result cannot be read, no case has a time in every
+            result, or results come from different machines and at least one is a recording.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
@@ -223,13 +223,10 @@ def _read_changes(
 
 
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
-    """Read the old or the new results of a comparison as timed processes.
+    """Read the results at one place as timed processes, one for each result.
 
-    Args:
-        place: a file of benchmark results, a machine's slug, the folder of a recording, or a folder
-            of several results.
-        pattern: pattern of the problem in case names; None to match cases by name.
-        results: folder with the results of all machines.
+    ``place`` is a file of benchmark results, a machine's slug, the folder of a recording, or a
+    folder of several results. With a ``pattern``, cases are named by their problems.
 
     Raises:
         UserError: if a result cannot be read, or a folder has no results.
@@ -268,6 +265,9 @@ def _compare_kernels(place: str | None, results: Path, json: bool) -> None:
     """Compare the hand-written kernels with the vendor library, by class of shape.
 
     Write the comparison into the recording's folder, and print its summary.
+
+    Raises:
+        UserError: if the recording cannot be read, or has no shape that was timed with both.
     """
     from analysis.comparing.families import compare_families, summarise, write_families
 

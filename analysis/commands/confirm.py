@@ -38,19 +38,14 @@ def measure_best_guesses(
 ) -> None:
     """Time the best candidates for the shapes in this machine's recording.
 
-    The most promising ones come first. The measurements are added to the recording, so the next
-    recommendation table has measured gains. The next call resumes where this one stopped. If
-    several GPUs are given, only the first one is used.
+    The most promising shapes come first. The measurements are added to the recording, so the next
+    recommendation table has measured gains. The next call resumes where this one stopped.
 
-    Args:
-        budget: measuring time, such as ``30s``; None for the rest of the sweep's budget.
-        device: ``gpu``, ``cpu`` or ``auto``.
-        gpu: number of the GPU.
-        gpus: numbers of several GPUs, or ``all``.
-        results: folder of all machines' results.
+    The arguments are options of ``recommend``. If ``budget`` is None, it is the rest of the
+    sweep's budget. If ``gpus`` are given, only the first of them is used, in place of ``gpu``.
 
     Raises:
-        UserError: if the budget is not a time, this machine has no recording of its own in
+        UserError: if the budget is not a time, this machine has no readable recording of its own in
             ``results``, the device cannot be used, or another process is measuring.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
@@ -69,7 +64,7 @@ def measure_best_guesses(
     # 1. Load this machine's recording; only a usable one shows which changes are promising.
     began = time.monotonic()
     if gpus:
-        gpu = next(iter(choose_gpus(gpus, device)))  # only the first of them is used
+        gpu = next(iter(choose_gpus(gpus, device)))
     request = Request(results=results, device=device, gpu=gpu)
     slug = select_device(device, gpu).machine.slug
     folder = find_recording(slug, results)
@@ -88,8 +83,8 @@ def measure_best_guesses(
         whole_budget = left_for_confirming(results / slug)
     note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
-    # Subtract the time that has passed in this call. It is mainly the time of the search, and a
-    # large part of a CPU's small budget. At least half of the budget remains.
+    # Subtract the time that has passed in this call, which is mainly the time of the search. It can
+    # be a large part of a CPU's small budget, so at least half of the budget is kept.
     remaining = max(whole_budget / 2, whole_budget - (time.monotonic() - began))
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
@@ -121,11 +116,8 @@ def measure_questions(
 
     A problem for which a change was already re-timed is not measured again.
 
-    Args:
-        problems: the problems that the user asks about.
-        question: the query, which limits how their sizes may change.
-        machine: the machine that the user named, if any.
-        request: where to measure; its budget is not used.
+    ``question`` limits how the problems' sizes may change, and ``machine`` is the machine that the
+    user named, if any. The budget of ``request`` is not used.
 
     Raises:
         UserError: if ``machine`` is not this machine, no size of a problem may change, the device
@@ -170,11 +162,11 @@ def measure_questions(
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
-    """Return the basis of answers about this machine as it is before measuring.
+    """Return the basis of answers about this machine, from what is known before measuring.
 
     Raises:
         UserError: if ``machine`` is not this machine, the device cannot be used, or the machine's
-            calibration cannot be read.
+            recording or calibration cannot be read.
     """
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
@@ -198,10 +190,10 @@ def basis_here(machine: str | None, request: Request) -> Basis:
 
 
 def usable(folder: Path, request: Request) -> Basis:
-    """Return the basis of answers after measuring, if the new measurements are usable.
+    """Return the basis of answers after measuring; ``folder`` has the new measurements.
 
     Raises:
-        UserError: if the new measurements are unusable or cannot be read.
+        UserError: if these measurements are unusable or cannot be read.
     """
     from analysis.model.basis import find_basis
     from analysis.recordings.runs import health_lines, load_runs

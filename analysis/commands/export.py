@@ -43,7 +43,7 @@ def export_command(
     """Write a recording in a format that other programs read.
 
     An xla-perf-table has the FLOP/s of 16-bit GEMMs. The other formats have all columns and the
-    samples of each case.
+    recorded samples of each case.
     """
     from analysis.exports.formats import FORMATS
     from analysis.recordings.load import load, recording_folder

@@ -65,14 +65,12 @@ def fleet_command(
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """Write the report on a recording, and draw its plot.
 
-    Args:
-        folder: folder of the recording.
-        margin: how far below the fleet's median a speed has to be for a GPU to be reported as slow,
-            as a fraction.
+    ``margin`` is how far below the fleet's median a speed has to be for a GPU to be reported as
+    slow, as a fraction.
 
     Returns:
-        The report, and the path of the plot. The path is None if fewer than two GPUs have a
-        measured speed.
+        The report, and the path of the plot. The path is None if fewer than two GPUs were timed on
+        the same kind of anchor.
 
     Raises:
         UserError: if the anchors cannot be read.

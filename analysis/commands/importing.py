@@ -126,16 +126,13 @@ def import_command(
 def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path) -> None:
     """Import a user's file as a recording.
 
-    Args:
-        path: a file of times, the table of a published study, or a recording: its folder or its
-            measurements.csv.
-        machine: slug of the machine that the file was measured on; ``all`` if no slug was given.
-        defaults: dtype and layout of rows that do not name them; empty if they are not given.
-        results: folder of all machines' results.
+    ``path`` is a file of times, the table of a published study, or a recording: its folder or its
+    measurements.csv. ``machine`` is ``all`` if the user gave no slug, and an empty field of
+    ``defaults`` is one that the user did not give.
 
     Raises:
-        UserError: if an option is missing or wrong, the file cannot be read, or ``results`` already
-            has the machine's own recording.
+        UserError: if an option is missing or wrong, the file cannot be read or written as a
+            recording, or ``results`` already has the machine's own recording.
     """
     # 1. Check the options.
     if machine == _ALL:
@@ -210,12 +207,8 @@ def _import_all(
 ) -> None:
     """Import tables in parallel, one per core, because fitting a correction keeps a core busy.
 
-    Prints a summary of each table as soon as it is imported.
-
-    Args:
-        tables: the tables to import, by the slugs of their machines; at least one.
-        all_tables: all public tables, against which the imported ones are validated.
-        results: folder of all machines' results.
+    Print a summary of each table as soon as it is imported. ``tables`` has at least one table, by
+    the slug of its machine. The imported tables are validated against ``all_tables``.
     """
     machines = counted(len(tables), "machine")
     note(f"Calibrating on the public tables of {machines}, one or two minutes per machine:")
@@ -234,11 +227,6 @@ def _import_one(table: PublicTable, all_tables: Sequence[PublicTable], results: 
 
     If a user's file was imported for the machine, the file remains the recording, and the table
     becomes its prior.
-
-    Args:
-        table: the table to import.
-        all_tables: all public tables. Those of the same machine are saved as further collections.
-        results: folder of all machines' results.
     """
     machine = known_machine(table.slug)
     folder = folder_of(results, table.slug)
@@ -259,11 +247,8 @@ def _write_results(
 ) -> str:
     """Calibrate an imported recording, write its results, and return a summary of the import.
 
-    Args:
-        folder: folder of the recording.
-        table: the table that was imported; None for a user's file.
-        all_tables: all public tables, against which ``table`` is validated; empty for a user's
-            file.
+    ``table`` is the table that was imported, and ``all_tables`` are all public tables, against
+    which it is validated. For a user's file, ``table`` is None and ``all_tables`` is empty.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page

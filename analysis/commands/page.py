@@ -77,7 +77,7 @@ def write_page(
     """Write one page about one or more recordings; return its path.
 
     Args:
-        analyses: the recordings, each with the model fitted to it.
+        analyses: the recordings, each with the model fitted to it; at least one.
         advice: recommendation table of each recording; None to compute it.
         output: the file to write; report.html in the first recording's folder if None.
 
@@ -103,9 +103,7 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
 
     If an extra is missing or a file is damaged, print a note and return None.
 
-    Args:
-        analysis: the recording, with the model fitted to it.
-        advice: its recommendation table; None to compute it.
+    ``advice`` is the recommendation table of the recording; None to compute it.
     """
     missing = lacks_page()
     if missing:
@@ -138,13 +136,13 @@ def renewed_page(folder: Path) -> Path | None:
 
 
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
-    """Collect the content of a page: the analysis, the advice, profiled steps and rule verdicts.
+    """Collect the content of a page about one recording.
 
     Profiled steps are read from the recording's folder and from the folder with the measurements
     for judging the rules. Verdicts are read from the first of these folders that has them.
 
     Raises:
-        UserError: if a file is damaged.
+        UserError: if rules.json or profiled steps are damaged.
     """
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
@@ -160,7 +158,7 @@ def _read_rules(folder: Path) -> list[RuleResult]:
     """Read the verdicts on rules from a recording's folder; empty if there are none.
 
     Raises:
-        UserError: if the file is damaged.
+        UserError: if rules.json is damaged.
     """
     from analysis.rules.judge import RuleResult
 
@@ -182,9 +180,8 @@ def _read_rules(folder: Path) -> list[RuleResult]:
 def _is_sound(row: RuleResult) -> bool:
     """Return True if every field of a rule's result has a valid value.
 
-    Either the effect and both ends of its interval have values, or all three are None. The value 0
-    is valid: the effect of the rule ``tc-used`` is a share of time, which is 0 for a step without
-    Tensor Cores.
+    An effect of 0 is valid: that of the rule ``tc-used`` is a share of time, which is 0 for a step
+    without Tensor Cores.
 
     Raises:
         OverflowError: if a ratio is an integer that is too large for a float.

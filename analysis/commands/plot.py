@@ -135,8 +135,8 @@ def _draw_recording(
     """Draw the named plots of a recording, or all if no name is given, and print their files.
 
     Raises:
-        UserError: if a name, dtype or sweep is not known, nothing can be drawn, or the recording
-            cannot be read.
+        UserError: if a name is not known, the recording lacks the dtype or the sweep, nothing can
+            be drawn, or the recording cannot be read.
     """
     from analysis.plots import PLOTS, write_plots
 
@@ -180,13 +180,10 @@ def _draw_wave_plot(
 ) -> Path:
     """Draw the wave plot of all GEMMs of one N and K; return the path of the first file.
 
-    Args:
-        basis: basis of the predictions.
-        gemm: a GEMM with this N, K and dtype; its M is not used.
-        m_before_cliff: the M just before the cliff; None for the largest cliff.
-        kinds: file formats.
-        output: folder for the files; None for ``plots`` in the machine's folder.
-        results: folder of all machines' results.
+    ``gemm`` gives N, K and the dtype; its M is not used. If a GEMM was measured several times, its
+    shortest time is drawn. ``m_before_cliff`` is the M just before the cliff; None for the largest
+    cliff. If ``output`` is None, the files are written to ``plots`` in the folder of the recording
+    or, if there is none, of the machine.
 
     Raises:
         UserError: if ``m_before_cliff`` or an M just above it was not measured, or if the recording
@@ -196,7 +193,6 @@ def _draw_wave_plot(
     from analysis.plots.wave import cliff_at, draw_wave
 
     gemms = _plain_gemms(basis, gemm.dtype)
-    # All rows have one N and K, so they differ only in M.
     rows = gemms[(gemms["n"] == gemm.n) & (gemms["k"] == gemm.k)]
     # Several sweeps may have timed the same GEMM.
     rows = rows.sort_values("time_us", kind="stable").drop_duplicates(["implementation", "m"])
@@ -230,19 +226,14 @@ def _draw_wave_plot(
 
 
 def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
-    """Print the largest cliffs: where the next larger M makes a GEMM much slower, or much faster.
+    """Print the largest cliffs, at which the next larger M makes a GEMM slower or faster.
 
     If other collections of public times exist for the machine, only cliffs that one of them
     confirms are printed.
 
-    Args:
-        basis: measurements of the machine.
-        dtype: dtype of the GEMMs.
-        results: folder of all machines' results.
-        json: True to print JSON instead of text.
-
     Raises:
-        UserError: if no GEMM in the dtype was measured, or a recording cannot be read.
+        UserError: if no GEMM in the dtype was measured, or the recording or the other collections
+            cannot be read.
     """
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import confirmed_pairs, largest, neighbouring_pairs
@@ -288,10 +279,10 @@ def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
-    """Return the vendor library's measured GEMMs in a dtype, in layout nt and not batched.
+    """Return the measured GEMMs in a dtype, in layout nt and not batched; the table may be empty.
 
-    Only GEMMs that were timed in short bursts, with pauses, are included. The table is empty if
-    there are none.
+    Left out are hand-written kernels, cases that were timed without pauses or in another cache
+    state than most, and cases whose operands have gaps or unaligned addresses.
 
     Raises:
         UserError: if the recording cannot be read.

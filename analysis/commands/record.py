@@ -1,4 +1,4 @@
-"""``record``: record everything about a machine, by running the other commands."""
+"""``record``: record everything about a machine, by running other commands."""
 
 from __future__ import annotations
 
@@ -134,17 +134,13 @@ def record_command(
 
 
 def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
-    """Return the machine and its folders, as ``sweeps doctor`` reports them.
+    """Return this machine and its folders, as ``sweeps doctor`` reports them.
 
-    The command runs in another process, because this process must not import PyTorch.
-
-    Args:
-        results: folder of all machines' results.
-        device_options: the options that select the device.
+    The command runs in another process, because this process must not import PyTorch. ``results``
+    has to be absolute, because the command also runs in another folder.
 
     Raises:
-        UserError: if the command fails, for example because the device cannot be used. The error
-            has the command's message.
+        UserError: if the command fails, for example because the device cannot be used.
     """
     command = ["sweeps", "doctor", "--name", "--json", "--results", str(results)]
     facts = _ask_json([*command, *device_options])
@@ -159,15 +155,9 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
 
 
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
-    """Return the plan of a GPU's recording, as lines of text.
+    """Return the plan of a GPU's recording as lines of text: one per part and step, and the total.
 
-    The lines give the expected time of each part and step, the time that each step's cases need,
-    and the total.
-
-    Args:
-        parts: the parts to record.
-        machine: slug of the GPU.
-        cores: CPU cores of its host; None if they are not known.
+    ``cores`` is the number of CPU cores of the GPU's host; None if it is not known.
 
     Raises:
         UserError: if the cases cannot be planned, for example because the GPU is not known.
@@ -199,11 +189,11 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
 
 
 def _ask_json(command: Sequence[str]) -> Any:
-    """Return the JSON that a command prints.
+    """Run a command, and return the JSON value that it prints.
 
     Raises:
-        UserError: if the command fails. The error has the last line of the command's messages, and
-            its exit code.
+        UserError: if the command fails. The error has the last line of the command's messages and
+            the command's exit code.
     """
     finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],
