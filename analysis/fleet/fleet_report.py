@@ -281,7 +281,9 @@ def _interference_sentences(
             for kind, change in node_change.kinds.items()
             if change.slowed
         ]
-        where = "the node" if len(interference) == 1 else f"node {node_change.node}"
+        where = "an unknown node" if node_change.node is None else f"node {node_change.node}"
+        if len(interference) == 1:
+            where = "the node"
         if slowed:
             sentences.append(
                 f"While all {noun}s of {where} work, these anchors take longer: "
@@ -345,7 +347,8 @@ def _table(report: FleetReport) -> Iterator[str]:
     # 1. Write the head: name, speed, interval, speeds in other kinds, sensors, verdict.
     width = max(len(report.verdicts[i].name) for i in listed)
     names = [*other_kinds, *(_SENSOR_HEADS[name] for name in sensors)]
-    head = "".join(f"{name:>8}" for name in names)
+    widths = [max(8, len(name) + 2) for name in names]
+    head = "".join(f"{name:>{size}}" for name, size in zip(names, widths, strict=True))
     yield f"{'':{width}}{'speed':>8}  {'95%':15}{head}  verdict"
     # 2. Write a line for each of the slowest GPUs.
     for i in listed:
@@ -354,7 +357,7 @@ def _table(report: FleetReport) -> Iterator[str]:
         interval = f"{_percent(overall.lo[i])} – {_percent(overall.hi[i])}"
         cells = [_percent(speeds.kinds[kind].speed[i]) for kind in other_kinds]
         cells += [_whole(overall.sensors[name][i]) for name in sensors]
-        row = "".join(f"{cell:>8}" for cell in cells)
+        row = "".join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
         yield f"{verdict.name:{width}}{speed:>8}  {interval:15}{row}  {verdict.verdict}"
     # 3. Summarise the other GPUs in a line.
     if unlisted:

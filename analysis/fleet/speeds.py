@@ -308,6 +308,7 @@ def _speeds(
     # If an anchor was timed on few devices, its median does not show which of them is slow.
     is_sparse = np.isfinite(log_times).sum(axis=0) < max(2, min(MIN_GPUS, device_count))
     log_times[:, is_sparse] = np.nan
+    errors[:, is_sparse] = np.nan
     if is_sparse.all():
         return None
     # 2. Compare two devices with each other, and more devices with the fleet's median. The speed

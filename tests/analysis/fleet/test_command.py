@@ -20,7 +20,7 @@ from analysis.fleet.fleet_report import (
     report_json,
     report_text,
 )
-from analysis.fleet.speeds import fleet_speeds
+from analysis.fleet.speeds import Interference, SpeedChange, fleet_speeds
 from analysis.plots.fleet import draw_fleet, fleet_title
 from kernels.cli import run
 from tests.studies.fleets import (
@@ -243,3 +243,26 @@ def test_what_is_unknown_is_null(tmp_path: Path) -> None:
     assert last["gpu"] == 0
     assert (last["speed"], last["sm_mhz"], last["clock"]) == (None, None, None)
     assert all(math.isfinite(gpu["speed"]) for gpu in document["gpus"][:-1])
+
+
+def test_devices_of_an_unknown_node_have_no_node_none(tmp_path: Path) -> None:
+    report = make_report(record_fleet(tmp_path / "x", simulate(MAIN, 0)[0]), 0.05)
+    slowed = SpeedChange(1.2, 1.1, 1.3, True)
+    changes = [Interference(node, slowed, {"memory": slowed}) for node in (None, 1)]
+    speeds = replace(report.speeds, interference=tuple(changes))
+    text = report_text(replace(report, speeds=speeds))
+    assert "While all GPUs of an unknown node work" in text
+    assert "While all GPUs of node 1 work" in text
+
+
+def test_long_names_of_kinds_stay_above_their_columns(tmp_path: Path) -> None:
+    fleet, _ = simulate(MAIN, 0)
+    log = fleet.log_time.copy()
+    log[:, 10:, fleet.kinds == "sustained"] = np.nan  # most GPUs lack a sustained time
+    speeds = fleet_speeds(replace(fleet, log_time=log))
+    report = make_report(record_fleet(tmp_path / "x", fleet), 0.05)
+    assert speeds.overall == "burst"
+    lines = report_text(replace(report, speeds=speeds)).splitlines()
+    head = next(i for i, line in enumerate(lines) if "sustained" in line and "verdict" in line)
+    end = lines[head].index("sustained") + len("sustained")
+    assert lines[head + 1][end - 1] in "%–"

@@ -208,3 +208,14 @@ def test_devices_without_both_phases_do_not_narrow_the_interference() -> None:
     one_is_left = fleet_speeds(without(fleet, 0, first_node[1:])).interference[0].all
     every_one = fleet_speeds(fleet).interference[0].all
     assert np.log(one_is_left.hi / one_is_left.lo) > 2 * np.log(every_one.hi / every_one.lo)
+
+
+def test_the_intervals_of_anchors_on_few_gpus_do_not_matter() -> None:
+    """An anchor that was timed on two GPUs only does not widen the interval of a speed."""
+    fleet, _ = simulate(PLAIN, 0)
+    bursts = np.flatnonzero(fleet.kinds == "burst")
+    few = without(fleet, slice(None), slice(2, None), bursts[2:])
+    uncertain = few.error.copy()
+    uncertain[:, :, bursts[2:]] = np.where(np.isnan(few.error[:, :, bursts[2:]]), np.nan, 1.0)
+    one, other = fleet_speeds(few), fleet_speeds(replace(few, error=uncertain))
+    np.testing.assert_allclose(one.kinds["burst"].half[:2], other.kinds["burst"].half[:2], rtol=0.1)
