@@ -71,8 +71,11 @@ class NamePattern:
             if name in fields:
                 raise UserError(f"--pattern has the field {name!r} twice; remove one.")
             fields.append(name)
-            # A number may be a pair such as 2x1, for example for a stride.
-            value = r"[A-Za-z0-9.]+" if name in _WORDS else r"\d+(?:x\d+)?"
+            value = r"\d+"
+            if name in _WORDS:
+                value = r"[A-Za-z0-9.]+"
+            elif name in _PAIRS:  # one number for both directions, or a pair such as 2x1
+                value = r"\d+(?:x\d+)?"
             text_before = re.escape(text[end : match.start()])
             expression += f"{text_before}(?P<{name}>{value})"
             end = match.end()
@@ -118,6 +121,8 @@ class _Cases:
             self.lost[name] = "it has no times, or one of them is not a positive number"
             return
         earlier = self.times[name].samples if name in self.times else ()
+        if name in self.times and not earlier:
+            raise self.repeated(name)
         self.times[name] = CaseTimes.from_samples([*earlier, *map(float, samples)])
 
     def add_summary(self, name: str, seconds: float, deviation: float, count: int) -> None:
@@ -138,21 +143,17 @@ class _Cases:
         if not 0 < seconds < math.inf:
             self.lost[name] = "its time is not a positive number"
         elif name in self.times:
-            raise UserError(
-                f"{self.path} has the case {name!r} twice, and cases without samples cannot be "
-                "pooled. Give the cases different names."
-            )
+            raise self.repeated(name)
         else:
             known_deviation = deviation if math.isfinite(deviation) else 0.0
             self.times[name] = CaseTimes.from_summary(seconds, known_deviation, max(1, count))
 
-
-def is_benchmark_file(path: Path) -> bool:
-    """Return True if a path is an existing file whose name ends with ``.json``.
-
-    Only such files are read by this module.
-    """
-    return path.suffix == ".json" and path.is_file()
+    def repeated(self, name: str) -> UserError:
+        """Return the error to raise for a case that occurs twice, at least once without samples."""
+        return UserError(
+            f"{self.path} has the case {name!r} twice, and cases without samples cannot be "
+            "pooled. Give the cases different names."
+        )
 
 
 def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProcess:
@@ -194,9 +195,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         reason = lost_texts[0] if lost_texts else ""
         raise UserError(f"{path} has no case with a time{reason}. Run the benchmark again.")
     # 2. Find the problems in the names, and name the cases after them.
-    times = cases.times
-    # A repetition may have failed although others of the same case have times.
-    lost = {name: reason for name, reason in cases.lost.items() if name not in times}
+    times, lost = cases.times, cases.lost
     if pattern is not None:
         times = {name: replace(case, problem=pattern.problem(name)) for name, case in times.items()}
         if all(case.problem is None for case in times.values()):
@@ -214,6 +213,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         for name, reason in reasons.items():
             problem = pattern.problem(name)
             lost[name if problem is None else str(problem)] = reason
+    # A repetition may have failed although others of the same case have times.
+    lost = {name: reason for name, reason in lost.items() if name not in times}
     known_facts = {name: fact for name, fact in facts.items() if fact}
     return TimedProcess(str(path), times, lost, known_facts)
 
@@ -294,14 +295,11 @@ def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[s
 
 # --- NVBench --------------------------------------------------------------------------------------
 
-_NV_SAMPLES = "nv/json/bin:nv/cold/sample_times"
-_NV_COUNT = "nv/cold/sample_size"
-
 
 def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read the isolated (cold) GPU times in seconds, or the CPU times of a host benchmark.
+    """Read the isolated (cold) GPU times in seconds, or the CPU times of a CPU-only benchmark.
 
-    Axis values are part of a state's name. Sample files consist of 32-bit floats.
+    Axis values are part of a state's name.
     """
     device_names = {device["id"]: str(device["name"]) for device in document["devices"] or []}
     used_devices: list[str] = []
@@ -312,26 +310,30 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             if state.get("is_skipped"):
                 cases.lost[name] = str(state.get("skip_reason") or "skipped")
                 continue
-            # 1. Take the samples if their file exists.
             summaries = {  # by tag; each has values by name
                 summary["tag"]: {item["name"]: item["value"] for item in summary["data"]}
                 for summary in state["summaries"] or []
             }
+            # 1. Take the samples if their file exists. A benchmark that is declared CPU-only has
+            #    other tags than a benchmark of GPU work.
+            measurement, time = "nv/cold", "nv/cold/time/gpu"
+            if f"{time}/mean" not in summaries:
+                measurement, time = "nv/cpu_only", "nv/cpu_only/time/cpu"
+            if f"{time}/mean" not in summaries:
+                cases.lost[name] = "it has neither a cold GPU time nor a CPU-only time"
+                continue
+            sample_tag = f"nv/json/bin:{measurement}/sample_times"
             file = None
-            if _NV_SAMPLES in summaries:
-                file = _sample_file(summaries[_NV_SAMPLES], cases.path)
+            if sample_tag in summaries:
+                file = _sample_file(summaries[sample_tag], cases.path)
             if file is not None:
                 cases.add_samples(name, np.fromfile(file, "<f4").astype(float).tolist())
                 continue
             # 2. Otherwise take the mean and the standard deviation.
-            kind = "gpu" if "nv/cold/time/gpu/mean" in summaries else "cpu"
-            if f"nv/cold/time/{kind}/mean" not in summaries:
-                cases.lost[name] = "it has no isolated (cold) time"
-                continue
-            mean = float(summaries[f"nv/cold/time/{kind}/mean"]["value"])
-            deviation = summaries.get(f"nv/cold/time/{kind}/stdev/relative", {})
+            mean = float(summaries[f"{time}/mean"]["value"])
+            deviation = summaries.get(f"{time}/stdev/relative", {})
             relative_deviation = float(deviation.get("value", "nan"))
-            count = int(summaries.get(_NV_COUNT, {}).get("value", 1))
+            count = int(summaries.get(f"{measurement}/sample_size", {}).get("value", 1))
             cases.add_summary(name, mean, mean * relative_deviation, count)
     # The version may be missing, and each object that contains it may be null.
     version = ((document.get("meta") or {}).get("version") or {}).get("nvbench") or {}
@@ -375,7 +377,11 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             message = entry.get("error_message") or entry.get("skip_message") or "skipped"
             cases.lost[name] = str(message)
         elif entry.get("run_type") == "aggregate":
-            aggregates.setdefault(name, {})[str(entry["aggregate_name"])] = entry
+            of_name = aggregates.setdefault(name, {})
+            kind = str(entry["aggregate_name"])
+            if kind in of_name and name not in cases.times:
+                raise cases.repeated(name)
+            of_name[kind] = entry
         else:
             cases.add_samples(name, [_google_seconds(entry)])
     # 2. Add the mean and the standard deviation of cases without samples.
@@ -414,10 +420,11 @@ def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """
     for entry in document["measurements"]:
         labels = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
+        labels = labels or [str(entry.get("stmt") or "unnamed")]
         threads = int(entry.get("num_threads") or 1)
         if threads > 1:
             labels.append(f"{threads} threads")
-        name = ", ".join(labels) or str(entry.get("stmt") or "unnamed")
+        name = ", ".join(labels)
         samples = entry.get("times")
         if samples is None:
             runs = int(entry["number_per_run"])

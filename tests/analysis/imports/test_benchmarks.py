@@ -215,3 +215,35 @@ def test_a_case_with_a_failed_repetition_is_not_lost(tmp_path: Path) -> None:
     process = read_benchmarks(path)
     assert set(process.cases) == {"a"}
     assert process.lost == {"b": "y"}
+
+
+def test_statements_without_labels_are_not_pooled(tmp_path: Path) -> None:
+    entries = [{"stmt": text, "num_threads": 4, "times": [1.0]} for text in ("f(x)", "g(x)")]
+    process = read_benchmarks(written(tmp_path / "t.json", {"measurements": entries}))
+    assert list(process.cases) == ["f(x), 4 threads", "g(x), 4 threads"]
+
+
+def test_repeated_cases_without_samples_are_refused(tmp_path: Path) -> None:
+    stats = {"mean": 1.0, "stddev": 0.1, "rounds": 5}
+    entries = [{"fullname": "a", "stats": stats}, {"fullname": "a", "stats": {"data": [1.0]}}]
+    document = {"benchmarks": entries, "machine_info": {}}
+    with pytest.raises(UserError, match="has the case 'a' twice"):
+        read_benchmarks(written(tmp_path / "p.json", document))
+    mean = {"name": "a_mean", "run_name": "a", "run_type": "aggregate", "aggregate_name": "mean"}
+    aggregates = [{**mean, "real_time": 3.0}, {**mean, "real_time": 4.0}]
+    with pytest.raises(UserError, match="has the case 'a' twice"):
+        read_benchmarks(written(tmp_path / "g.json", {"context": {}, "benchmarks": aggregates}))
+
+
+def test_a_number_at_the_end_of_a_pattern_is_not_a_pair() -> None:
+    pattern = NamePattern.parse("{dtype}_m{m}_k{k}_n{n}")
+    assert pattern.problem("bf16_m8_k8_n128x4warps") == Gemm(8, 128, 8, "bf16")
+
+
+def test_a_problem_with_a_time_is_not_lost_under_another_name(tmp_path: Path) -> None:
+    entries = [
+        {"times": [1.0], "label": "m8_n8_k8_fp32 a"},
+        {"times": [0.0], "label": "m8_n8_k8_fp32 b"},
+    ]
+    process = read_benchmarks(written(tmp_path / "t.json", {"measurements": entries}), SHAPES)
+    assert (list(process.cases), process.lost) == (["8×8×8 fp32 nt"], {})
