@@ -99,7 +99,8 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the columns of a convolution, with defaults in place of empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
     (dtype,) = our_dtypes(pd.Series([given.get("dtype", "")]))
-    return {"layout": "nhwc", **_CONV_DEFAULTS, **given, "dtype": dtype}
+    record = {"layout": "nhwc", **_CONV_DEFAULTS, **given, "op": "conv", "dtype": dtype}
+    return {**record, "layout": record["layout"].lower()}
 
 
 def our_dtypes(names: pd.Series) -> pd.Series:
@@ -182,9 +183,14 @@ def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
             is_conv.append(False)
     fault = (
         "but the row is not a valid convolution: its sizes must fit together, layout must be "
-        f"{' or '.join(CONV_LAYOUTS)}, and pass must be {' or '.join(PASSES)}"
+        f"{' or '.join(CONV_LAYOUTS)}, pass must be {' or '.join(PASSES)}, and dtype must not be "
+        "fp8"
     )
-    return [*sizes, _CellCheck(pd.Series(is_conv, index=cells.index), "op", fault)]
+    return [
+        _CellCheck(cells["op"] == "conv", "op", "not gemm or conv"),
+        *sizes,
+        _CellCheck(pd.Series(is_conv, index=cells.index), "op", fault),
+    ]
 
 
 def _is_size(cells: pd.Series) -> pd.Series:

@@ -197,6 +197,9 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
 _CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
 _PASSED = ("passed", "not_verified")  # dispositions of kernels that ran and were not found wrong
 _CUTLASS_KINDS = ("gemm", "conv2d")
+_ROUNDED = r"f16(?:gemm|fprop|dgrad|wgrad)"
+"""Pattern of kernels that multiply in fp16 or bf16, with 32-bit operands if A is ``f32``."""
+
 _CUTLASS_COLUMNS = {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"}
 """Columns by which a file of the profiler is recognised."""
 
@@ -234,9 +237,12 @@ def _read_cutlass(path: Path) -> FileTimings:
     # 2. Translate the columns.
     cells = _cutlass_gemms(frame) if has_gemms else _cutlass_convs(frame)
     operation = frame["Operation"]
-    # Kernels with TF32 in their name multiply single-precision operands as TF32.
-    is_tf32 = operation.str.contains("tf32", case=False) & (cells["dtype"] == "fp32")
-    cells["dtype"] = cells["dtype"].mask(is_tf32, "tf32")
+    # Kernels with TF32 in their name multiply single-precision operands as TF32. Others, such as
+    # s1688bf16gemm, round them to 16 bits, which is none of our dtypes.
+    is_fp32 = cells["dtype"] == "fp32"
+    is_tf32 = operation.str.contains("tf32", case=False)
+    cells["dtype"] = cells["dtype"].mask(is_fp32 & is_tf32, "tf32")
+    cells["dtype"] = cells["dtype"].mask(is_fp32 & operation.str.contains(_ROUNDED), "")
     cells["implementation"] = frame["Provider"].str.lower()
     cells["cache"] = "warm"
     cells["mode"] = "burst"

@@ -271,3 +271,20 @@ def test_a_gemm_may_have_anything_in_a_column_of_convolutions(tmp_path: Path, ce
     assert timings is not None
     assert timings.rows["m"].tolist() == [64]
     assert timings.rows["c"].isna().all()
+
+
+def test_kernels_that_round_to_16_bits_are_not_fp32(tmp_path: Path) -> None:
+    rounded = CUTLASS.replace("s1688tf32gemm", "s1688bf16gemm")
+    assert len(read(tmp_path, rounded)) == len(read(tmp_path, CUTLASS)) - 1
+
+
+def test_another_operation_is_damage_and_layouts_may_be_in_capitals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "op,batch,c,h,w,kout,r,s,dtype,layout,time_us\n"
+    lines += "relu,1,8,8,8,8,3,3,bf16,nhwc,5\nconv,1,8,8,8,8,3,3,bf16,NCHW,5\n"
+    ((problem, _, _),) = read(tmp_path, lines)
+    assert problem == Conv.parse("1,8,8,8,8,3,3,1,0,1,1,bf16,nchw")
+    assert "line 2 is damaged and was left out: op is 'relu', not gemm or conv" in (
+        capsys.readouterr().err
+    )
