@@ -159,7 +159,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     seconds = np.asarray(rows.seconds, dtype=float)
     dtypes = np.array(rows.dtypes, dtype=object)
     has_problem = np.array([problem is not None for problem in rows.problems], dtype=bool)
-    readable = has_problem & (np.nan_to_num(seconds) > 0)
+    readable = has_problem & np.isfinite(seconds) & (seconds > 0)
     present = sorted(set(dtypes[on_machine & readable]))
     if not present:
         raise _no_readable_row(path, machine, slugs)
@@ -200,7 +200,7 @@ def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> User
         return UserError(f"{path} has no rows; give another file.")
     if machine.slug in slugs:
         return UserError(
-            f"{path} has rows for {machine.slug}, but none with a time above 0 and sizes that "
+            f"{path} has rows for {machine.slug}, but none with a time above 0 and a problem that "
             "Rooftile supports; give another file."
         )
     return UserError(
@@ -246,7 +246,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     slugs = _slugs_of(rows, machine)
     columns = zip(slugs, rows.problems, rows.implementations, rows.seconds, strict=True)
     for slug, problem, implementation, seconds in columns:
-        if problem is None or slug != machine.slug or not seconds > 0:  # also true for NaN
+        if problem is None or slug != machine.slug or not 0 < seconds < np.inf:  # may be NaN
             continue
         cases.append(problem_columns(problem) | {"implementation": implementation})
         times_us.append(seconds * 1e6)
@@ -427,8 +427,9 @@ def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
 
     Semicolons separate the names in "Kernels".
     """
-    lists = frame["Kernels"].fillna(frame["Kernel Name"]).astype(str)
-    return [tuple(name for name in text.split(";") if name) for text in lists]
+    lists = frame["Kernels"].fillna(frame["Kernel Name"])
+    texts = ["" if pd.isna(cell) else str(cell) for cell in lists]
+    return [tuple(name for name in text.split(";") if name) for text in texts]
 
 
 def _from_deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:

@@ -252,8 +252,11 @@ def _rank(
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Split ``1.3.0rc20`` into (1, 3, 0, 20), so that version 1.10 sorts after 1.9."""
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+    """Return a sort key for versions: 1.10 comes after 1.9, and 1.3.0 after 1.3.0rc20."""
+    public_version = text.partition("+")[0]
+    parts = re.findall(r"\d+|rc|dev", public_version)
+    # The end of a version (0) is above the mark of an unfinished version (−1).
+    return (*(int(part) if part.isdigit() else -1 for part in parts), 0)
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:

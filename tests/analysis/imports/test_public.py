@@ -186,3 +186,19 @@ def test_a_row_without_a_device_is_of_another_machine(tmp_path: Path) -> None:
     )
     rows = read_source(path, H100)
     assert (len(rows), rows.skipped["other_machines"]) == (1, 1)
+
+
+def test_an_infinite_time_is_not_read(tmp_path: Path) -> None:
+    path = aiconfigurator(tmp_path / "gemm_perf.parquet")
+    frame = pd.read_parquet(path)
+    frame.assign(latency=frame["latency"].mask(frame["m"] == 257, float("inf"))).to_parquet(path)
+    assert read_source(path, H100).problems == [Gemm(1, 512, 64, "bf16")]
+    assert read_source(path, H100).skipped["unreadable"] == 2
+    assert len(read_public(path, H100).rows) == 2
+
+
+def test_a_neusight_row_without_kernels_has_none(tmp_path: Path) -> None:
+    columns = "OPName,Latency,Device,Kernels,Kernel Name,B,M,N,K"
+    (tmp_path / "linear.csv").write_text(f"{columns}\nlinear,1.0,Tesla V100,,,1,8,16,24\n")
+    machine = replace(V100, slug="tesla-v100")
+    assert read_source(tmp_path / "linear.csv", machine).kernels == [()]
