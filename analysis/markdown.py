@@ -12,7 +12,7 @@ from typing import Any
 
 # Control characters, line separators, bidirectional controls and lone surrogates.
 _UNPRINTABLE = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
 # The markup to escape: backslashes, backticks and asterisks, the | between cells, the < of a tag,
 # the ] before a link's target, the & of an entity, the slashes of a URL, and the dot after www,

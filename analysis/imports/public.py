@@ -357,7 +357,7 @@ def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
-        Gemm(int(m), int(n), int(k), dtype) if dtype in DTYPE_BYTES else None
+        _build_gemm(int(m), int(n), int(k), dtype) if dtype in DTYPE_BYTES else None
         for m, n, k, dtype in zip(frame["m"], frame["n"], frame["k"], dtypes, strict=True)
     ]
     return _FileRows(
@@ -380,7 +380,7 @@ def _from_neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     return _FileRows(
         devices=_device_names(frame["Device"]),
         dtypes=["fp32"] * len(frame),
-        problems=[Gemm(int(m), int(n), int(k), "fp32") for m, n, k in sizes],
+        problems=[_build_gemm(int(m), int(n), int(k), "fp32") for m, n, k in sizes],
         seconds=(frame["Latency"] * 1e-3).tolist(),
         implementations=["cublas"] * len(frame),
         kernels=_neusight_kernels(frame),
@@ -444,7 +444,7 @@ def _from_deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:
         for trans_a, trans_b in zip(frame["transA"], frame["transB"], strict=True)
     ]
     sizes = zip(frame["N"], frame["M"], frame["K"], layouts, strict=True)  # in our order
-    problems = [Gemm(int(m), int(n), int(k), dtype, layout) for m, n, k, layout in sizes]
+    problems = [_build_gemm(int(m), int(n), int(k), dtype, layout) for m, n, k, layout in sizes]
     return _FileRows(
         devices=[None] * len(frame),
         dtypes=[dtype] * len(frame),
@@ -498,6 +498,14 @@ def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
         implementations=["cudnn"] * len(problems),
         kernels=[()] * len(problems),
     )
+
+def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm | None:
+    """Return a GEMM; None if its sizes or its layout are invalid."""
+    try:
+        return Gemm(m, n, k, dtype, layout)
+    except UserError:
+        return None
+
 
 
 def _deepbench_dtype(path: Path) -> str:

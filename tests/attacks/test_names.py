@@ -96,6 +96,10 @@ def test_an_address_does_not_become_a_link() -> None:
     assert plain("www.example.org") == r"www\.example.org"
 
 
+def test_all_controls_of_the_direction_of_text_are_replaced() -> None:
+    assert plain("a\u200eb\u061cc\u200fd") == "a b c d"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_text_reads_as_it_was(name: str) -> None:
     """What is escaped comes back as the text that it was, without what cannot be printed."""

@@ -202,3 +202,11 @@ def test_a_neusight_row_without_kernels_has_none(tmp_path: Path) -> None:
     (tmp_path / "linear.csv").write_text(f"{columns}\nlinear,1.0,Tesla V100,,,1,8,16,24\n")
     machine = replace(V100, slug="tesla-v100")
     assert read_source(tmp_path / "linear.csv", machine).kernels == [()]
+
+
+def test_a_gemm_without_a_size_is_left_out_like_a_convolution(tmp_path: Path) -> None:
+    path = tmp_path / "fp16.csv"
+    path.write_text("M,N,K,transA,transB,time_ms\n0,8,8,N,N,1\n8,8,8,N,X,1\n8,16,24,N,T,1\n")
+    source = read_source(path, H100)
+    assert source.problems == [Gemm(16, 8, 24, "fp16", "tn")]
+    assert source.skipped["unreadable"] == 2
