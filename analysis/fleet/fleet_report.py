@@ -28,8 +28,6 @@ class FleetReport:
     """Speeds of a fleet's devices, and the verdicts on them.
 
     Attributes:
-        anchors: the recording and its fleet.
-        speeds: speeds of the fleet's devices.
         margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
         verdicts: the verdict on each device, in the order of the devices.
     """
@@ -58,7 +56,7 @@ def make_report(folder: Path, margin: float) -> FleetReport:
 
     Args:
         folder: folder of the recording.
-        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
+        margin: as in :class:`FleetReport`.
 
     Raises:
         UserError: if the anchors cannot be read.
@@ -69,7 +67,7 @@ def make_report(folder: Path, margin: float) -> FleetReport:
 
 
 def write_report(report: FleetReport) -> Path:
-    """Write fleet.json into the recording's folder; return the path of the file."""
+    """Write fleet.json into the recording's folder; return its path."""
     return write_json(report.anchors.recording.folder / "fleet.json", report_json(report))
 
 
@@ -77,8 +75,7 @@ def report_json(report: FleetReport) -> dict[str, Any]:
     """Return the whole report for JSON, with the slowest GPU first.
 
     Speeds, the spread and the margin are fractions. Unknown numbers are null. ``speed`` is the
-    speed in the kind of anchors that ``speed_of`` names. This kind is ``sustained`` if such anchors
-    were timed on at least half of the GPUs.
+    speed in the kind of anchor that ``speed_of`` names.
     """
     speeds = report.speeds
     return {
@@ -150,16 +147,12 @@ def _change_json(change: SpeedChange) -> dict[str, Any]:
 
 
 def _known(value: float) -> float | None:
-    """Return a number for JSON; None if the number is unknown (NaN)."""
+    """Return a number for JSON; None if the number is unknown."""
     return float(value) if math.isfinite(value) else None
 
 
 def findings(report: FleetReport) -> list[str]:
-    """Describe the fleet as a whole in sentences.
-
-    The sentences say how the GPUs compare, which nodes are slow as a whole, whether GPUs slow each
-    other down, and on which nodes they took turns.
-    """
+    """Describe the fleet as a whole in sentences."""
     speeds, count = report.speeds, len(report.verdicts)
     sentences = []
     if count == 1:
@@ -175,10 +168,7 @@ def findings(report: FleetReport) -> list[str]:
 
 
 def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
-    """Yield a sentence that names the nodes whose GPUs took turns; nothing if there are none.
-
-    ``noun`` is what the sentence calls a device (:attr:`FleetReport.noun`).
-    """
+    """Yield a sentence that names the nodes whose GPUs took turns, if there are such nodes."""
     if nodes:
         where = "node" if len(nodes) == 1 else "nodes"
         *names, last = map(str, nodes[:_LISTED_NODES])
@@ -208,10 +198,7 @@ def _summary_sentence(report: FleetReport) -> str:
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
-    """Compare the speeds of two GPUs in a sentence; return nothing if no speed is known.
-
-    With only two GPUs, nothing shows which of them is normal.
-    """
+    """Compare the speeds of two GPUs in one sentence; the list is empty if no speed is known."""
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -262,7 +249,7 @@ def _interference_sentences(
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
         count: number of GPUs. A single GPU has no sentence if it was timed in one phase only.
-        noun: what the sentences call a device (:attr:`FleetReport.noun`).
+        noun: word for a device.
     """
     if not interference and count == 1:
         return []
@@ -310,7 +297,10 @@ def _interference_sentences(
 
 
 def report_text(report: FleetReport) -> str:
-    """Return human-readable text: a table of GPUs, the slowest first, then sentences about them."""
+    """Return the report as text: a table of GPUs, the slowest first, then sentences about them.
+
+    There is no table if no speed is known.
+    """
     recording, speeds = report.anchors.recording, report.speeds
     devices = counted(len(report.verdicts), report.noun)
     nodes = counted(len({device.node for device in report.anchors.fleet.devices}), "node")

@@ -2,9 +2,9 @@
 
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
 node in parallel). For each anchor, the log speed of a GPU is compared with the fleet's median. The
-GPU's speed in a kind of anchor is the median of these differences. The 95% interval of this speed
-reaches 1.96 standard errors to either side. The standard error has three parts. They are treated as
-independent, so their variances are added:
+GPU's log speed in a kind of anchor is the median of these differences, minus the fleet's median of
+these medians. Its 95% interval reaches 1.96 standard errors to either side. The standard error has
+three parts. They are treated as independent, so their variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation
    over all GPUs, which one faulty GPU hardly affects. If the 95% intervals of the anchors' times
@@ -89,7 +89,8 @@ class AnchorSpeeds:
 class SpeedChange:
     """A ratio of times with its 95% interval.
 
-    ``slowed`` is True if the ratio is above 1.01 and its whole interval is above 1.
+    The ends of the interval are NaN if it is unknown. ``slowed`` is True if the ratio is above 1.01
+    and its whole interval is above 1.
     """
 
     ratio: float
@@ -255,7 +256,7 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
 def _deviation_from_zero(values: Array) -> float:
     """Estimate the standard deviation of normal values around 0 from their absolute values.
 
-    At least one of the values is known; the others are NaN.
+    Unknown values are NaN; at least one value is known.
     """
     return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
@@ -286,15 +287,15 @@ def _speeds(
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the devices' speeds in a kind of anchor, and the scatter of these anchors.
 
-    The result is None if such anchors were timed on too few devices. The scatter cannot be
-    estimated from a single anchor, so the given scatter is used for a kind with only one anchor.
+    The result is None if each of these anchors was timed on too few devices.
 
     Args:
         fleet: the times of all anchors.
         kind: the kind of anchor.
         phase: phase to use for each device and anchor, from :func:`_phases`.
-        time_deviation: standard deviation of a device's log speed between two measurements.
-        scatter: standard deviation of the log ratios of a device's anchors in another kind.
+        time_deviation: result of :func:`_deviation_between_times`.
+        scatter: scatter of the anchors of another kind. It is used if no device was timed on
+            several anchors of this kind, because the scatter cannot then be estimated.
     """
     # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)
@@ -350,9 +351,7 @@ def _median_variance(log: Array, variance: Array) -> float:
     The formula is accurate only for many normally distributed values. The result is therefore
     limited to the median of the given variances.
 
-    Args:
-        log: log speed of each device.
-        variance: variance of each log speed due to measurement noise.
+    ``variance`` is that of each log speed due to measurement noise.
     """
     device_variance = float(median_of(variance))
     # The speeds scatter because the devices differ, and at least by the measurement noise.
@@ -364,12 +363,9 @@ def _median_variance(log: Array, variance: Array) -> float:
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return the log ratio of times in parallel to times alone, and its standard error.
 
-    Both arrays have the shape (devices, chosen anchors). They are NaN where an anchor was not timed
-    in both phases.
-
-    Args:
-        fleet: the times of all anchors.
-        anchors: mask of the chosen anchors.
+    Both arrays have the shape (devices, chosen anchors), where ``anchors`` is a mask of the chosen
+    anchors. The ratio is NaN where an anchor was not timed in both phases. The error is also NaN
+    where a time has no interval.
     """
     logs, errors = fleet.log_time[:, :, anchors], fleet.error[:, :, anchors]
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(errors[_ALONE], errors[_TOGETHER])
@@ -460,7 +456,7 @@ def _node_changes(
     Args:
         fleet: the times of all anchors.
         anchors: mask of the anchors to use.
-        time_deviation: standard deviation of a device's log speed between two measurements.
+        time_deviation: result of :func:`_deviation_between_times`.
     """
     changes, device_errors = _changes(fleet, anchors)
     if not np.isfinite(changes).any():
@@ -487,10 +483,8 @@ def _node_changes(
 def _error_of_median(errors: Array) -> Array:
     """Return the standard error of each anchor's median over a node's devices.
 
-    The result is NaN for an anchor without a known error.
-
-    Args:
-        errors: standard errors, of shape (devices, anchors); NaN where unknown.
+    ``errors`` has the shape (devices, anchors), and is NaN where an error is unknown. The result is
+    NaN for an anchor without a known error.
     """
     count = np.isfinite(errors).sum(axis=0)
     unknown = np.full(len(count), np.nan)

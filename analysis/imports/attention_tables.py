@@ -4,7 +4,7 @@
 prompts (``context_attention``), decoding (``generation_attention``), and attention in encoders
 (``encoder_attention``). Their times were measured in the same way as the times of the package's
 GEMMs (:mod:`analysis.imports.tables`). Only calls in bf16 whose keys and values are also in bf16
-are read. Only the calls of the most frequent kernel are kept.
+are read.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _FILES = {
 class AttentionTable:
     """One table: times of one kind of call, on one GPU, with one version of one framework.
 
-    ``slug`` is that of the GPU, and ``kind`` is one of the kinds of calls in
-    :mod:`analysis.attention_shapes`.
+    ``slug`` is that of the GPU, and ``kind`` is one of :data:`analysis.attention_shapes.KINDS`.
     """
 
     path: Path
@@ -89,8 +88,8 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a table's calls in bf16, and their times in seconds.
 
-    Only calls of the most frequent kernel are read. Both results are empty if the table has no call
-    in bf16.
+    Only calls of the most frequent kernel are read. Both results are empty if no call in bf16 has a
+    time.
     """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)
@@ -102,7 +101,6 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     frame = frame[frame["kernel_source"].isin(usual_kernel)]
 
     def column(name: str) -> Array:
-        """Return a column as floating-point numbers."""
         return frame[name].to_numpy(float)
 
     # 2. Translate the columns. In decoding, a call has one query, whose keys are the prompt and the

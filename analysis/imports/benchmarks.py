@@ -4,7 +4,7 @@ Four JSON formats are recognised by their keys:
 
 - pytest-benchmark (``--benchmark-json``): samples under ``data``, otherwise the mean
   and the standard deviation.
-- NVBench (``--json``, ``--jsonbin``): cold GPU times (CPU times if the benchmark has no GPU times),
+- NVBench (``--json``, ``--jsonbin``): cold GPU times, or CPU times if the benchmark is CPU-only;
   with the sample files of ``--jsonbin`` if they exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
   standard deviation of ``--benchmark_report_aggregates_only``.
@@ -116,6 +116,9 @@ class _Cases:
 
         Instead, add the case to ``lost`` if there are no samples, or if a sample is not a positive
         number.
+
+        Raises:
+            UserError: if the case already has a time without samples.
         """
         if not len(samples) or not all(0 < value < math.inf for value in samples):
             self.lost[name] = "it has no times, or one of them is not a positive number"
@@ -133,9 +136,8 @@ class _Cases:
         Args:
             name: name of the case.
             seconds: the mean.
-            deviation: the standard deviation; NaN if it is unknown.
-            count: number of samples; a number below 1 counts as 1. With one sample, the scatter of
-                the samples is unknown.
+            deviation: the standard deviation; infinite or NaN if it is unknown.
+            count: number of samples; a number below 1 counts as 1.
 
         Raises:
             UserError: if the case already has a time.
@@ -226,7 +228,7 @@ def named_by_problem(
 
     Args:
         source: the file or folder, for messages.
-        cases: cases by name.
+        cases: the cases by their names.
         remedy: sentence that says what to do if two cases have the same problem.
 
     Raises:
@@ -250,7 +252,7 @@ def _load(path: Path) -> dict[str, Any]:
     """Read a JSON object, with only printable characters in its text.
 
     Raises:
-        UserError: if the file cannot be read, is not JSON, or has something other than an object.
+        UserError: if the file cannot be read, or is not a JSON object.
     """
     try:
         document = printable(json.loads(path.read_bytes()))
@@ -274,7 +276,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read times in seconds; pytest-benchmark leaves failed benchmarks out of the file."""
+    """Read the samples of each benchmark in seconds, or their mean and standard deviation."""
     for entry in document["benchmarks"]:
         name = str(entry["fullname"])
         stats = entry["stats"]
@@ -346,11 +348,11 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
     """Return the file of a state's samples, or None if no file of the recorded size exists.
 
-    Only the folder of the JSON file and its subfolder with the recorded name are searched, because
-    the recorded path may be from another machine.
+    The recorded path may be from another machine. The file is therefore searched next to the JSON
+    file, and in the folder there that has the recorded folder's name.
 
     Args:
-        values: name and number of samples of the file, from the state's summary.
+        values: name of the file and number of its samples, from the state's summary.
         path: the JSON file.
     """
     recorded = Path(str(values["filename"]))
@@ -416,7 +418,8 @@ _TORCH_NAMES = ("label", "sub_label", "description", "env")
 def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Read ``times`` (seconds per run) or ``raw_times`` (seconds of ``number_per_run`` runs).
 
-    A measurement is named after its labels and its number of threads, or after its statement.
+    A measurement is named after its labels, or else its statement. A number of threads above 1 is
+    part of the name.
     """
     for entry in document["measurements"]:
         labels = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]

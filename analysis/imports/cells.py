@@ -33,7 +33,7 @@ _REMEDY = "Fix or remove these lines."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
-    """Convert cells to numbers and words, and leave out rows that do not give a case and its time.
+    """Convert cells to numbers and our names; leave out rows that do not give a case and its time.
 
     Args:
         path: the file, for messages.
@@ -96,7 +96,7 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the columns of a convolution, with defaults in place of empty cells."""
+    """Return the columns of a convolution in our names, with defaults in place of empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
     (dtype,) = our_dtypes(pd.Series([given.get("dtype", "")]))
     record = {"layout": "nhwc", **_CONV_DEFAULTS, **given, "op": "conv", "dtype": dtype}
@@ -126,7 +126,7 @@ def _record_faults(
     """Record what is wrong with the rows of one kind of operation, GEMMs or convolutions.
 
     Args:
-        cells: all rows.
+        cells: the rows of both kinds.
         is_of_kind: mask of the rows of that kind.
         faults: where faults are recorded.
         further_checks: function that takes the rows of that kind, and returns the checks that only
@@ -168,11 +168,7 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
 
 
 def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
-    """Return the checks that only convolutions need.
-
-    Each size is checked separately. To check that the sizes fit together, a convolution is
-    constructed from each row.
-    """
+    """Return the checks that only convolutions need; rows of unknown operations are checked too."""
     sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in CONV_SIZES]
     is_conv = []
     for row in cells.to_dict("records"):

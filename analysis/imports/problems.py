@@ -15,15 +15,14 @@ from kernels.common.errors import UserError, nearest
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.schema import COLUMNS, problem_of
 
-_GEMM = {"op": "gemm", "layout": "nt", "batch": "1"}
-_CONV = {
+_GEMM_DEFAULTS = {"op": "gemm", "layout": "nt", "batch": "1"}
+_CONV_DEFAULTS = {
     "op": "conv", "stride": "1", "padding": "0", "dilation": "1", "groups": "1",
     "layout": "nhwc", "pass": "fprop",
 }  # fmt: skip
 _NEEDED = {
     "gemm": ("m", "n", "k", "dtype"), "conv": ("batch", "c", "h", "w", "kout", "r", "s", "dtype"),
 }  # fmt: skip
-_SIZES = {name for names in _NEEDED.values() for name in names}
 _MOST_GEMM_FIELDS = 6  # maximum number of fields of a GEMM; a convolution has at least 12
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
@@ -36,10 +35,10 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
 
     Args:
         shapes: one shape, several shapes, or a DataFrame. A shape is text or a tuple in the order
-            of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame either has
-            such shapes in a column ``problem`` or ``shape``, or it has the columns ``m``, ``n``,
-            ``k`` and ``dtype``, or a column ``op`` and the fields of each operation. Other columns
-            are ignored.
+            of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame has the
+            columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields of each
+            operation. Without a column ``m``, it may instead have shapes in a column ``problem`` or
+            ``shape``. Other columns are ignored.
 
     Raises:
         UserError: if a shape does not describe a problem, or if there is no shape.
@@ -74,11 +73,7 @@ def _is_single_shape(shapes: object) -> bool:
 
 
 def _as_problem(shape: object) -> Problem:
-    """Convert one shape to a problem.
-
-    Raises:
-        UserError: if the shape does not describe a problem.
-    """
+    """Convert one shape to a problem, or raise a UserError if it does not describe one."""
     if isinstance(shape, (Gemm, Conv)):
         return shape
     if isinstance(shape, (tuple, list)):
@@ -100,8 +95,9 @@ def read_problems(path: Path) -> list[Problem]:
 
     The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields
     of each operation. It may have other columns of measurements.csv. A line whose ``op`` is
-    ``conv`` is a convolution. An empty or missing cell has the same default as in ``--gemm`` and
-    ``--conv``.
+    ``conv`` is a convolution. Optional fields have the defaults of ``--gemm`` and ``--conv``. In a
+    convolution, ``stride``, ``dilation`` and ``groups`` are also optional (1), and so is
+    ``padding`` (0).
 
     Raises:
         UserError: if the file cannot be read, a column is missing, repeated or unknown, a line does
@@ -128,10 +124,7 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
-    """Read the problem of each row from the columns that describe it; other columns are ignored.
-
-    If there is no column ``m``, the text in a column ``problem`` or ``shape`` is read. The results
-    of :func:`rooftile.predict` and :func:`rooftile.recommend` have such a column.
+    """Read the problem of each row; :func:`as_problems` says from which columns.
 
     Raises:
         UserError: if a column is missing or repeated, a row does not describe a problem, or there
@@ -140,7 +133,7 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
             return as_problems(list(frame[name]))
-    columns = {*_GEMM, *_CONV, *_SIZES}
+    columns = {*_GEMM_DEFAULTS, *_CONV_DEFAULTS, *_NEEDED["gemm"], *_NEEDED["conv"]}
     described = frame[[name for name in frame.columns if name in columns]]
     _check_header("the DataFrame", list(described.columns))
     rows: Sequence[Mapping[str, Any]] = described.to_dict("records")
@@ -169,9 +162,7 @@ def _cell(value: object) -> str:
 def _check_header(name: str, header: Sequence[str]) -> None:
     """Check that columns can describe problems.
 
-    Args:
-        name: the file or the DataFrame, for messages.
-        header: the names of its columns.
+    ``name`` is the file or the DataFrame, for messages.
 
     Raises:
         UserError: if a column is missing, repeated or unknown.
@@ -195,7 +186,7 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
 
     Args:
         where: the row in words, for messages.
-        cells: text of each column; an empty string means the column's default.
+        cells: text of each column; an empty string or None means the column's default.
 
     Raises:
         UserError: if the row does not describe a GEMM or a convolution.
@@ -211,7 +202,7 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
     if missing := [name for name in _NEEDED[op] if name not in given]:
         noun = "GEMM" if op == "gemm" else "convolution"
         raise UserError(f"{where} has no {missing[0]}, which every {noun} needs; add it.")
-    defaults = _GEMM if op == "gemm" else _CONV
+    defaults = _GEMM_DEFAULTS if op == "gemm" else _CONV_DEFAULTS
     try:
         return operation.as_problem(problem_of({**defaults, **given}))
     except UserError as error:

@@ -44,10 +44,6 @@ class PublicRows:
     """Measured problems of one machine and one dtype; arrays and lists have one element per row.
 
     Attributes:
-        name: name of the source.
-        dtype: dtype of all rows.
-        problems: the problem of each row.
-        implementations: the implementation of each row.
         seconds: time of one launch in seconds.
         kernels: names of all kernels in one launch; empty where the table has none.
         skipped: number of rows that were left out, by reason.
@@ -191,10 +187,7 @@ def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
 def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> UserError:
     """Return the error to raise for a file without a readable row of a machine.
 
-    Args:
-        path: the file.
-        machine: the machine whose rows are needed.
-        slugs: slug of the machine of each row of the file.
+    ``slugs`` has the slug of the machine of each row of the file.
     """
     if not slugs:
         return UserError(f"{path} has no rows; give another file.")
@@ -259,13 +252,9 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
 def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
     """Read all rows of a table or of a folder of our results.
 
-    Args:
-        path: a folder, or a file in one of the formats.
-        defaults: dtype and layout for a user's CSV file that does not name them.
-
     Raises:
         UserError: if the file is unreadable, has no known format, lacks a column of its format, has
-            a cell with an invalid size or time, does not say its dtype, or is a CSV file without a
+            a cell that is not a size or a time, does not say its dtype, or is a CSV file without a
             row of a vendor library.
     """
     if path.is_dir() or path.name == "measurements.csv":
@@ -305,10 +294,6 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
 
 def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
     """Convert the times of a CSV file, and leave out hand-written kernels.
-
-    Args:
-        timings: the times that were read from the file.
-        path: the file, for messages.
 
     Raises:
         UserError: if all times belong to hand-written kernels.
@@ -351,9 +336,8 @@ def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), our layout nt.
 
     Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
-    the times as warm. This reader treats them as cold, because the validations under results/ were
-    recorded with this setting. The choice matters little if the model is calibrated on rows of the
-    table, and more without calibration.
+    the times of a gemm_perf.parquet as warm. This reader treats them as cold, because the
+    validations under results/ were recorded with this setting.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -499,14 +483,6 @@ def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
         kernels=[()] * len(problems),
     )
 
-def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm | None:
-    """Return a GEMM; None if its sizes or its layout are invalid."""
-    try:
-        return Gemm(m, n, k, dtype, layout)
-    except UserError:
-        return None
-
-
 
 def _deepbench_dtype(path: Path) -> str:
     """Return the dtype of a DeepBench table, which only the file's name contains.
@@ -523,6 +499,14 @@ def _deepbench_dtype(path: Path) -> str:
     return match.group()
 
 
+def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm | None:
+    """Return a GEMM; None if its sizes or its layout are invalid."""
+    try:
+        return Gemm(m, n, k, dtype, layout)
+    except UserError:
+        return None
+
+
 def _build_conv(
     sizes: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: str, pass_: str
 ) -> Conv | None:
@@ -532,7 +516,7 @@ def _build_conv(
         sizes: images, channels, height, width, filters, and the filter's height and width.
         pairs: stride, padding and dilation, each along the height and the width.
         dtype: dtype of the operands.
-        pass_: ``fprop``, ``dgrad`` or ``wgrad``.
+        pass_: one of :data:`kernels.problem.PASSES`.
     """
     try:
         return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)

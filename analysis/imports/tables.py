@@ -116,10 +116,7 @@ def package_folders() -> tuple[list[Path], str, str]:
 def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     """Read what a table covers: its GPU, framework and version, and whether it is complete.
 
-    Args:
-        path: the Parquet file.
-        package: name and version of the package that the file comes with; empty for a single file.
-        licence: licence of the package; empty for a single file.
+    ``package`` and ``licence`` are as in :class:`PublicTable`.
 
     Raises:
         UserError: if the file cannot be read, is not a table of GEMMs, has no rows, or does not
@@ -164,11 +161,8 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return True unless the collection_meta.yaml in a table's folder calls it incomplete.
-
-    A missing or differently structured file does not call it incomplete.
-    """
-    # The publishers of the table write this file, so it may have any form.
+    """Return True unless the collection_meta.yaml in a table's folder calls it incomplete."""
+    # The publishers of the table write this file, so it may be missing or have any form.
     tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
     entry = tables.get(_TABLE) if isinstance(tables, dict) else None
     if not isinstance(entry, dict):
@@ -239,9 +233,7 @@ def _rank(
     The parts of the key are whether the table has enough rows, whether it is complete, the
     preference for its framework (0 for the most preferred, otherwise negative), and its version.
 
-    Args:
-        table: the table.
-        tables_of_slug: all tables of the machine, including ``table``.
+    ``tables_of_slug`` are all tables of the machine, including ``table``.
     """
     most_rows = max(candidate.rows for candidate in tables_of_slug)
     has_enough = table.rows >= _ENOUGH * most_rows
@@ -262,17 +254,12 @@ def version_numbers(text: str) -> tuple[int, ...]:
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
     """Read a table's rows with a time; return the columns m, n, k, dtype and time_us.
 
-    Latencies in the table are in milliseconds, and ``time_us`` is in microseconds.
-
-    Args:
-        table: the table.
-        dtypes: dtypes to read, by our names; bf16 if no dtype is given.
+    ``dtypes`` are the dtypes to read, by our names; bf16 if none is given.
     """
     wanted_dtypes = dtypes or ("bf16",)
     published = pd.read_parquet(table.path, columns=["gemm_dtype", "m", "n", "k", "latency"])
-    rows = published.assign(
-        dtype=published["gemm_dtype"].map(DTYPES), time_us=published["latency"] * 1e3
-    )
+    time_us = published["latency"] * 1e3  # latencies are in milliseconds
+    rows = published.assign(dtype=published["gemm_dtype"].map(DTYPES), time_us=time_us)
     rows = rows[rows["dtype"].isin(wanted_dtypes) & (rows["latency"] > 0)]
     return rows[["m", "n", "k", "dtype", "time_us"]].reset_index(drop=True)
 

@@ -42,9 +42,8 @@ class FileTimings:
     """Times that were read from a file.
 
     Attributes:
-        rows: one row per case. The columns are those that identify a case, except ``sweep`` and
-            ``fill``, then ``time_us`` and, where the file names kernels, ``kernel`` and
-            ``kernels``.
+        rows: one row per case, with the columns that identify it (except ``sweep`` and ``fill``),
+            ``time_us`` and, where the file names kernels, ``kernel`` and ``kernels``.
         how: how the times were measured, in words.
         cache: cache state of most rows, ``cold`` or ``warm``.
     """
@@ -56,7 +55,7 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """User's dtype and layout for a file that does not name them; empty strings if not given."""
+    """Dtype and layout that the user gave for a file that lacks them; empty if not given."""
 
     dtype: str = ""
     layout: str = ""
@@ -66,8 +65,8 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
     """Read the times of a CSV file; return None if it is in none of the three formats.
 
     Raises:
-        UserError: if the file cannot be read, lacks a column, has too many damaged rows, has no row
-            with a time, or does not say its dtype.
+        UserError: if the file cannot be read, is not valid CSV, lacks a column, has too many
+            damaged rows, has no row with a time, or does not say its dtype.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -104,10 +103,7 @@ def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.
     Spaces before a cell are removed, and lines without content are left out. An empty cell becomes
     an empty string.
 
-    Args:
-        path: the file.
-        separator: the character between cells.
-        lower: True to convert the names of the columns to lower case.
+    If ``lower`` is true, the names of the columns are converted to lower case.
 
     Raises:
         UserError: if the file is not a CSV file with a header and a line below it, if two columns
@@ -210,9 +206,7 @@ _CUTLASS_CONV = (
 
 
 def _read_cutlass(path: Path) -> FileTimings:
-    """Read a CUTLASS profiler file, which has one row per kernel and problem.
-
-    The fastest kernel of each provider and problem is kept.
+    """Read the fastest kernel of each provider and problem from a CUTLASS profiler file.
 
     The columns A, B and C name dtype and storage order, such as ``bf16:row``. If C is column-major,
     the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major like ours. Runtime
@@ -311,14 +305,11 @@ def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
 
 
 def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
-    """Return the layout letter of one operand in each row.
-
-    The letter is ``n`` if the operand is stored in the order ``untransposed``, ``t`` if it is
-    stored in the other order, and empty if the order is unknown.
+    """Return the layout letter of one operand in each row; empty if its order is unknown.
 
     Args:
         orders: storage order of the operand in each row, ``row`` or ``column``.
-        untransposed: the order of an operand that is not transposed.
+        untransposed: the order whose letter is ``n``.
     """
     letters = {"row": "t", "column": "t"}
     letters[untransposed] = "n"

@@ -33,10 +33,7 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
     """Write a table's rows, and a run.json that says where they come from; return the folder.
 
-    Args:
-        table: the table.
-        machine: the machine that the table names.
-        results: the folder of all machines' results.
+    ``results`` is the folder of all machines' results.
 
     Raises:
         UserError: if the machine does not support a dtype of the table, the folder cannot be made,
@@ -92,10 +89,7 @@ def write_timings(
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
     """Return True if a recording was imported from a file with this content and these defaults.
 
-    Args:
-        folder: folder of the recording.
-        path: the file, or the folder of results, as in :func:`write_timings`.
-        defaults: dtype and layout that the user gave.
+    ``path`` and ``defaults`` are as in :func:`write_timings`.
 
     Raises:
         UserError: if the run.json of the recording cannot be read.
@@ -107,9 +101,7 @@ def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
 def _digest(path: Path, defaults: FileDefaults) -> str:
     """Return a hash of the file's content and the defaults, as 16 hexadecimal digits.
 
-    Args:
-        path: a file, or a folder of results, whose measurements.csv counts as its content.
-        defaults: dtype and layout that the user gave.
+    The content of a folder of results is its measurements.csv.
     """
     file = path if path.is_file() else path / "measurements.csv"
     content = file.read_bytes() + repr(defaults).encode()
@@ -121,7 +113,7 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
 
     Args:
         tables: the machine's tables, beginning with the preferred one.
-        machine: the machine.
+        machine: the machine that the tables name.
         results: the folder of all machines' results.
 
     Raises:
@@ -139,17 +131,10 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
 def _write_recording(
     rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path
 ) -> Path:
-    """Write the rows and run.json, and remove the validation of an earlier import.
+    """Write rows and run.json, and remove the validation of an earlier import; return the folder.
 
-    Args:
-        rows: the imported times, one row per case.
-        public: where the times come from; becomes the key ``public`` of run.json, together with the
-            number of rows.
-        machine: the machine that was timed.
-        results: the folder of all machines' results.
-
-    Returns:
-        The folder of the recording.
+    ``public`` says where the times come from. Together with the number of rows, it becomes the key
+    ``public`` of run.json.
 
     Raises:
         UserError: if the machine does not support a dtype of the rows, the folder cannot be made,

@@ -1,13 +1,8 @@
 """Predict the time of fused attention from the measurements in public tables.
 
 A formula predicts what share of the peak, or of the bandwidth, a kernel reaches. Its constants are
-fitted for each machine, framework and kind of call. If the machine's tables were imported,
-regression trees correct the formula. Frameworks differ from each other by more than the error of a
-prediction for one framework. If the user names no framework, the interval is therefore widened to
-allow for these differences.
-
-Three kinds of calls are measured and predicted separately: ``context`` is the causal attention of a
-prompt, ``full`` has no mask, and ``decode`` has one query for each sequence.
+fitted for each machine, framework and kind of call (:data:`analysis.attention_shapes.KINDS`). If
+the machine's tables were imported, regression trees correct the formula.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ class AttentionConstants:
 
     Attributes:
         share: share of the machine's peak that long sequences reach with a head dimension of 128.
-        width: exponent that relates ``share`` to the head dimension.
+        width: power of (head dimension / 128) by which ``share`` is multiplied.
         half: number of keys per query at which half of ``share`` is reached.
         launch: fixed time of every call, in seconds.
         memory: share of the datasheet's bandwidth that a call with many bytes reaches.
@@ -137,7 +132,6 @@ arithmetic."""
 _LINEAR = ("width", "waves")
 """Constants that are fitted directly; all others are fitted as logarithms."""
 
-
 _JSON_SHAPE = {
     "constants": Each(Number()), "low": Number(), "high": Number(), "calls": COUNT,
     "forest?": dict,
@@ -174,7 +168,7 @@ class AttentionFit:
         """Fit constants and trees to a random part of the calls, and judge the fit on the rest.
 
         Args:
-            shapes: the measured calls.
+            shapes: the measured calls, at least three.
             seconds: measured seconds of each call.
             kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
             machine: the machine that was measured.
@@ -193,7 +187,7 @@ class AttentionFit:
         return fit.judged(shapes.where(held_out), seconds[held_out], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
-        """Return the fit with the 90% range of its errors on the given calls, at least one."""
+        """Return the fit with the 90% range of its errors on one or more calls."""
         log_ratios = np.log(seconds / self.seconds(shapes, kind, machine))
         low, high = np.quantile(log_ratios, NINE_TENTHS)
         return replace(self, low=float(low), high=float(high))
@@ -212,11 +206,7 @@ class AttentionFit:
         return time * np.exp(log_ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fit as a JSON document, with constants rounded to six significant digits.
-
-        Measurements do not determine constants more precisely, and fewer digits make a smaller
-        file.
-        """
+        """Return the fit as a JSON document, with constants rounded to six significant digits."""
         constants = {name: float(f"{value:.6g}") for name, value in vars(self.constants).items()}
         document: dict[str, Any] = {
             "constants": constants, "low": self.low, "high": self.high, "calls": self.calls,
@@ -281,9 +271,7 @@ def fit_constants(
 def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
     """Return the features that the trees test, as an array of shape (calls, features).
 
-    The features are sizes of the call, products of sizes, query heads per key head, tiles per SM,
-    FLOPs, bytes, and the ratio of bytes to the size of the last-level cache. All features except
-    the head dimension are logarithms.
+    All features except the head dimension are logarithms.
     """
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [
@@ -305,11 +293,9 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 
 
 def grown(rows: Array, residual: Array) -> Forest:
-    """Fit the trees to at most :data:`_MOST_ROWS` calls, drawn at random.
+    """Fit trees that predict ``residual`` = log(measured / formula) from the features of calls.
 
-    Args:
-        rows: features of each call, as :func:`features` returns them.
-        residual: log(measured / formula) of each call.
+    If there are more calls than :data:`_MOST_ROWS`, that many are drawn at random.
     """
     chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
     return Forest.grown(rows[chosen], residual[chosen], _TREES, _LEAF_ROWS)
