@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from analysis.imports.cells import our_dtypes
+from analysis.imports.cells import our_dtype
 from analysis.imports.problems import problem_from_cells
 from analysis.markdown import printable
 from analysis.recordings.case_times import CaseTimes, TimedProcess
@@ -99,7 +98,7 @@ class NamePattern:
         if "kout" in cells:
             cells["op"] = "conv"
         if "dtype" in cells:
-            cells["dtype"] = str(our_dtypes(pd.Series([cells["dtype"]])).iloc[0])
+            cells["dtype"] = our_dtype(cells["dtype"])
         return problem_from_cells(f"the name {name!r}", cells)
 
 

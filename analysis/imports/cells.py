@@ -58,7 +58,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     is_gemm = rows["op"] == "gemm"
     # 2. Convert the columns that all operations have.
     rows["time_us"] = pd.to_numeric(rows["time_us"])
-    rows["dtype"] = our_dtypes(rows["dtype"])
+    rows["dtype"] = rows["dtype"].map(our_dtype)
     is_named = rows["implementation"] != ""
     usual = pd.Series(np.where(is_gemm, "cublas", "cudnn"), index=rows.index)
     rows["implementation"] = rows["implementation"].where(is_named, library or usual)
@@ -98,15 +98,14 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the columns of a convolution in our names, with defaults in place of empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
-    (dtype,) = our_dtypes(pd.Series([given.get("dtype", "")]))
-    record = {"layout": "nhwc", **_CONV_DEFAULTS, **given, "op": "conv", "dtype": dtype}
-    return {**record, "layout": record["layout"].lower()}
+    record = {"layout": "nhwc", "dtype": "", **_CONV_DEFAULTS, **given, "op": "conv"}
+    return {**record, "layout": record["layout"].lower(), "dtype": our_dtype(record["dtype"])}
 
 
-def our_dtypes(names: pd.Series) -> pd.Series:
-    """Translate dtypes such as ``torch.bfloat16`` to our names; convert others to lower case."""
-    names = names.str.removeprefix("torch.").str.lower()
-    return names.map(_DTYPES).fillna(names)
+def our_dtype(name: str) -> str:
+    """Translate a dtype such as ``torch.bfloat16`` to our name; convert others to lower case."""
+    name = name.removeprefix("torch.").lower()
+    return _DTYPES.get(name, name)
 
 
 class _CellCheck(NamedTuple):
@@ -135,7 +134,7 @@ def _record_faults(
     if not is_of_kind.any():
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
-    dtype = our_dtypes(cells["dtype"])
+    dtype = cells["dtype"].map(our_dtype)
     checks = [
         _CellCheck((time > 0) & (time < _SLOWEST_US), "time_us", "not a time in microseconds"),
         _CellCheck(dtype.isin(DTYPE_BYTES), "dtype", f"not one of {', '.join(DTYPE_BYTES)}"),

@@ -372,9 +372,10 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
         raise UserError(
             f"{path} is a TritonBench CSV file, which does not name its dtype; give --dtype."
         )
-    # 1. Read the sizes, which are the numbers in the first column.
+    # 1. Read the sizes, which are the numbers in the first column. The last line has averages.
     frame = _read_cells(path, ";")
     shape_column = frame.columns[0]
+    frame = frame[frame[shape_column] != "average"]
     size_names = _TRITONBENCH_SHAPES[shape_column]
     numbers_by_row = frame[shape_column].str.findall(r"\d+").str[: len(size_names)]
     sizes: dict[str, pd.Series] = {}

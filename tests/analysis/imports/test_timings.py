@@ -288,3 +288,12 @@ def test_another_operation_is_damage_and_layouts_may_be_in_capitals(
     assert "line 2 is damaged and was left out: op is 'relu', not gemm or conv" in (
         capsys.readouterr().err
     )
+
+
+def test_the_averages_of_tritonbench_are_not_a_damaged_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    averages = "average;;0.19;86.5;0.0092;3.6\n"
+    with_averages = read(tmp_path, TRITONBENCH + averages, dtype="bf16")
+    assert with_averages == read(tmp_path, TRITONBENCH, dtype="bf16")
+    assert capsys.readouterr().err == ""
