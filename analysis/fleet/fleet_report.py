@@ -162,7 +162,9 @@ def findings(report: FleetReport) -> list[str]:
     elif speeds.overall:
         sentences.append(_summary_sentence(report))
     sentences += _slow_node_sentences(report)
-    sentences += _interference_sentences(speeds.interference, count, report.noun)
+    devices_on_nodes = Counter(device.node for device in report.anchors.fleet.devices)
+    most_on_node = max(devices_on_nodes.values())
+    sentences += _interference_sentences(speeds.interference, most_on_node, report.noun)
     nodes_with_turns = report.anchors.recording.run.get("turns", [])
     return [*sentences, *_turns_sentences(nodes_with_turns, report.noun)]
 
@@ -242,16 +244,17 @@ def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
 
 
 def _interference_sentences(
-    interference: Sequence[Interference], count: int, noun: str
+    interference: Sequence[Interference], most_on_node: int, noun: str
 ) -> list[str]:
     """Say whether the GPUs of a node slow each other down.
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
-        count: number of GPUs. A single GPU has no sentence if it was timed in one phase only.
+        most_on_node: largest number of GPUs on a node. A GPU that is alone on its node is timed in
+            one phase only, and no other GPU can slow it down.
         noun: word for a device.
     """
-    if not interference and count == 1:
+    if not interference and most_on_node == 1:
         return []
     if not interference:
         return [

@@ -266,3 +266,8 @@ def test_long_names_of_kinds_stay_above_their_columns(tmp_path: Path) -> None:
     head = next(i for i, line in enumerate(lines) if "sustained" in line and "verdict" in line)
     end = lines[head].index("sustained") + len("sustained")
     assert lines[head + 1][end - 1] in "%–"
+
+
+def test_gpus_on_nodes_of_their_own_cannot_slow_each_other_down(tmp_path: Path) -> None:
+    report = make_report(record_fleet(tmp_path / "x", simulate(Setting(3, 1), 0)[0]), 0.05)
+    assert not any("each other" in sentence for sentence in findings(report))
