@@ -54,9 +54,7 @@ class FleetReport:
 def make_report(folder: Path, margin: float) -> FleetReport:
     """Read a recording's anchors, and judge its devices by them.
 
-    Args:
-        folder: folder of the recording.
-        margin: as in :class:`FleetReport`.
+    ``margin`` is as in :class:`FleetReport`.
 
     Raises:
         UserError: if the anchors cannot be read.

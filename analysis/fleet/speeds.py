@@ -120,7 +120,7 @@ class FleetSpeeds:
         kinds: speeds by kind, without kinds that were timed on too few devices.
         overall: the kind of anchor that defines a GPU's speed. This is the first kind that was
             timed on at least half of the GPUs, or else the first in ``kinds``; empty if ``kinds``
-            is empty. Sustained compute comes first, because it is most like the load of a job.
+            is empty.
         spread: standard deviation of the GPUs' log speeds in the kind ``overall``, without
             measurement noise; NaN if the kind was timed on fewer than eight GPUs, or if fewer than
             two of their speeds have a known variance.
@@ -184,13 +184,8 @@ def deviation_of(values: Array) -> float:
 def _spread(values: Array, noise: Array) -> float:
     """Return the standard deviation of the true values, given noisy measurements of them.
 
-    Values more than 3.5 standard deviations from the median are left out. For this limit, the
-    standard deviation is estimated from the median absolute deviation, and is at least that of the
-    noise. The result is NaN if fewer than two values remain.
-
-    Args:
-        values: the measured values.
-        noise: variance of the noise of each value.
+    Values far from the median are left out. The result is NaN if fewer than two values remain.
+    ``noise`` is the variance of each value's noise.
     """
     is_known = np.isfinite(values) & np.isfinite(noise)
     if not is_known.any():
@@ -224,9 +219,9 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
     Args:
         values: array with one row per device or node, and one column per anchor.
         errors: standard error of each value, in an array of the same shape.
-        usual_scatter: the standard deviation of a single value around its row's median, used if no
-            row has several values. Otherwise it is estimated from all rows with several values. If
-            a row has at least six values and scatters more, its own scatter is used.
+        usual_scatter: scatter to use if no row has several values. Otherwise the scatter is
+            estimated from all rows with several values. If a row has at least six values and
+            scatters more, its own scatter is used.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
@@ -382,10 +377,8 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 def _deviation_between_times(fleet: Fleet) -> float:
     """Return the standard deviation of a device's log speed between two measurements.
 
-    The deviation is estimated from how the burst times of each device change from one phase to the
-    other, compared with the other devices of its node. The estimate is averaged with an assumed
-    value, which has the weight of two devices. If no estimate is possible, the result is the
-    assumed value.
+    The beginning of this module says how the deviation is estimated. If no estimate is possible,
+    the result is the assumed value.
     """
     # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")

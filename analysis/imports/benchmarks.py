@@ -12,8 +12,7 @@ Four JSON formats are recognised by their keys:
   Pickled measurements are never read, because unpickling a file can run arbitrary code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
-its name. When runs are compared, such a case is matched by its problem, and every other case by its
-name.
+its name. A case whose problem is found is named after the problem.
 """
 
 from __future__ import annotations
@@ -132,11 +131,8 @@ class _Cases:
 
         Instead, add the case to ``lost`` if its mean is not a positive number.
 
-        Args:
-            name: name of the case.
-            seconds: the mean.
-            deviation: the standard deviation; infinite or NaN if it is unknown.
-            count: number of samples; a number below 1 counts as 1.
+        An infinite or NaN deviation is unknown. ``count`` is the number of samples; a number below
+        1 counts as 1.
 
         Raises:
             UserError: if the case already has a time.
@@ -162,7 +158,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 
     Args:
         path: a JSON file in one of the four formats.
-        pattern: finds the problem in a case's name. A case with a problem is named after it.
+        pattern: finds the problem in a case's name; None to keep all names.
 
     Raises:
         UserError: in any of these cases:
@@ -225,10 +221,8 @@ def named_by_problem(
 ) -> dict[str, CaseTimes]:
     """Name cases after their problems; cases without a known problem keep their names.
 
-    Args:
-        source: the file or folder, for messages.
-        cases: the cases by their names.
-        remedy: sentence that says what to do if two cases have the same problem.
+    ``source`` is the file or folder, for messages. ``remedy`` is a sentence that says what to do if
+    two cases have the same problem.
 
     Raises:
         UserError: if two cases would get the same name, because they have the same problem.

@@ -124,12 +124,8 @@ def _record_faults(
 ) -> None:
     """Record what is wrong with the rows of one kind of operation, GEMMs or convolutions.
 
-    Args:
-        cells: the rows of both kinds.
-        is_of_kind: mask of the rows of that kind.
-        faults: where faults are recorded.
-        further_checks: function that takes the rows of that kind, and returns the checks that only
-            these rows need.
+    ``is_of_kind`` is the mask of these rows. ``further_checks`` takes these rows, and returns the
+    checks that only they need.
     """
     if not is_of_kind.any():
         return

@@ -206,8 +206,7 @@ def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequ
     """Return the given dtype, else bf16 if it is present, else the only dtype that is present.
 
     Raises:
-        UserError: if the given dtype is not present, or if no dtype is given and the rows have
-            several dtypes, none of which is bf16.
+        UserError: if there is no such dtype.
     """
     if dtype:
         if dtype not in present:
@@ -512,11 +511,8 @@ def _build_conv(
 ) -> Conv | None:
     """Return a convolution in NCHW with one group; None if its sizes are invalid.
 
-    Args:
-        sizes: images, channels, height, width, filters, and the filter's height and width.
-        pairs: stride, padding and dilation, each along the height and the width.
-        dtype: dtype of the operands.
-        pass_: one of :data:`kernels.problem.PASSES`.
+    ``sizes`` are the images, channels, height, width, filters, and the filter's height and width.
+    ``pairs`` are stride, padding and dilation, each along the height and the width.
     """
     try:
         return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)

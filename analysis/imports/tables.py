@@ -44,10 +44,8 @@ class PublicTable:
     """One table: the GEMMs that one version of one framework ran on one GPU.
 
     Attributes:
-        path: the file.
         device: name of the GPU.
         framework: name of the framework in the table.
-        version: version of the framework.
         rows: number of rows in bf16.
         package: name and version of the package that the file comes with; empty for a single file.
         licence: licence of the package; empty for a single file.

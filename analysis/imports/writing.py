@@ -67,7 +67,7 @@ def write_timings(
         defaults: dtype and layout that the user gave. The digest covers them as well as the file,
             because different defaults give different rows from the same file.
         machine: the machine that was timed.
-        results: the folder of all machines' results.
+        results: as in :func:`write_imported`.
 
     Raises:
         UserError: if the machine does not support a dtype of the times, the folder cannot be made,
@@ -111,10 +111,8 @@ def _digest(path: Path, defaults: FileDefaults) -> str:
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
     """Write the rows of all public tables of a machine into one Parquet file.
 
-    Args:
-        tables: the machine's tables, beginning with the preferred one.
-        machine: the machine that the tables name.
-        results: the folder of all machines' results.
+    ``tables`` are the machine's tables, beginning with the preferred one. ``results`` is as in
+    :func:`write_imported`.
 
     Raises:
         UserError: if the folder cannot be made, or the disk is full.
@@ -135,10 +133,6 @@ def _write_recording(
 
     ``public`` says where the times come from. Together with the number of rows, it becomes the key
     ``public`` of run.json.
-
-    Raises:
-        UserError: if the machine does not support a dtype of the rows, the folder cannot be made,
-            or the disk is full.
     """
     for dtype in rows["dtype"].unique():
         machine.peak(dtype)  # raises an error for a dtype that the machine does not support

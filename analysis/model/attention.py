@@ -81,7 +81,7 @@ class AttentionConstants:
         Args:
             shapes: the calls.
             kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
-            machine: the machine.
+            machine: the machine that computes them.
             warm: True if operands that fit into the last-level cache are read from it, as in public
                 tables, whose calls are repeated without flushing the cache. In a model, the
                 weights, keys and values of other layers replace the operands in the cache between
@@ -148,7 +148,6 @@ class AttentionFit:
     """Constants for one kind of call, trees that correct the formula, and the range of errors.
 
     Attributes:
-        constants: constants of the formula.
         low: 5th percentile of log(measured / predicted) on held-out calls.
         high: 95th percentile of the same log ratios.
         calls: number of measured calls.
@@ -167,11 +166,7 @@ class AttentionFit:
     ) -> Self:
         """Fit constants and trees to a random part of the calls, and judge the fit on the rest.
 
-        Args:
-            shapes: the measured calls, at least three.
-            seconds: measured seconds of each call.
-            kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
-            machine: the machine that was measured.
+        There must be at least three calls. ``seconds`` are their measured times.
         """
         # 1. Draw the calls to fit at random. The fit is judged on all others.
         order = np.random.default_rng(0).permutation(len(seconds))
@@ -232,10 +227,7 @@ class AttentionFit:
 def fit_constants(
     shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
 ) -> AttentionConstants:
-    """Fit the formula's constants to measured times, by robust least squares of log ratios.
-
-    Errors above about 10% weigh less than their square.
-    """
+    """Fit the formula's constants to measured times, by robust least squares of log ratios."""
     # SciPy is imported here because importing it takes longer than a prediction, and predictions do
     # not need it.
     from scipy.optimize import least_squares
@@ -263,7 +255,7 @@ def fit_constants(
         to_numbers(_START),
         bounds=(to_numbers(low), to_numbers(_HIGH)),
         loss="soft_l1",
-        f_scale=0.1,
+        f_scale=0.1,  # errors above about 10% weigh less than their square
     )
     return to_constants(solution.x)
 
