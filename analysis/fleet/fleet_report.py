@@ -248,8 +248,8 @@ def _interference_sentences(
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
-        most_on_node: largest number of GPUs on a node. A GPU that is alone on its node is timed in
-            one phase only, and no other GPU can slow it down.
+        most_on_node: largest number of GPUs on a node. If it is 1 and there is no slowdown to
+            report, there is no sentence.
         noun: word for a device.
     """
     if not interference and most_on_node == 1:

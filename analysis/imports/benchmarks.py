@@ -131,8 +131,8 @@ class _Cases:
 
         Instead, add the case to ``lost`` if its mean is not a positive number.
 
-        An infinite or NaN deviation is unknown. ``count`` is the number of samples; a number below
-        1 counts as 1.
+        An infinite or NaN deviation counts as unknown. ``count`` is the number of samples; a number
+        below 1 counts as 1.
 
         Raises:
             UserError: if the case already has a time.
