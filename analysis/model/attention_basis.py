@@ -123,17 +123,22 @@ class AttentionBasis:
             named: framework whose kernel computes the call; None if it is not known.
 
         Raises:
-            UserError: if there are no fits for the named framework.
+            UserError: if there are no fits for the named framework, or if the machine does not
+                support the dtype.
         """
+        self.machine.peak(work.dtype)  # raises a UserError for an unsupported dtype
         framework = self.framework(named)
         kind = kind_of(work)
-        # 1. Choose the fit. Some machines only have one for causal calls. A call without a mask
-        #    does twice the work of a causal one, so it is predicted as a causal call with twice as
-        #    many queries. The single query of decoding sees all keys also in a causal call.
+        # 1. Choose the fit. The fit for causal calls stands in for a missing one. A causal mask
+        #    halves the work, so a call without a mask is then predicted as a causal call with twice
+        #    as many queries. With a window, causal and other calls do the same work. In decoding,
+        #    memory accesses take longer than arithmetic, so this factor does not matter.
         fits = self.fits[framework]
         measured_kind = kind if kind in fits else CONTEXT
-        query_factor = 2.0 if kind == FULL and measured_kind == CONTEXT else 1.0
         fit = fits[measured_kind]
+        seen = min(work.keys, work.window or work.keys)  # a window of 0 means no window
+        is_twice_causal = kind == FULL and measured_kind == CONTEXT and seen == work.keys
+        query_factor = 2.0 if is_twice_causal else 1.0
         sizes = {
             "batch": work.batch,
             "heads": work.heads,
@@ -141,7 +146,7 @@ class AttentionBasis:
             "queries": query_factor * work.queries,
             "keys": work.keys,
             "width": (work.width + work.value_width) / 2,
-            "seen": min(work.keys, work.window or work.keys),  # a window of 0 means no window
+            "seen": seen,
         }
         shapes = AttentionShapes(**{name: np.array([float(size)]) for name, size in sizes.items()})
         # 2. Predict. In decoding, keys and values come from memory, because between two steps other

@@ -189,6 +189,21 @@ def test_what_answers_rest_on(tmp_path: Path) -> None:
     assert 1.5 < whole.seconds / half.seconds < 2.5
 
 
+def test_a_window_makes_causal_and_other_calls_equal_without_a_fit_for_the_others() -> None:
+    a100 = find_attention(known_machine("nvidia-a100-sxm-80gb"), "bf16", None)
+    assert a100 is not None
+    assert FULL not in a100.fits[a100.framework(None)]
+    causal = Attention(4, 16, 16, 4096, 4096, 128, 128, "bf16", causal=True, window=256)
+    whole = replace(causal, causal=False)
+    assert whole.flops == causal.flops
+    assert a100.predict(whole) == a100.predict(causal)
+
+
+def test_a_dtype_that_the_machine_lacks_is_refused() -> None:
+    with pytest.raises(UserError, match="bf16"):
+        time_of("8,2048,16,16,128,bf16", "nvidia-v100-sxm2-16gb")
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"vllm": 3}', '{"vllm": {"context": {}}}', '{"vllm": {}}']
 )
