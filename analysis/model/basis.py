@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.model.fit import Fit
+from analysis.model.fit import UNCALIBRATED, Fit
 from analysis.model.offsets import LIBRARY
 from analysis.model.predict import Model, model_from_json
 from analysis.model.prior import (
@@ -126,19 +126,20 @@ class Basis:
             return self.kind, self.source
         # A group without a fit is answered by its prior.
         group = group_of(self.library(problem), problem)
-        if group not in self.model.fits:
-            prior = prior_without_tables(self.model.machine, group)
-            return prior.kind, f"{problem.dtype} from {prior.source}"
-        kind, source, _ = self._origin(group)
-        # A fit for tf32 that was derived from bf16 has no measurements. Its interval is always a
-        # factor of two, and its source says so.
         fit = self.model.fit_of(group)
-        is_from_bf16 = problem.dtype == "tf32" and not fit.rows
-        if fit.has_like(problem) or is_from_bf16:
+        if group in self.model.fits:
+            kind, source, _ = self._origin(group)
+        else:
+            prior = prior_without_tables(self.model.machine, group)
+            kind, source = prior.kind, f"{problem.dtype} from {prior.source}"
+        # If no errors are known, the interval is a factor of two for every shape, and the source
+        # says so.
+        is_uncalibrated = not fit.rows and (fit.low, fit.high) == UNCALIBRATED
+        if fit.has_like(problem) or is_uncalibrated:
             return kind, source
         return kind, (
-            f"{source}; no such alignment or layout was measured, so the interval is a factor of "
-            "two either way"
+            f"{source}; no such alignment, layout or batch was measured, so the interval is at "
+            "least a factor of two either way"
         )
 
     def _origin(self, group: str) -> Origin:

@@ -405,7 +405,7 @@ function sourceText(problem, timeModel) {
   const unlike =
     hasLike(problem, group) || problem.dtype === "tf32"
       ? ""
-      : "; no such alignment or layout was measured, so the interval is a factor of two either way";
+      : "; no such alignment, layout or batch was measured, so the interval is at least a factor of two either way";
   const differs = group.trees === null ? undefined : timeModel.trees[group.trees].differs;
   const smaller = differs
     ? ` A smaller copy of the model predicts here; nine in ten of its times are within ${percent(differs)} of those of the full model.`
