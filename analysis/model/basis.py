@@ -200,13 +200,33 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
         reason = why_unusable(folder)
         if not reason:
             return _basis_from_recording(folder)
-        # The times of the run are unusable, so use a public table or constants.
+        # The times of the run are unusable, so use another recording or constants.
         slug = run["machine"]["slug"]
-        if is_complete(folder_of(results, slug)):
-            return _basis_from_recording(folder_of(results, slug))
+        other = _basis_from_other_recording(folder, slug, results)
+        if other is not None:
+            return other
         if slug not in known_machines():
             raise UserError(f"{reason}. Measure {slug} again when it is quiet.", exit_code=1)
     return _basis_from_constants(known_machine(slug))
+
+
+def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis | None:
+    """Return the basis that a machine has without one of its recordings, or None.
+
+    It comes from a recording that the project publishes, else from an imported table.
+
+    Args:
+        folder: folder of the recording that must not be used.
+        slug: slug of the machine.
+        results: folder with the results of all machines.
+    """
+    published = results / PUBLISHED / slug
+    if folder != published and (published / "run.json").exists():
+        return _basis_from_recording(published)
+    imported = folder_of(results, slug)
+    if folder != imported and is_complete(imported):
+        return _basis_from_recording(imported)
+    return None
 
 
 def _with_missing_dtypes(basis: Basis) -> Basis:
@@ -296,16 +316,11 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
         results: folder with the results of all machines.
     """
     machine = Machine.from_json(run["machine"])
-    published = results / PUBLISHED / machine.slug
-    if folder != published and (published / "run.json").exists():
-        basis = _basis_from_recording(published)
-    elif is_complete(folder_of(results, machine.slug)):
-        basis = _basis_from_recording(folder_of(results, machine.slug))
-    else:
+    basis = _basis_from_other_recording(folder, machine.slug, results)
+    if basis is None:
         basis = _basis_from_constants(known_machines().get(machine.slug, machine))
-    # The times of an unusable run must not be used, but the model can.
     if why_unusable(folder):
-        return replace(basis, folder=None)
+        return basis
     return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
 
 

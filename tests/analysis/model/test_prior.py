@@ -226,3 +226,16 @@ def test_machines_have_no_error_figures_of_their_siblings(tmp_path: Path) -> Non
     row = rows["nvidia-h800"]
     assert row["basis"] == "generation"
     assert [row[name] for name in ("rows", "median", "mean", "p95")] == [None] * 4
+
+
+@pytest.mark.parametrize("sweep", ["gemm", CONFIRM])
+def test_an_unusable_run_leaves_the_published_recording_in_use(tmp_path: Path, sweep: str) -> None:
+    """Measured times are then those of the published recording, too."""
+    published = tmp_path / "published" / "nvidia-h100-sxm"
+    record(published, [Case("gemm", LARGE, "cublas")], [2e-4])
+    plan = {"budget_s": 10.0, "shards": 1, "sweeps": [sweep], "left_out": {}, "cases": []}
+    health = {"verdict": "unusable", "reasons": ["launches waited"]}
+    own = tmp_path / "nvidia-h100-sxm"
+    record(own, [Case(sweep, LARGE, "cublas")], [9e-4], plan=plan, health=health)
+    basis = find_basis("nvidia-h100-sxm", tmp_path)
+    assert (basis.kind, basis.folder, basis.measured) == ("recorded", published, "")
