@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.common.documents import COUNT, misfit
 from kernels.common.errors import UserError
 from kernels.common.program import command
 from kernels.timemodel.estimate import Array
@@ -72,6 +73,9 @@ class Forest:
                 f"features have the shape {features.shape}; trees grow from rows of at most "
                 f"{_MAX_FEATURES} features"
             )
+        # scikit-learn takes NaN for a missing value, which predict() does not support.
+        if np.isnan(features).any():
+            raise ValueError("a feature is not a number")
         # For few rows, distributing the work to several cores takes longer than growing the trees.
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
@@ -199,9 +203,11 @@ class Forest:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if the document does not describe trees. A recording
-                may come from an untrusted source, so the document is checked.
+            ValueError: if the document does not describe trees. A recording may come from an
+                untrusted source, so the document is checked.
         """
+        if fault := misfit(data, {"width": COUNT, "feature": str, "number": str}):
+            raise ValueError(fault)
         feature = np.frombuffer(base64.b64decode(data["feature"], validate=True), "i1")
         number = np.frombuffer(base64.b64decode(data["number"], validate=True), "<f4")
         forest = cls(data["width"], feature, number)

@@ -130,6 +130,7 @@ def test_what_is_written_is_a_node_before_its_left_and_that_before_its_right_sub
         _written([0, -1, -1], [np.inf, 1, 2]),
         _written([0, -1, -1], [0.5, 1, 2], width="3"),
         _written([0, -1, -1], [0.5, 1, 2], width=None),
+        _written([0, -1, -1], [0.5, 1, 2], width=3.5),
         {**_written([0, -1, -1], [0.5, 1, 2]), "number": "AAAAAAA="},  # not a multiple of 4 bytes
         {**_written([0, -1, -1], [0.5, 1, 2]), "number": "Ä"},
         {**_written([0, -1, -1], [0.5, 1, 2]), "feature": [0, -1, -1]},
@@ -156,6 +157,14 @@ def test_whatever_is_read_can_be_asked_and_every_walk_ends_in_a_leaf(feature: li
     assert (pairs > inner[:, None]).all()
     everything = [*pairs.ravel().tolist(), *forest._roots.tolist()]
     assert sorted(everything) == list(range(len(feature)))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_trees_do_not_grow_from_what_is_no_number(number: float) -> None:
+    features = np.random.default_rng(0).normal(size=(20, 2))
+    features[3, 1] = number
+    with pytest.raises(ValueError, match="not a number|infinity"):
+        Forest.grown(features, features[:, 0], trees=2, leaf=1)
 
 
 def test_trees_of_other_features_are_a_sentence() -> None:
