@@ -133,12 +133,11 @@ def fit_group(
         constants, weights = _solve(rows, constants, prior_weights, prior.spread)
         if estimates is not None:
             offsets = Offsets.from_regression(prior.collections, same_machine, weights)
-    # 3. Grow trees from the remaining errors, unless there are too few cases, or they time a
-    #    hand-written kernel with a fixed tile (its config begins with "bm=").
-    if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
-        return Fitted(constants, None, offsets)
-    # The trees must not see the algorithms, because these are unknown for a prediction.
+    # 3. Grow trees from the remaining errors. The trees must not see the algorithms, because these
+    #    are unknown for a prediction.
     inputs = Inputs.from_query(machine, query)
+    if len(seconds) < MIN_RESIDUAL_ROWS or inputs.tiles is not None:
+        return Fitted(constants, None, offsets)
     guess = inputs.estimate(constants)
     log_ratios = np.log(seconds / guess.time)
     if offsets is not None and estimates is not None:

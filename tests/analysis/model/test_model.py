@@ -386,6 +386,20 @@ def test_a_hand_written_kernel_is_predicted_with_its_own_config(name: str) -> No
     assert found.split[0] == pytest.approx(parts)
 
 
+def test_the_first_case_does_not_decide_whether_trees_grow() -> None:
+    """Trees correct the search for a tile, which one case without a config makes necessary."""
+    sizes = np.random.default_rng(0).integers(8, 500, (300, 3)) * 8
+    gemms = [Gemm(int(m), int(n), int(k), "bf16") for m, n, k in sizes]
+    config = "bm=128;bn=256;bk=64;stages=3;warps=8;group=8"
+    prior = prior_without_tables(H100, "triton-tiled gemm bf16")
+    for configs in ([config] * 299 + [""], [""] + [config] * 299):
+        query = replace(Query.plain(gemms, "triton-tiled"), configs=configs)
+        guess = Inputs.from_query(H100, query).estimate(prior.fit.constants).time
+        seconds = guess * np.exp(0.3 * np.sign(sizes[:, 1] - 2000))
+        fitted = fit_group(H100, query, seconds, np.array([""] * 300, dtype=object), prior)
+        assert fitted.residual is not None
+
+
 def test_vectors_do_not_show_what_misaligned_rows_cost(tmp_path: Path) -> None:
     """Times with an N of 1 do not show what an N of 1001 costs."""
     shapes = [*random_sizes(30), *((m, 1, 1024) for m in range(1024, 1034))]
