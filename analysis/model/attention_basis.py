@@ -21,13 +21,12 @@ from kernels.machine import Machine, known_machine
 from sweeps.capture.captured import Attention
 
 FILE = "attention.json"
-"""Name of the file with the attention fits to a machine's imported tables. The file is in the
-folder of these tables."""
+"""Name of the file, in a machine's folder of imported tables, with the fits to its attention
+tables."""
 
 FRAMEWORKS = ("vllm", "trtllm", "sglang")
-"""Frameworks whose attention was measured in public tables, in order of preference. If the user
-names no framework, Rooftile assumes the first one that has fits for the machine. vLLM comes first
-because it uses FlashAttention, as PyTorch does."""
+"""Frameworks whose attention was measured in public tables, in order of preference. vLLM comes
+first because it uses FlashAttention, as PyTorch does."""
 
 _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
 _MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
@@ -62,11 +61,13 @@ class AttentionTime(NamedTuple):
 class AttentionBasis:
     """Fits for fused attention on a machine, and where they come from.
 
+    In all methods, ``named`` is the framework that the user named; None if the user named none.
+
     Attributes:
         machine: the machine whose times are predicted.
         measured_on: slug of the machine whose times were fitted.
-        fits: fits by framework, then by kind of call; at least one framework. Every framework has a
-            fit for ``context``, which also predicts the kinds without a fit.
+        fits: fits of at least one framework. Each framework has a fit for ``context``, which also
+            predicts the kinds of calls without a fit.
         kind: ``public`` for fits to imported tables of the machine, ``shipped`` for the machine's
             constants that come with Rooftile, ``generation`` for such constants of another machine.
         spreads: for each kind of call, the 5th and 95th percentiles of log(measured / predicted)
@@ -81,12 +82,7 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the framework to assume: the named one, or the first of FRAMEWORKS with fits.
-
-        If none of FRAMEWORKS has fits, the result is the first framework that has fits.
-
-        Args:
-            named: framework that the user named; None if the user named none.
+        """Return the named framework, else the first of FRAMEWORKS in ``fits``, else any in it.
 
         Raises:
             UserError: if there are no fits for the named framework.
@@ -103,9 +99,6 @@ class AttentionBasis:
     def source(self, named: str | None) -> str:
         """Describe the framework and the tables behind a prediction, in words for the user.
 
-        Args:
-            named: framework that the user named; None if the user named none.
-
         Raises:
             UserError: if there are no fits for the named framework.
         """
@@ -117,10 +110,6 @@ class AttentionBasis:
 
     def predict(self, work: Attention, named: str | None = None) -> AttentionTime:
         """Predict the time of an attention call's forward pass.
-
-        Args:
-            work: the call.
-            named: framework whose kernel computes the call; None if it is not known.
 
         Raises:
             UserError: if there are no fits for the named framework, or if the machine does not
@@ -151,7 +140,7 @@ class AttentionBasis:
         shapes = AttentionShapes(**{name: np.array([float(size)]) for name, size in sizes.items()})
         # 2. Predict. In decoding, keys and values come from memory, because between two steps other
         #    layers replace them in the cache. If the fit for causal calls stands in for a missing
-        #    fit for decoding, the call is predicted warm, as all other causal calls are.
+        #    fit for decoding, the call is predicted warm, as all calls other than decoding are.
         warm = measured_kind != DECODE
         seconds = float(fit.seconds(shapes, measured_kind, self.machine, warm)[0])
         parts = fit.constants.parts(shapes, measured_kind, self.machine, warm)[:, 0]
@@ -188,19 +177,18 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
 
     1. fits to the machine's imported tables;
     2. constants that Rooftile ships for the machine;
-    3. shipped constants of the machine with the nearest peak. Machines of the same generation take
-       precedence.
+    3. shipped constants of another machine (:func:`nearest_measured`).
 
-    The result is None for a CPU, and for dtypes other than bf16 and fp16, because no public table
-    has such times.
+    The result is None for a CPU, and for dtypes other than bf16 and fp16. Only public times of GPUs
+    in bf16 are fitted; the fits are also used for fp16.
 
     Args:
         machine: the machine whose times are predicted.
         dtype: dtype of the operands.
-        folder: folder of the machine's imported tables; None if nothing was imported.
+        folder: folder that has the imported fits, if there are any; None for no folder.
 
     Raises:
-        UserError: if the imported fits cannot be read.
+        UserError: if the file of the imported fits is invalid.
     """
     if machine.kind == "cpu" or dtype not in _DTYPES:
         return None
@@ -222,13 +210,13 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
 
 
 def nearest_measured(machine: Machine, slugs: list[str]) -> str:
-    """Return the slug of the measured machine with the nearest 16-bit peak.
+    """Return the slug of the measured machine whose 16-bit peak is nearest to that of ``machine``.
 
-    If measured machines of the same generation exist, only these machines are compared.
+    If measured machines of the same generation exist, only these are compared.
 
     Args:
         machine: the machine whose times are predicted.
-        slugs: slugs of the measured machines.
+        slugs: slugs of the measured machines, at least one.
     """
     measured = [known_machine(slug) for slug in slugs]
     siblings = [other for other in measured if other.generation == machine.generation]
@@ -249,12 +237,13 @@ def fit_tables(
 ) -> dict[str, dict[str, AttentionFit]]:
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
-    A table with fewer than ten calls in bf16 has no fit. A framework without a fit for causal calls
-    is left out, because that fit has to predict the kinds of calls without a fit.
+    A table from which :func:`analysis.imports.attention_tables.read_calls` reads fewer than ten
+    calls has no fit. A framework without a fit for causal calls is left out, because that fit has
+    to predict the kinds of calls without a fit.
 
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.
-        machine: the machine of all tables; None if each table names its machine.
+        machine: the machine; None to look it up by the slug of the tables.
     """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
@@ -268,13 +257,10 @@ def fit_tables(
 
 
 def read_fits(folder: Path) -> dict[str, dict[str, AttentionFit]]:
-    """Read the fits to a machine's imported tables.
-
-    Args:
-        folder: folder of the imported tables, which has the file.
+    """Read the fits to a machine's imported tables from :data:`FILE` in their folder.
 
     Raises:
-        UserError: if the file cannot be read.
+        UserError: if the content of the file is invalid.
     """
     path = folder / FILE
     try:

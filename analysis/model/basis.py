@@ -43,10 +43,7 @@ from sweeps.cases.case import CONFIRM
 
 
 class Origin(NamedTuple):
-    """Basis of the answers about one group of cases, such as ``cublas gemm bf16``.
-
-    The fields are those of :class:`Basis`.
-    """
+    """Basis of the answers about one group of cases; the fields are those of :class:`Basis`."""
 
     kind: str
     source: str
@@ -67,15 +64,14 @@ class Basis:
       machine.
 
     Attributes:
-        model: the model that predicts times.
-        kind: one of the kinds above.
         source: where the model comes from, in words for the user.
-        folder: folder of the recording that the answers come from; None if no recording is usable.
+        folder: folder of the recording whose measured times are looked up; None if no recording is
+            usable.
         warm: True if the model predicts warm times, as in public tables: operands that fit into the
             last-level cache are already in it.
         calibrated: False if the recording has not been calibrated yet.
-        measured: source of the times of pad/choose queries, in words, if the machine's run measured
-            nothing else; otherwise empty. The model then has another source.
+        measured: source of the measured times, in words, if the machine's run only measured
+            pad/choose queries and the model therefore has another source; otherwise empty.
     """
 
     model: Model
@@ -91,9 +87,8 @@ class Basis:
     def library(self, problem: Problem) -> str:
         """Return the implementation whose fit predicts the problem if no implementation is named.
 
-        This is the first one that has a fit for the problem's operation and dtype. It is the vendor
-        library, or another implementation in a file that the user imported, but never one of
-        Rooftile's hand-written kernels. Without such a fit, the result is the vendor library that
+        This is the first one, except for Rooftile's hand-written kernels, that has a fit for the
+        problem's operation and dtype. Without such a fit, the result is the vendor library that
         usually computes such problems on the machine.
 
         Raises:
@@ -117,8 +112,11 @@ class Basis:
 
         Args:
             problem: the problem.
-            measured: True if the answer uses only measured times of the problem itself. In this
-                case, the result describes these times, not the model.
+            measured: True if the answer uses only measured times. The result then describes these
+                times, not the model.
+
+        Raises:
+            UserError: in the same cases as :meth:`library`.
         """
         if measured and self.measured:
             return "recorded", self.measured
@@ -143,14 +141,18 @@ class Basis:
         )
 
     def _origin(self, group: str) -> Origin:
-        """Return the kind, source and cache state of the data behind a group's fit."""
+        """Return the kind, source and cache state of the basis of a group's fit."""
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
-        """Make a query of problems, each with its library and its group's cache state."""
+        """Make a query of problems, each with its library and its group's cache state.
+
+        Raises:
+            UserError: in the same cases as :meth:`library`.
+        """
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
-        # A group without a fit is predicted with cold operands, which come from memory.
+        # A group without a fit is predicted with cold operands.
         warm = [group in self.model.fits and self._origin(group).warm for group in groups]
         return replace(Query.with_implementations(problems, libraries), cached=warm)
 
@@ -171,13 +173,14 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     """Find the best basis for a machine: its measurements, else a public table, else constants.
 
     Args:
-        machine: slug of the machine; None for the machine that was measured last.
+        machine: slug of the machine, or an unambiguous part of it; None for the machine that was
+            measured here last.
         results: folder with the results of all machines.
 
     Raises:
-        UserError: if ``machine`` is not the name of one known or recorded machine, if it is None
-            and nothing was measured, if all times of a machine without a known datasheet are
-            unusable, or if the calibration cannot be read.
+        UserError: if ``machine`` does not name exactly one known or recorded machine, if it is None
+            and nothing was measured here, if run.json or calibration.json cannot be read, or if the
+            run is unusable and the machine has no other recording and no known datasheet.
     """
     return _with_missing_dtypes(_measured_basis(machine, results))
 
@@ -211,14 +214,9 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis | None:
-    """Return the basis that a machine has without one of its recordings, or None.
+    """Return the basis from a machine's published recording, else from its imported table, or None.
 
-    It comes from a recording that the project publishes, else from an imported table.
-
-    Args:
-        folder: folder of the recording that must not be used.
-        slug: slug of the machine.
-        results: folder with the results of all machines.
+    The recording in ``folder`` is not used.
     """
     published = results / PUBLISHED / slug
     if folder != published and (published / "run.json").exists():
@@ -233,10 +231,8 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
     """Return the basis with additional fits for dtypes that were not measured.
 
     A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
-    bf16 is used for tf32. Fits of hand-written kernels are not used for other dtypes. Imported
-    public tables need these additional fits, because they only have bf16 and fp8. For dtypes that
-    are still missing, GEMMs of the vendor library get the machine's prior if it predicts warm
-    times. The basis of a CPU stays as it is.
+    bf16 is used for tf32, except for hand-written kernels. For dtypes that are still missing, GEMMs
+    of the vendor library get the machine's prior if it predicts warm times.
     """
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
@@ -275,11 +271,11 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
     """Return the output of ``machines --json``: one entry for each known or recorded machine.
 
     An entry has the model's errors on held-out measurements of the machine's largest group, as
-    fractions. The errors are None if no measurements of the machine were fitted.
+    fractions. The errors and the number of rows are None if no measurements of the machine were
+    fitted.
 
     Raises:
-        UserError: if a recording or its calibration cannot be read, or if all times of a machine
-            without a known datasheet are unusable.
+        UserError: if :func:`find_basis` raises it for one of the machines.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
@@ -309,11 +305,6 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
 
     Answers to measured queries use the measured times, unless the run is unusable. The model is the
     one that the machine would have without this run.
-
-    Args:
-        folder: folder of the run that measured the queries.
-        run: content of its run.json.
-        results: folder with the results of all machines.
     """
     machine = Machine.from_json(run["machine"])
     basis = _basis_from_other_recording(folder, machine.slug, results)
@@ -327,14 +318,11 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
 def basis_at(folder: Path, fitted: Model) -> Basis:
     """Return the basis from the recording in a folder.
 
-    Args:
-        folder: folder of the recording.
-        fitted: model that was just fitted to the recording. This model is only used if the
-            recording has no calibration.json, because all answers about a recording must come from
-            the same model.
+    ``fitted``, a model that was just fitted to the recording, is only used if the recording has no
+    calibration.json, because all answers about a recording must come from the same model.
 
     Raises:
-        UserError: if the calibration cannot be read.
+        UserError: if run.json or calibration.json cannot be read.
     """
     basis = _basis_from_recording(folder)
     if not basis.calibrated:
@@ -363,10 +351,7 @@ def _basis_from_recording(folder: Path) -> Basis:
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
     """Return the basis from a recording and the model that was fitted to it.
 
-    Args:
-        folder: folder of the recording.
-        run: content of its run.json.
-        model: the model, without adaptations to users of another framework.
+    ``model`` is not yet adapted to users of another framework.
     """
     public = run.get("public")  # None if Rooftile measured the times
     warm = public is not None and public["cache"] == "warm"
@@ -387,11 +372,11 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
 
 
 def _start_of(fit: Fit) -> str:
-    """Name the public tables that still influence a fit, in words, or return "".
+    """Name the public tables that still influence a fit, in words; empty if none do.
 
-    These are the tables whose trees the fit uses. A fit without such trees started from constants,
-    which matter only if the group has too few rows to grow trees. The result is "" if these
-    constants do not come from public tables.
+    These are the tables whose trees the fit uses, or those from whose constants it started. The
+    latter are only named if fewer than :data:`MIN_RESIDUAL_ROWS` cases were fitted, because more
+    cases outweigh them.
     """
     if fit.offsets:
         return fit.offsets.source
@@ -418,9 +403,6 @@ def for_any_framework(model: Model) -> Model:
 
 
 def _basis_from_constants(machine: Machine) -> Basis:
-    """Return a basis from the best prior that needs no imported table.
-
-    Its model has no fits yet, so each group is predicted from its prior.
-    """
+    """Return a basis from the best prior that needs no imported table, without fits."""
     prior = prior_without_tables(machine, GROUP)
     return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)

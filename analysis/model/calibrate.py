@@ -33,8 +33,7 @@ from kernels.problem import WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import Array, Estimate, priced_alignment
 
 _FOLDS = 3
-"""Number of folds for a group of up to :data:`MANY_ROWS` measurements. Each fold needs a separate
-fit."""
+"""Number of folds for a group of up to :data:`MANY_ROWS` measurements."""
 
 _FOLDS_OF_MANY = 5
 """Number of folds for a larger group. With three folds, held-out errors would be too pessimistic: a
@@ -54,11 +53,7 @@ class Calibration:
     held_out: Prediction
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of calibration.json.
-
-        It has the fit of each group: constants, trees, intervals, errors and the number of
-        measurements.
-        """
+        """Return the document of calibration.json, which has the fit of each group."""
         return {
             "machine": self.model.machine.slug,
             "protocol": "parts of the problems, each predicted by a fit to the others",
@@ -99,10 +94,11 @@ def calibrate_query(
         machine: the machine on which the cases were measured.
         query: the measured cases.
         seconds: measured seconds of one launch of each case.
-        folds: number of folds. The default is three, or five for a group of more than
+        folds: number of folds; None for three, or five for a group of more than
             :data:`analysis.model.residual.MANY_ROWS` cases.
         algorithms: the algorithm that computed each case, empty where it is not known
-            (:func:`kernels.names.conv_algorithm`). Held-out predictions do not use the algorithms.
+            (:func:`kernels.names.conv_algorithm`). The held-out prediction of a case does not use
+            its algorithm.
         priors: the prior from which the fit of each group starts. A group without an entry starts
             from the best prior that needs no imported table.
     """
@@ -137,14 +133,8 @@ def _calibrate_group(
 ) -> tuple[Fit, list[PartialPrediction]]:
     """Fit the model to the cases of one group, and predict each case with a fit to other cases.
 
-    Args:
-        machine: the machine on which the cases were measured.
-        query: the cases of all groups.
-        seconds: measured seconds of each case.
-        known_algorithms: the algorithm that computed each case, empty where it is not known.
-        rows: positions of the group's cases in the query.
-        folds: number of folds.
-        prior: the prior from which the fits start.
+    ``query``, ``seconds`` and ``known_algorithms`` have the cases of all groups. ``rows`` has the
+    positions of the group's cases, at least one.
 
     Returns:
         The fit with its errors and intervals, and the held-out predictions of each fold.
@@ -155,8 +145,8 @@ def _calibrate_group(
         machine, query, seconds, known_algorithms, rows, fold_numbers, prior
     )
     fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
-    # If any fold was predicted without trees, because the other folds had too few cases to grow
-    # them, held-out errors do not show how good trees are. The group then has no trees.
+    # If a fold was predicted without trees, because the other folds had too few cases to grow them,
+    # held-out errors do not show how good the trees are. The group then has no trees.
     fewest_training_rows = len(rows) - max(len(part.positions) for part in fold_estimates)
     if fewest_training_rows < MIN_RESIDUAL_ROWS:
         fitted = fitted._replace(residual=None)
@@ -217,14 +207,8 @@ def _predict_folds(
 ) -> list[_FoldEstimate]:
     """Predict each fold of a group's cases with a fit to the other folds.
 
-    Args:
-        machine: the machine on which the cases were measured.
-        query: the cases of all groups.
-        seconds: measured seconds of each case.
-        known_algorithms: the algorithm that computed each case, empty where it is not known.
-        rows: positions of the group's cases in the query.
-        fold_numbers: fold number of each of these cases.
-        prior: the prior from which the fits start.
+    ``fold_numbers`` has the fold of each of the group's cases. The other arguments are those of
+    :func:`_calibrate_group`.
     """
     fold_estimates: list[_FoldEstimate] = []
     for number in np.unique(fold_numbers):
@@ -256,9 +240,8 @@ def _only_layout(problems: Sequence[Problem]) -> str:
 def _fold_of(problem: Problem, folds: int) -> int:
     """Return the fold number of a problem, counted from 0.
 
-    The number comes from a hash of the problem's spec, which describes it as text. Repeated
-    measurements of a problem, even in several sweeps, are therefore in the same fold, so no fit
-    predicts a problem that it was fitted to.
+    All measurements of a problem are in the same fold, so that no fit predicts a problem that it
+    was fitted to.
     """
     return zlib.crc32(problem.spec().encode()) % folds
 
@@ -268,15 +251,8 @@ def _fit_with_sum_errors(
 ) -> Fit:
     """Return the fit with the factors for intervals of sums of times.
 
-    The factors ``change_low`` and ``change_high`` are for sums in which padded GEMMs replace the
-    original ones.
-
-    Args:
-        fit: the group's fit, with its intervals.
-        times: held-out predicted and measured time of each case.
-        spread: relative spread of each prediction's error.
-        small: positions of GEMMs that have a padding, as in :func:`neighbours`.
-        large: position of the padding of each of these GEMMs.
+    ``times`` has the held-out predictions. ``small`` and ``large`` are the result of
+    :func:`neighbours`.
     """
     # 1. Sums in which nothing is replaced need the interval of each case, in seconds.
     lo = times.predicted * np.exp(fit.low * spread)
@@ -309,7 +285,7 @@ def _fit_with_errors(
         fitted: result of a fit to all cases of the group.
         log_ratio: log(measured / held-out prediction) of each case.
         spread: relative spread of each prediction's error.
-        ratio_errors: errors of time ratios, as in :func:`pair_errors`.
+        ratio_errors: result of :func:`pair_errors`.
         prior: the prior from which the fit started.
     """
     error = np.abs(np.exp(-log_ratio) - 1)  # |predicted / measured − 1| of each case
@@ -341,12 +317,8 @@ def _weakened_factors(
 ) -> dict[str, tuple[float, float]]:
     """Return the prior's factors for kinds of shapes, moved towards 1.
 
-    The factors belong to the prior's interval. The more cases were measured, the less the interval
-    depends on the prior, and the closer the factors are moved to 1.
-
-    Args:
-        groups: factors of the lower and of the upper end of the interval, by kind of shape.
-        rows: number of measured cases.
+    The more cases were measured, the less the interval depends on the prior, to which the factors
+    belong, and the closer they are moved to 1.
     """
     prior_share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {
@@ -361,17 +333,15 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
-    """Return the 90% range of the error in a time ratio before any pair of shapes was measured.
+    """Return the 90% range of the error in a log time ratio before any pair was measured.
 
-    This is the prior's range for pairs. Measured times do not narrow it, because they mostly
-    determine the scale of all times, and an error of this scale cancels in the ratio of two times.
-    Measured times only limit this range: in the worst case, the errors of the two shapes lie at
-    opposite ends of the range of single times.
+    Single measured times do not narrow the prior's range for pairs, because they mostly determine
+    the scale of all times, and an error of this scale cancels in the ratio of two times. They only
+    limit it: in the worst case, the errors of the two shapes lie at opposite ends of the range of
+    single times.
 
-    Args:
-        prior: the prior.
-        width: width of the 90% range of log(measured / predicted) of single times, as a multiple of
-            the spread.
+    ``width`` is the width of the 90% range of log(measured / predicted) of single times, as a
+    multiple of the spread.
     """
     # Errors of pairs are multiples of the root of the sum of both squared spreads. For two equal
     # spreads, this root is √2 times one of them.
@@ -382,11 +352,10 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
 
 
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
-    """Return the range that contains the next error of the same kind in 90% of cases.
+    """Return a 90% range of the next error of the same kind.
 
     The ends come from split conformal prediction. Each end is then averaged with the prior's end on
-    a logarithmic scale. In this average, the prior has the weight of :data:`_PRIOR_ROWS` errors. If
-    there are no errors, the result is the range of the prior.
+    a logarithmic scale (:func:`_blended`). Without any errors, the result is the prior's range.
     """
     if not len(errors):
         return prior_low, prior_high
@@ -412,17 +381,10 @@ def _blended(
 ) -> tuple[Any, Any]:
     """Return the weighted geometric mean of a range from measured errors and the prior's range.
 
-    Each end is first moved outwards to a distance of at least :data:`_MIN_WIDTH` from 0.
-
-    Args:
-        low: lower end from measured errors, a number or an array.
-        high: upper end from measured errors, of the same shape.
-        rows: number of measured errors, which is their weight.
-        prior_low: lower end of the prior's range.
-        prior_high: upper end of the prior's range.
-
-    Returns:
-        The lower and the upper end, of the same shape as ``low`` and ``high``.
+    The weight of the measured errors is their number ``rows``, and that of the prior is
+    :data:`_PRIOR_ROWS`. Each end is first moved outwards to a distance of at least
+    :data:`_MIN_WIDTH` from 0. ``low`` and ``high`` may be arrays of ends; the results then have the
+    same shape.
     """
     share = rows / (rows + _PRIOR_ROWS)
 
@@ -437,7 +399,7 @@ def _leave_one_out_ranges(
 ) -> tuple[Array, Array]:
     """Return, for each error, the :func:`_range` of all other errors.
 
-    Leaving an error out ensures that no case widens the interval by which it is judged.
+    No case then widens the interval by which it is judged.
     """
     count = len(errors)
     # The k of _conformal_ends is ⌊(n + 1)·5%⌋ for n errors. Here one error is left out, so n is
@@ -488,13 +450,11 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     padding that is predicted to be fastest, so the errors of these pairs show how optimistic such a
     pick is.
 
-    Args:
-        query: the cases, all of one implementation and dtype.
-        predicted: predicted seconds of each case.
+    All cases must have the same implementation and dtype.
 
     Returns:
-        Positions in the query: first those of the GEMMs that have a padding, then those of the
-        paddings, in the same order.
+        Positions of the GEMMs that have a padding, and positions of their paddings, in the same
+        order.
     """
     # 1. Group the cases that differ only in size.
     same_conditions: dict[tuple[Any, ...], list[int]] = {}
@@ -519,15 +479,9 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
 def _best_pads(
     sizes: NDArray[np.int_], predicted: Array
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Find, for each shape, the padding that is predicted to be fastest.
+    """Find the pairs of :func:`neighbours` among shapes that differ only in size.
 
-    Args:
-        sizes: M, N and K (columns) of each shape (rows).
-        predicted: predicted seconds of each shape.
-
-    Returns:
-        Positions of the shapes that have a padding, and positions of their fastest paddings, in the
-        same order.
+    ``sizes`` has M, N and K (columns) of each shape (rows).
     """
     # 1. Collect candidates. In log sizes, the paddings of a shape lie in a cube with the shape at
     #    its lowest corner. A k-d tree finds them, because comparing all 35,700 shapes of a public

@@ -1,4 +1,4 @@
-"""Correct the time model's formula with public tables and with regression trees."""
+"""Correct the formula's times with public tables and with trees grown from measurements."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from kernels.timemodel.estimate import Array, Estimate
 def corrected_estimate(
     inputs: Inputs, constants: Constants, residual: Residual | None, offsets: Offsets | None = None
 ) -> tuple[Estimate, Array]:
-    """Estimate each case with the formula, then correct it with public tables and with trees.
+    """Estimate each case with the formula, then correct the time.
 
     Args:
         inputs: the cases, all of one group.
         constants: constants of the formula.
-        residual: trees that predict the remaining errors, grown from the machine's measurements;
-            None if there are none.
-        offsets: corrections that were learned from public tables; None if there are none.
+        residual: trees that predict the errors that remain after ``offsets``; None for no trees.
+        offsets: corrections that were learned from public tables; None for no corrections.
 
     Returns:
         The corrected estimates, and the relative spread of each estimate's error. The spread is 1

@@ -38,13 +38,11 @@ class Inputs:
 
     Attributes:
         machine: the machine whose times are predicted.
-        dtype: dtype of all cases.
-        problems: the problem of each case.
-        shapes: the cases as arrays; a convolution is computed as its implicit GEMM.
+        shapes: the cases as arrays, with convolutions as implicit GEMMs.
         tiles: the tile of each case if every case has a config of a hand-written kernel, otherwise
             None.
         winograd: the cases as arrays for each of Winograd's algorithms that the vendor library may
-            choose.
+            choose, by the algorithm's name.
         algorithms: the algorithm that computed each case, empty where it is not known.
     """
 
@@ -65,10 +63,10 @@ class Inputs:
         Args:
             machine: the machine whose times are predicted.
             query: the cases, at least one.
-            algorithms: the algorithm that computed each case, empty where it is not known. None if
-                no algorithm is known.
+            algorithms: the attribute ``algorithms``; None if no algorithm is known.
         """
-        # 1. Describe the shapes. Operands are only read from the cache if all of them fit into it.
+        # 1. Describe the shapes. Operands are only read from the cache if they fit into it together
+        #    with the result.
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
             for warm, problem in zip(query.cached, query.problems, strict=True)
@@ -108,7 +106,8 @@ class Inputs:
     def estimate(self, constants: Constants) -> Estimate:
         """Estimate each case with the formula only.
 
-        Where a tile or an algorithm is not known, the fastest one is assumed.
+        Where a tile or an algorithm is not known, the fastest one is assumed. An algorithm that the
+        formula does not describe, such as an FFT, is estimated as the implicit GEMM.
         """
         peak = self.machine.peak(self.dtype)
         if self.tiles is not None:
@@ -120,7 +119,6 @@ class Inputs:
             transformed = replace(
                 self._fastest(shapes, constants), algorithm=np.full(len(shapes), algorithm_number)
             )
-            # If the algorithm is not known, assume that the library chooses the fastest.
             is_chosen = (self.algorithms == "") & (transformed.time < guess.time)
             guess = guess.where(transformed, is_chosen | (self.algorithms == name))
         return guess
@@ -128,9 +126,11 @@ class Inputs:
     def settled(self, guess: Estimate) -> Inputs:
         """Return the inputs with each case fixed to the tile and algorithm that an estimate chose.
 
+        An estimate of the returned inputs does not search for the fastest tile again. Its field
+        ``algorithm`` is 0 for all cases.
+
         Args:
-            guess: result of :meth:`estimate`. An estimate of the returned inputs does not search
-                for the fastest tile again.
+            guess: result of :meth:`estimate`.
         """
         shapes = self.shapes
         for name, transformed in self.winograd.items():
@@ -144,7 +144,7 @@ class Inputs:
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
     def design(self, constants: Constants) -> Array:
-        """Return the features used to choose cases to measure: sizes, time and intensity."""
+        """Return the features by which cases to measure are chosen: sizes, time and intensity."""
         return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
     def features(
@@ -163,22 +163,22 @@ class Inputs:
         - the tail efficiency with each usual tile;
         - how many times two divides M, N and K, because libraries choose kernels by alignment;
         - with public tables, the log ratio that each of them predicts, and the log of the ratio of
-          the problem's bytes to the size of the last-level cache. Operands that fit come from the
-          cache in public tables, but from memory in most of Rooftile's measurements;
+          the problem's bytes to the size of the last-level cache, because operands that fit come
+          from the cache in public tables, but from memory in most of Rooftile's measurements;
         - for a convolution, the logs of these quantities: the number of images, the area of an
           output image, the filter's area, the product of both strides, the alignment, the ratio of
-          each algorithm's time to the estimate, and the factor by which Winograd's tiles pad the
-          outputs.
+          each algorithm's time to the estimate, and the factor by which the tiles of each of
+          Winograd's algorithms pad the outputs. Algorithms that the library does not choose have no
+          columns.
 
         Args:
-            constants: the constants of the estimate.
+            constants: the constants with which the cases were estimated.
             guess: result of :meth:`estimate` with these constants.
             offsets: log ratios that public tables predict, one column for each collection, as in
                 :class:`analysis.model.offsets.CollectionEstimates`; None without public tables.
         """
         shapes, machine = self.shapes, self.machine
-        # The columns are in the order of the list above. ``density`` is the useful share of the
-        # multiply-adds.
+        # ``density`` is the useful share of the multiply-adds.
         flops = 2 * shapes.batch * shapes.m * shapes.n * shapes.k * shapes.density
         intensity = flops / shapes.bytes
         ridge = machine.peak(self.dtype) / machine.bandwidth
@@ -199,7 +199,7 @@ class Inputs:
         return np.column_stack([*columns, *self._conv_features(constants, guess)])
 
     def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:
-        """Return the columns that only convolutions have; an empty list for GEMMs."""
+        """Return the columns of :meth:`features` that only convolutions have; none for GEMMs."""
         if not isinstance(self.problems[0], Conv):
             return []
         convolutions = [problem for problem in self.problems if isinstance(problem, Conv)]

@@ -26,8 +26,8 @@ It contains at least 98% of the times in public tables for H100, A100 and V100 (
 and 43% of those for L4 (results/accuracy/fp32-interval.json)."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""Assumed 90% range of the error in a log time ratio between two neighbouring shapes. It is narrow,
-because the errors of the two shapes are largely the same.
+"""Assumed 90% range, without any measurement, of the error of the log time ratio of two
+neighbouring shapes. It is narrow, because the errors of the two shapes are largely the same.
 
 It contains the measured 90% range of six of nine public tables. The measured range is wider for
 V100 in fp16, for L4, and for T4, where it extends to 0.34 (results/accuracy/neighbours.json)."""
@@ -60,12 +60,8 @@ _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standa
 class SoftwareRange:
     """90% range of log(another framework's time / predicted time).
 
-    The ends are multiples of a prediction's spread, which combines the model's own error and
-    :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). ``pair_low`` and ``pair_high`` bound the
-    error of the log time ratio of two neighbouring shapes, as in :class:`Fit`.
-
-    The same class also holds the error range of shipped constants, and that of constants that are
-    carried over from another machine of the generation.
+    The ends have the units of the same attributes of :class:`Fit`. The class also holds other
+    ranges of a prediction's error, such as that of constants from another machine.
     """
 
     low: float
@@ -83,7 +79,7 @@ class SoftwareRange:
         )
 
     def to_json(self) -> dict[str, float]:
-        """Return the ends by name, as a JSON document."""
+        """Return the ends by name."""
         return asdict(self)
 
 
@@ -117,12 +113,13 @@ class Fit:
         high: upper end of that range.
         pair_low: lower end of the 90% range of the error of the log time ratio of two neighbouring
             shapes (see :data:`NEAR`), as a multiple of the square root of the sum of the two
-            squared spreads. The errors of such shapes are largely the same.
+            squared spreads.
         pair_high: upper end of that range.
         rows: number of measured cases that were fitted; 0 if no measurements of the machine were
             fitted.
         pairs: number of pairs of neighbouring shapes among these cases.
-        median: median of |predicted / measured − 1| on held-out measurements, as a fraction.
+        median: median of |predicted / measured − 1| on held-out measurements; None if no
+            measurements of the machine were fitted.
         mean: mean of these errors.
         p95: 95th percentile of these errors.
         aligned_only: True if the length of every row of the measured operands was a multiple of 16
@@ -133,8 +130,7 @@ class Fit:
             ratio.
         beside: additional standard deviation for users of another framework. It is added in
             quadrature, as if that framework's error were independent of the trees' disagreement.
-        sum_low: factor by which the lower half of a sum's interval is multiplied. Without it, the
-            interval follows from the intervals of the single times (see
+        sum_low: factor that corrects the lower half of the interval of a sum of times (see
             :mod:`analysis.model.sum_errors`).
         sum_high: the same factor for the upper half.
         change_low: the same factor for the lower half if neighbouring shapes replace some shapes of
@@ -173,11 +169,10 @@ class Fit:
     shift: Shift = field(default_factory=Shift)
 
     def has_like(self, problem: Problem) -> bool:
-        """Return True if the measurements include problems that are similar to this one.
+        """Return False if no measured problem has such an alignment, layout or batch.
 
-        A misaligned problem does not count as similar if all measurements are aligned. A batched
-        GEMM, or one in another layout, does not count as similar if all measurements are unbatched
-        GEMMs in one layout.
+        This is the case for a misaligned problem if all measurements are aligned, and for a batched
+        GEMM, or one in another layout, if all measurements are unbatched GEMMs of one layout.
         """
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
@@ -194,7 +189,7 @@ class Fit:
             shift: expected log ratio of another framework's time to the measured framework's time.
         """
         # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of
-        # a prediction's error. Because the ends are divided by it, only ``beside`` and the range of
+        # a prediction's error. The ends are divided by it, so only ``beside`` and the range of
         # other frameworks make the interval wider than before.
         deviation = (self.high - self.low) / (2 * _NORMAL)
         moved = replace(
@@ -255,8 +250,8 @@ class Fit:
     def spread(self, lo: float, hi: float) -> float:
         """Return the spread of a prediction, given the ends of its 90% interval in seconds.
 
-        If the interval is wider than that of other shapes because of the shape's kind, or because
-        no similar shape was measured, the spread is larger accordingly.
+        It includes the factors for the shape's kind, and the wider interval of a shape that is
+        unlike all measured ones.
         """
         return math.log(hi / lo) / (self.high - self.low)
 
@@ -264,8 +259,7 @@ class Fit:
         """Return the 90% range of the error in a log time ratio.
 
         Args:
-            near: True for the ratio of two neighbouring shapes, False for the ratio of two
-                arbitrary shapes.
+            near: True if the two shapes are neighbours (see :data:`NEAR`).
             spreads: spreads of the two predictions.
         """
         combined = math.hypot(*spreads)
@@ -293,7 +287,8 @@ class Fit:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown.
+            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown, or if the
+                interval is empty.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
@@ -303,7 +298,6 @@ class Fit:
         attributes = {name: value for name, value in data.items() if name != "min_spread"}
         residual, offsets = data["residual"], data.get("offsets")
         groups = data.get("groups", {})
-        # ``residual`` and ``offsets`` are None if the fit has no such trees, and stay None.
         converted = {
             "constants": Constants.from_json(data["constants"]),
             "residual": None if residual is None else Residual.from_json(residual),

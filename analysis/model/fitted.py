@@ -27,9 +27,8 @@ PREDICTED = "predicted_"
 columns of :meth:`analysis.model.predict.Prediction.frame`, and ``tflops``."""
 
 MOST_ROWS = 36_000
-"""Maximum number of cases of one group that are analysed without sampling. If a group has more
-cases, only a random sample of them is analysed (:func:`sampled_positions`). The public tables that
-Rooftile imports have fewer cases per group."""
+"""Maximum number of cases of one group that are analysed without sampling
+(:func:`sampled_positions`). The public tables that Rooftile imports have fewer cases per group."""
 
 _SAMPLE = 10_000  # cases in a sample; twice as many hardly improve the predictions
 
@@ -47,7 +46,7 @@ class Analysis:
       :func:`analysis.recordings.repetition.steady_ratio`).
 
     If a group has more than :data:`MOST_ROWS` cases, the table only has a random sample of them.
-    ``measured`` is the number of all measured cases.
+    ``measured`` is the number of all measured cases, including those that are not in the sample.
     """
 
     recording: Recording
@@ -67,7 +66,7 @@ class Analysis:
 
     @property
     def model(self) -> Model:
-        """Model fitted to all cases of the table."""
+        """Model fitted to all cases in the table."""
         return self.calibration.model
 
     @property
@@ -79,12 +78,9 @@ class Analysis:
 def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
     """Return the sorted positions of the cases to analyse.
 
-    These are all cases of a group, or a random sample if the group has more than :data:`MOST_ROWS`.
-    A group is all cases with the same operation (with its pass), dtype and implementation, because
-    each such group has its own fit.
-
-    Args:
-        rows: measured cases, as in measurements.csv.
+    A group with more than :data:`MOST_ROWS` cases contributes 10,000 of them, drawn at random; any
+    other group contributes all. A group has one operation (with its pass), dtype and
+    implementation.
     """
     groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
     rng = np.random.default_rng(0)
@@ -111,7 +107,7 @@ def analyse(recording: Recording) -> Analysis:
             f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}. If the "
             f"sweep has already run, use {command('sweeps doctor')} to look for the cause."
         )
-    # 2. Fit the model to them, and predict each of them with a fit to others.
+    # 2. Fit the model to them. The calibration also has a held-out prediction of each of them.
     calibration = calibrate(recording.machine, rows, priors_for(recording, rows))
     predicted = calibration.held_out.frame().add_prefix(PREDICTED)
     # 3. Join the measurements, the properties of their problems, and the predictions.
@@ -133,10 +129,7 @@ def analyse(recording: Recording) -> Analysis:
 
 
 def write_predictions(analysis: Analysis) -> None:
-    """Write predicted.csv and calibration.json next to the measurements.
-
-    predicted.csv has the held-out prediction of each analysed case.
-    """
+    """Write predicted.csv (held-out predictions) and calibration.json next to the measurements."""
     frame = analysis.calibration.held_out.frame()
     identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
     table = pd.concat([identity, frame], axis=1)

@@ -2,9 +2,8 @@
 
 Constants and weights are the unknowns of one penalised least-squares problem. Each unknown starts
 at the prior's value. The more certain the prior is, the larger is the penalty on the distance from
-that value. A single measured case therefore changes almost only the scale that all constants share.
-With hundreds of cases, the penalty hardly matters. This is ridge regression: the penalty
-corresponds to a Gaussian prior, and the solution is the mode of the posterior.
+that value, as in ridge regression. A few measured cases therefore mainly change the scale that all
+constants share. With hundreds of cases, the penalty hardly matters.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ longer, and the error would hardly change."""
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
 _MIN_ROWS_FOR_MISFIT = 40  # Smallest number of cases from which the misfit is estimated.
-_CLEARLY_LESS = 0.7  # A fit is repeated if its misfit is below this share of the prior's misfit.
-_LEAST_MISFIT = 0.01  # Smallest misfit that is assumed, as a log ratio.
+_CLEARLY_LESS = 0.7  # A fit is repeated if its misfit is at most this share of the prior's misfit.
+_LEAST_MISFIT = 0.01  # Smallest assumed misfit, as a log ratio.
 _MAD_TO_STD = 1.48  # Ratio of normal values' standard deviation to their MAD.
 _WEIGHTS = (-0.5, 1.5)  # Bounds of a collection's weight.
 _OUTLIER = 0.5  # Multiple of the misfit beyond which errors count for less than their square.
@@ -90,10 +89,13 @@ def fit_group(
     """Update a prior with measured cases: fit constants and weights, then grow trees.
 
     The trees learn what constants and weights miss. They are kept only if they predict held-out
-    cases better than chance. If the prior comes from public tables, the trees' predictions are
-    shrunk instead. The formula does not describe every algorithm: cases computed by an FFT, for
-    example, are left out of the fit of the constants, but not of the trees. Without any case, the
-    result is the prior's constants and offsets.
+    cases better than chance. If the prior has collections, the trees' predictions are shrunk
+    instead. No trees grow from fewer than :data:`analysis.model.residual.MIN_ROWS` cases, or for a
+    hand-written kernel with known tiles, which does not change from shape to shape.
+
+    Cases computed by an algorithm that the formula does not describe, such as an FFT, are left out
+    of the fit of the constants, but not of the trees. Without any case, the result is that of
+    :func:`unmeasured`.
 
     Args:
         machine: the machine on which the cases were measured.
@@ -101,13 +103,12 @@ def fit_group(
         seconds: measured seconds of each case.
         algorithms: the algorithm that computed each case, empty where it is not known.
         prior: the prior from which the fit starts.
-        part_of: number of all cases if these are only the training cases of a fold, otherwise None,
-            as in :func:`analysis.model.residual.fit_residual`.
+        part_of: number of all cases of the group if these are only the training cases of a fold,
+            otherwise None.
     """
     if not len(seconds):
         return unmeasured(prior)
-    # 1. Draw a sample of the cases whose algorithm the formula describes. A case with an unknown
-    #    algorithm may be one of them.
+    # 1. Draw a sample of the cases whose algorithm the formula describes or which is unknown.
     describable = np.flatnonzero([name in ("", *ALGORITHMS) for name in algorithms])
     sample = np.random.default_rng(0).permutation(describable)[:_MAX_ROWS]
     constants, _, offsets = unmeasured(prior)
@@ -149,7 +150,7 @@ def fit_group(
 
 
 def unmeasured(prior: Prior) -> Fitted:
-    """Return the prior's constants and offsets, which are used if there are no measurements."""
+    """Return the prior's constants and offsets, without trees."""
     return Fitted(prior.fit.constants, None, prior.fit.offsets)
 
 
@@ -183,8 +184,8 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
     """Fit constants, within their bounds, to measured times by robust least squares of log ratios.
 
     Args:
-        inputs: measured cases of one group. Hundreds of cases are needed, because the penalty on
-            the distance from ``start`` is very small.
+        inputs: measured cases of one group. Hundreds of cases are needed, because hardly anything
+            keeps the constants near ``start``.
         seconds: measured seconds of each case.
         start: constants from which the fit starts.
     """
@@ -215,10 +216,6 @@ class _FitRows(NamedTuple):
         """Estimate the standard deviation of a fit's errors from their median absolute value.
 
         Errors are log(predicted / measured), each multiplied by the case's sureness.
-
-        Args:
-            constants: the fitted constants.
-            weights: the fitted weight of each column of ``regressors``.
         """
         log_ratios = np.log(self.inputs.estimate(constants).time / self.seconds)
         log_ratios = log_ratios + self.regressors @ np.array(weights)
@@ -235,9 +232,6 @@ def _solve(
         start: the prior's constants.
         prior_weights: the prior's weights, one for each column of ``rows.regressors``.
         spread: uncertainty of the prior.
-
-    Returns:
-        The fitted constants, and the fitted weights in the order of ``prior_weights``.
     """
     constants, weights = _solve_with(spread.misfit, rows, start, prior_weights, spread)
     if len(rows.seconds) < _MIN_ROWS_FOR_MISFIT:
@@ -256,9 +250,9 @@ def _solve_with(
 ) -> tuple[Constants, Sequence[float]]:
     """Solve the least-squares problem of :func:`_solve`, given the expected misfit.
 
-    ``misfit`` is the standard deviation of the log ratios that remain with the best constants. The
-    larger it is, the more weight the prior has. The other arguments and the result are those of
-    :func:`_solve`.
+    ``misfit`` is the expected standard deviation of the log ratios that remain with the best
+    constants. The larger it is, the more weight the prior has. The other arguments and the result
+    are those of :func:`_solve`.
     """
     inputs, seconds, regressors, sureness = rows
     # 1. The unknowns are the constants on their fit scales, then the weights of public tables. The
@@ -277,7 +271,7 @@ def _solve_with(
 
     # 2. The residuals are the errors of the log times, then the penalties.
     def as_constants(values: Iterable[Any]) -> Constants:
-        """Return the constants, given their values on the fit scales in the order of ``names``."""
+        """Convert values on the fit scales, in the order of ``names``, to constants."""
         pairs = zip(names, values, strict=True)
         return Constants(**{name: from_fit_scale(name, value) for name, value in pairs})
 
@@ -320,10 +314,10 @@ def _solve_with(
 def _precision_root(spread: Spread) -> NDArray[np.float64]:
     """Return the square root of the constants' inverse covariance matrix under the prior.
 
-    The deviations of the constants from the prior have two causes: the error of the shared scale,
-    which moves all constants along :data:`_DIRECTION`, and a separate error of each constant. The
-    covariance of the deviations is the sum of the covariances of these two errors. The returned
-    matrix turns the deviations into independent numbers, each with a standard deviation of 1.
+    The constants deviate from the prior for two reasons: the error of the shared scale, which moves
+    them along :data:`_DIRECTION`, and a separate error of each constant. The covariance matrix is
+    the sum of those of the two errors. The returned matrix turns the deviations into independent
+    numbers with a standard deviation of 1.
     """
     # Along the direction of the scale, both variances add up. Perpendicular to it, only the
     # separate deviations remain.
@@ -338,9 +332,8 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
 def _one_blas_thread() -> AbstractContextManager[object]:
     """Return a context in which BLAS uses one thread, if threadpoolctl is installed.
 
-    Each step of a fit decomposes a matrix with few columns. Several threads are not faster than one
-    for such small matrices. They are much slower if one of them waits for a core that another
-    process uses.
+    Each step of a fit decomposes a matrix with few columns. For such a matrix, several threads are
+    not faster than one, and they are much slower if another process uses one of their cores.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return nullcontext()

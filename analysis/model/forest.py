@@ -63,7 +63,7 @@ class Forest:
 
         Raises:
             ValueError: if the arrays do not have matching shapes, if there are no rows or more than
-                127 features, or if a number is not finite.
+                127 features, or if a number is not finite as a float32.
             ModuleNotFoundError: if scikit-learn is not installed.
         """
         from sklearn.ensemble import ExtraTreesRegressor
@@ -185,10 +185,10 @@ class Forest:
         return np.ascontiguousarray(pairs.T).ravel()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trees as an entry of calibration.json.
+        """Return the trees as a JSON document.
 
-        The arrays are stored as little-endian bytes in base64. This takes about a quarter of
-        the space of numbers in JSON.
+        The arrays are stored as little-endian bytes in base64, in about a quarter of the space of
+        numbers in JSON.
         """
         feature = self.feature.astype("i1").tobytes()
         number = self.number.astype("<f4").tobytes()
@@ -227,9 +227,9 @@ class Forest:
 def _preorder_arrays(tree: Any) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Return ``feature`` and ``number`` of each node of a scikit-learn tree, in preorder.
 
-    scikit-learn stores its nodes in preorder, too. Its thresholds are float64 and the features
-    float32. A threshold is rounded down to float32. It still separates the same rows, because no
-    float32 lies between the two values.
+    scikit-learn stores its nodes in preorder, too. Its thresholds are float64, and the features
+    are float32. A threshold is rounded down to float32 and still separates the same rows, because
+    no other float32 lies between the two values.
     """
     is_leaf = tree.children_left < 0
     threshold = tree.threshold.astype(np.float32)

@@ -19,14 +19,14 @@ from kernels.problem import WIDE_BYTES, Problem
 from kernels.timemodel.estimate import Array, priced_alignment
 
 NARROW_N = 32
-"""Shapes with an N below this value are narrow. Few GEMMs in public tables have so small an N."""
+"""Shapes with an N below this value are narrow."""
 
 VOCABULARY_N = 32_768
 """Shapes with this N or a larger one are assumed to be projections to a vocabulary."""
 
 FEW_ROWS = 16
-"""Shapes with an M below this value are typical of decode steps. Even with
-the smallest tiles, which have 8 or 16 rows, they need at most two tiles along M."""
+"""Shapes with an M below this value are typical of decode steps. Their rows fit into one of the
+smallest tiles, which have 8 or 16 rows, or into two."""
 
 _PRIOR_WIDER = 0.5
 """Weight of the prior when an interval is widened, as a number of collections. The prior is a
@@ -59,8 +59,8 @@ class GroupErrors(NamedTuple):
     """Errors of the predictions for one collection, and the kind of each shape.
 
     ``relative`` has log(measured / predicted) of each shape, divided by the absolute value of the
-    interval's end on the same side. The quotient is −1 at the lower end and 1 at the upper end.
-    ``groups`` has the kinds, as :func:`shape_group` names them.
+    interval's end on the same side: −1 at the lower end, 1 at the upper end. ``groups`` has the
+    kinds, as :func:`shape_group` names them.
     """
 
     relative: Array
@@ -70,10 +70,9 @@ class GroupErrors(NamedTuple):
 def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, float]]:
     """Compute the factors of an interval's two ends for each kind of shape.
 
-    Each collection has the same weight. Fewer collections are needed to widen an interval than to
-    narrow it. In a leave-one-out test over the public tables, the intervals multiplied by such
-    factors contain at least 80% of the times of every GPU, and of 93 of the 100 pairs of a table
-    and a kind of shape (``model`` in results/accuracy/software.json).
+    Each collection has the same weight. In a leave-one-out test over the public tables, the
+    intervals multiplied by such factors contain at least 80% of the times of every GPU, and of 93
+    of the 100 pairs of a table and a kind of shape (``model`` in results/accuracy/software.json).
 
     Args:
         collections: errors of predictions by models that were not fitted to these collections.
@@ -117,9 +116,7 @@ def factors_of(
 ) -> tuple[Array, Array]:
     """Return the factors of the lower and of the upper end of each problem's interval.
 
-    Args:
-        problems: the problems.
-        factors: both factors by kind of shape. A kind without an entry has factors of 1.
+    ``factors`` has both factors by kind of shape. A kind without an entry has factors of 1.
     """
     if not factors:
         return np.ones(len(problems)), np.ones(len(problems))

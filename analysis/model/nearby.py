@@ -29,18 +29,18 @@ from kernels.problem import Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 _DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
-"""Dtype of the collections that are used for GEMMs of each measured dtype. Both 16-bit dtypes
-run on the same arithmetic units, so collections in bf16 are used for fp16."""
+"""Dtype of the collections that are used for each measured dtype. Both 16-bit dtypes run on the
+same arithmetic units."""
 
-_MOST_ROWS = 10_000  # with more measurements of a dtype, public tables do not help any more
-_MOST_SIBLINGS = 3
+_MOST_ROWS = 10_000  # With more measurements of a dtype, public tables do not help any more.
+_MOST_SIBLINGS = 3  # Maximum number of siblings whose collections are used.
 
 
 @dataclass(frozen=True)
 class Collection:
     """Public measurements of one machine, framework and dtype.
 
-    ``source`` names the framework and its version. ``seconds`` has the time of each GEMM.
+    ``source`` names the framework and its version.
     """
 
     machine: Machine
@@ -79,9 +79,9 @@ class Collection:
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
     """Fit collections of a machine and of its siblings; those of the machine come first.
 
-    Finer trees are grown for the machine's collections, and for those that predict times before any
-    measurement (:func:`analysis.model.prior.leaders`). Collections with fewer than
-    :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
+    Collections of the machine itself, and those that :func:`analysis.model.prior.leaders` chooses,
+    get finer trees. Collections with fewer than :data:`analysis.model.residual.MIN_ROWS` GEMMs are
+    left out.
 
     Args:
         machine: the machine whose times are predicted.
@@ -107,14 +107,13 @@ def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
 def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     """Build priors from imported public tables for the groups of a recording.
 
-    The tables are those of the machine and of its siblings. Shapes of the recording are left out of
-    the tables, so that no prior is fitted to a shape that it predicts.
+    The shapes of a group are left out of its tables, so that no prior is fitted to a shape that it
+    predicts.
 
     Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if at most 10,000
-    GEMMs of the dtype were measured. The result is empty for published recordings and for imported
+    cases of the dtype were measured. The result is empty for published recordings and for imported
     public tables, because their models must not depend on what else was imported. It is also empty
-    for a CPU, if scikit-learn is not installed, and if no imported table has enough shapes that the
-    recording lacks.
+    for a CPU, if scikit-learn is not installed, and if no imported table has enough other shapes.
 
     Args:
         recording: the recording. Imported tables are looked up in the recording's results folder.
@@ -176,8 +175,8 @@ def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator
 def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:
     """Read the imported collections of a machine in one dtype.
 
-    If a file is damaged, a message is printed and the result is empty, because one machine's
-    damaged file must not prevent the calibration of other machines.
+    If their file is damaged, a message is printed and the result is empty, because a calibration is
+    possible without them.
     """
     try:
         by_source = read_collections(folder_of(results, machine.slug))

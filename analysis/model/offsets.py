@@ -1,11 +1,9 @@
 """Offsets: corrections of the formula that are learned from public tables.
 
 A collection is a public table of one machine, measured with one framework. For each collection of a
-machine or of its siblings (GPUs of the same generation), trees learn log(measured / formula), which
-is how the measured times differ from the formula. The offset of a shape is a weighted sum of the
-log ratios that these trees predict. Constants and weights are fitted together to the machine's
-measurements, and further trees learn what this fit misses
-(:func:`analysis.model.fitting.fit_group`).
+machine or of its siblings (GPUs of the same generation), trees learn log(measured / formula). The
+offset of a shape is a weighted sum of the log ratios that the collections predict. Constants and
+weights are fitted together to the machine's measurements (:mod:`analysis.model.fitting`).
 
 A collection of the machine itself has one weight for each kind of limit, because the table that
 best predicts launch times may not be the one that best predicts memory times. A collection of a
@@ -40,16 +38,16 @@ from kernels.timemodel.constants import Constants, scaled_constants
 from kernels.timemodel.estimate import Array, Estimate
 
 LIBRARY = "cublas"
-"""Implementation with which all collections were measured."""
+"""Name of the implementation in the rows of all collections."""
 
-_USUAL_DISAGREEMENT = 0.02  # Standard deviation of the trees' log ratios at familiar shapes.
+_USUAL_DISAGREEMENT = 0.02  # Typical standard deviation of the trees at familiar shapes.
 _KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # Kinds of limits.
 _SHARPNESS = 4  # The weight of a kind is this power of its time, so that the longest dominates.
 
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """Number of trees that grow from a collection, and minimum number of its rows in a leaf."""
+    """Number of trees that grow from a collection, and minimum number of rows in a leaf."""
 
     trees: int
     leaf_rows: int
@@ -97,12 +95,7 @@ class CollectionTrees:
         return f"{self.source} of {self.machine.slug}"
 
     def constants_on(self, machine: Machine, dtype: str) -> Constants:
-        """Scale the constants to another machine according to the two datasheets.
-
-        Args:
-            machine: the machine whose times are predicted.
-            dtype: dtype of the GEMMs to predict.
-        """
+        """Scale the constants to another machine, to predict GEMMs in ``dtype`` there."""
         return scaled_constants(self.constants, self.machine, machine, dtype)
 
     @classmethod
@@ -121,9 +114,9 @@ class CollectionTrees:
             machine: the machine that was measured.
             source: framework and version of the collection, in words.
             gemms: the measured GEMMs, all of one dtype.
-            seconds: measured seconds of each GEMM.
+            seconds: measured seconds of each GEMM, with warm operands.
             constants: constants of the formula that were fitted to these times.
-            settings: number of trees, and minimum number of rows in a leaf.
+            settings: number and size of the trees.
         """
         inputs = Inputs.from_query(machine, Query.plain(gemms, LIBRARY, warm=True))
         guess = inputs.estimate(constants)
@@ -137,7 +130,7 @@ class CollectionTrees:
 
         Args:
             gemms: GEMMs of any dtype and layout. The prediction is for GEMMs of the same sizes in
-                the collection's dtype and layout.
+                the collection's dtype and in layout ``nt``.
 
         Returns:
             The log ratio of each GEMM, and the standard deviation over the trees, which is larger
@@ -164,8 +157,7 @@ class CollectionTrees:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown. Invalid
-                facts of a machine raise a UserError, which is a ValueError.
+            TypeError, ValueError: if a value is missing, invalid or unknown.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
@@ -187,8 +179,8 @@ class CollectionEstimates(NamedTuple):
             first collection's constants for all collections.
         deviations: standard deviation of the log ratios over the trees of each collection
             (columns).
-        shares: weight of each kind of limit (columns). It is proportional to the fourth power of
-            the time of the longest of these limits in the case. The weights of a case sum to 1.
+        shares: weight of each kind of limit (columns), proportional to the fourth power of the time
+            of its longest limit. The weights of a case sum to 1.
     """
 
     columns: Array
@@ -216,8 +208,7 @@ class CollectionEstimates(NamedTuple):
             log_ratios, disagreement = collection.log_ratios(gemms)
             columns.append(log_ratios + np.log(estimate_with(collection).time / first.time))
             deviations.append(disagreement)
-        # 2. Compute the weights of the kinds of limits. The time of a kind is that of its longest
-        #    limit.
+        # 2. Compute the weights of the kinds of limits.
         kind_times = []
         for kind in _KINDS:
             limit_times = [getattr(first, name) for name in kind]
@@ -231,12 +222,11 @@ class CollectionEstimates(NamedTuple):
         return type(self)(*(array[positions] for array in self))
 
     def regressors(self, same_machine: Sequence[bool]) -> Array:
-        """Return the matrix that gives each case's offset when it is multiplied by the weights.
+        """Return the matrix whose product with the weights is the offset of each case.
 
         Args:
             same_machine: for each collection, True if it was measured on the machine itself. Such a
-                collection has one weight and one column for each kind of limit. A sibling's
-                collection has only one weight and one column.
+                collection has a column for each kind of limit, a sibling's collection only one.
 
         Returns:
             An array of shape (cases, weights), with the columns in the order of the collections.
@@ -269,13 +259,10 @@ class Offsets:
         same_machine: Sequence[bool],
         weights: Sequence[float],
     ) -> Self:
-        """Make offsets from the weights that a regression found.
+        """Make offsets from the fitted weight of each column of the regressors.
 
-        Args:
-            collections: the collections.
-            same_machine: for each collection, True if it was measured on the machine itself. A
-                sibling's collection has a single weight for all kinds of limits.
-            weights: weight of each column of :meth:`CollectionEstimates.regressors`.
+        ``same_machine`` has a flag for each collection, as in
+        :meth:`CollectionEstimates.regressors`.
         """
         weights_by_collection = []
         first = 0  # position of the collection's first weight
@@ -291,14 +278,10 @@ class Offsets:
 
     @staticmethod
     def weights_by_column(same_machine: Sequence[bool], weights: Sequence[float]) -> list[float]:
-        """Repeat each collection's weight, once for each column of its regressors.
+        """Repeat each collection's weight for each column of its regressors.
 
-        The result has one weight for each column of :meth:`CollectionEstimates.regressors`.
-
-        Args:
-            same_machine: for each collection, True if it was measured on the machine itself and
-                therefore has a column for each kind of limit.
-            weights: weight of each collection.
+        ``same_machine`` has a flag for each collection, as in
+        :meth:`CollectionEstimates.regressors`.
         """
         repeated: list[float] = []
         for is_same, weight in zip(same_machine, weights, strict=True):
@@ -311,7 +294,7 @@ class Offsets:
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
     def estimates(self, inputs: Inputs) -> CollectionEstimates:
-        """Return the predictions of each collection for the cases of ``inputs``."""
+        """Predict the GEMMs of ``inputs`` with each collection."""
         return CollectionEstimates.from_trees(self.collections, inputs)
 
     def combined_offsets(self, estimates: CollectionEstimates) -> Array:
@@ -325,7 +308,7 @@ class Offsets:
         :data:`_USUAL_DISAGREEMENT`.
         """
         weighted = estimates.deviations * self._weights_by_case(estimates)
-        # The deviations of different collections are independent, so they add up in quadrature.
+        # The collections are treated as independent, so their deviations add up in quadrature.
         disagreement = np.hypot.reduce(weighted, axis=1)
         return np.hypot(1.0, disagreement / _USUAL_DISAGREEMENT)
 
@@ -358,8 +341,8 @@ class Offsets:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown, or if the
-                number of weights does not match the collections and kinds of limits.
+            TypeError, ValueError: if a value is missing, invalid or unknown, or if the number of
+                weights does not match the collections and kinds of limits.
         """
         if fault := misfit(data, {"weights": [[Number()]], "collections": [dict]}):
             raise ValueError(fault)

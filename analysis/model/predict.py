@@ -1,8 +1,7 @@
 """The time model: a formula, with constants and correcting trees that are fitted to measurements.
 
 A group is all cases with the same implementation, operation (with its pass) and dtype. Each group
-has separate constants, errors and intervals. A group without measurements uses its prior
-(:mod:`analysis.model.prior`).
+has separate constants, errors and intervals.
 """
 
 from __future__ import annotations
@@ -28,16 +27,15 @@ from kernels.timemodel.estimate import ALGORITHMS, LIMITS, Array, Estimate
 
 @dataclass(frozen=True)
 class Model:
-    """A machine and the fits of its groups; a group without a fit uses its prior's fit."""
+    """A machine and the fits of its groups, by the group's name."""
 
     machine: Machine
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
     def fit_of(self, group: str) -> Fit:
-        """Return the fit of a group of cases. A group without a fit has that of its prior.
+        """Return the fit of a group. A group without one has the fit of its prior.
 
-        Imported tables are not consulted here: a model that should use them already has fits to
-        them.
+        The prior does not use imported tables: a model that should use them has fits to them.
         """
         if group in self.fits:
             return self.fits[group]
@@ -112,9 +110,7 @@ class Prediction:
     def from_parts(cls, cases: int, parts: Sequence[PartialPrediction]) -> Prediction:
         """Combine partial predictions in the order of the query's cases.
 
-        Args:
-            cases: number of cases of the query.
-            parts: partial predictions, which together contain each case once.
+        Together, the ``parts`` must contain each case once.
         """
         columns = {f.name: np.empty(cases) for f in fields(Estimate)}
         lo, hi = np.empty(cases), np.empty(cases)
@@ -126,11 +122,7 @@ class Prediction:
         return cls(Estimate(**columns), lo, hi)
 
     def frame(self) -> pd.DataFrame:
-        """Return the predictions as columns of predicted.csv, one row per case.
-
-        The columns are the predicted time and its interval in µs, the limit, the time of each limit
-        in µs, the algorithm, tiles, efficiencies and memory traffic in bytes.
-        """
+        """Return the columns of predicted.csv that follow a case's identity, one row per case."""
         guess = self.estimate
         tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(guess.bm, guess.bn, strict=True)]
         limit_times = {f"{name}_us": getattr(guess, name) * 1e6 for name in LIMITS}
@@ -161,7 +153,7 @@ LIMIT_WORDS = {
     "latency": "limited by the latency of each step along K",
     "memory": "limited by memory bandwidth",
 }
-"""Description of each limit in :data:`kernels.timemodel.estimate.LIMITS`."""
+"""Description of each of :data:`kernels.timemodel.estimate.LIMITS`."""
 
 _CORES = {"gpu": "SMs", "cpu": "cores"}
 

@@ -6,25 +6,16 @@ that exists:
 1. imported public tables of the machine and of its siblings;
 2. constants that Rooftile ships for the machine;
 3. shipped constants of a sibling, scaled according to the two datasheets;
-4. the mean of the shipped constants of all generations, scaled in the same way;
+4. the mean of the shipped constants of all generations, also scaled;
 5. prior 2, 3 or 4 of another dtype (:func:`shared_prior`);
 6. default constants of the machine's generation, in most cases with an interval of a factor of two.
 
-Each prior has an uncertainty. Its ``scale`` is the error that all shapes of a machine share, and
-its ``shape`` the error of a single shape once the shared error is corrected. Both errors were
-estimated from public tables, except for tf32 and for the default constants, whose errors are
-assumed (:data:`UNKNOWN`). The larger the uncertainty is, the more a fit moves away from the prior
-when the machine is measured. A few measurements mainly correct the shared error, because every
-measurement contains it. More measurements also change individual constants and the weights of
-public tables. Enough measurements make it possible to grow trees (:mod:`analysis.model.fitting`).
-
-The 90% interval of the prior becomes narrower as measurements determine the shared error. An
-interval from held-out errors on the machine's own measurements gradually replaces the prior's
-interval (:mod:`analysis.model.calibrate`).
-
-A sibling's constants are used only if its datasheet is similar enough to that of the machine. The
-two datasheets may differ by at most the largest difference between two measured siblings, because
-the interval was learned from pairs of measured siblings (:func:`nearest_sibling`).
+Each prior has an uncertainty (:class:`Spread`). It was estimated from public tables, except for
+tf32 and for the default constants, whose errors are assumed (:data:`UNKNOWN`). The larger the
+uncertainty is, the more a fit moves away from the prior when the machine is measured
+(:mod:`analysis.model.fitting`). The prior's 90% interval becomes narrower as measurements determine
+the error that all shapes share. An interval from errors on held-out measurements of the machine
+gradually replaces it (:mod:`analysis.model.calibrate`).
 """
 
 from __future__ import annotations
@@ -59,30 +50,29 @@ from kernels.timemodel.constants import (
 )
 
 DTYPE = "bf16"
-"""Dtype of the public times from which priors are learned. Public tables have few times in other
-dtypes, or none."""
+"""Dtype of the public times from which the uncertainty of priors was learned. It is the only dtype
+that all public tables have."""
 
 GROUP = f"{LIBRARY} gemm {DTYPE}"
-"""Name of the group of bf16 GEMMs that the vendor library computes, as
-:class:`analysis.model.predict.Model` uses it."""
+"""Name of the group of bf16 GEMMs that the vendor library computes."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""The other 16-bit dtype for each 16-bit dtype. Both run on the same arithmetic units."""
+"""The other 16-bit dtype, which runs on the same arithmetic units."""
 
 _TWIN_WIDER = 1.1
 """Factor by which the interval widens if a fit to one 16-bit dtype predicts the other.
 
-This factor was checked on fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times).
+It was checked on fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times).
 The shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval
 contains 97% of them (results/accuracy/every-m.jsonl)."""
 
 _SM_EXPONENT = 0.75
-"""Exponent of the power law that scales an SM's read and write rates with its arithmetic rate.
+"""Exponent of the power law by which :func:`mean_fit` scales an SM's read and write rates with its
+arithmetic rate.
 
-It is used between generations. With an exponent of 1, the times predicted for graphics GPUs would
-be too long, because their 16-bit arithmetic rate is halved but their read and write rates are not.
-The value was chosen because constants of the other generations then predict the public tables of
-each generation best."""
+With an exponent of 1, the times predicted for graphics GPUs would be too long, because their 16-bit
+arithmetic rate is halved but their read and write rates are not. With this value, constants of the
+other generations predict the public tables of each generation best."""
 _TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
 _NORMAL = 1.645  # Half-width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
@@ -96,8 +86,7 @@ class Spread:
     Attributes:
         scale: error that all shapes of a machine share.
         shape: error of a single shape once the shared error is corrected.
-        constants: error of the logarithm of one constant once the shared error is corrected. This
-            error is a part of ``shape``.
+        constants: error of the logarithm of one constant once the shared error is corrected.
         misfit: error of a single shape that remains even with the best constants.
     """
 
@@ -111,7 +100,7 @@ class Spread:
         return math.hypot(self.shape, 1 / math.sqrt(1 / self.scale**2 + rows / self.shape**2))
 
     def narrowing(self, rows: int) -> float:
-        """Return the factor, at most 1, by which ``rows`` measured shapes narrow the interval."""
+        """Return the factor, at most 1, by which ``rows`` measured shapes narrow an interval."""
         return self.after(rows) / self.after(0)
 
     @classmethod
@@ -134,14 +123,12 @@ class Prior:
 
     Attributes:
         fit: constants and offsets, with the intervals that hold before any measurement.
-        kind: where the prior comes from: ``public``, ``shipped``, ``generation`` or ``none``, as in
-            :class:`analysis.model.basis.Basis`.
+        kind: where the prior comes from, as in :class:`analysis.model.basis.Basis`.
         source: where the prior comes from, in words for the user.
         spread: uncertainty of the prior.
         warm: True if ``fit`` predicts warm times: operands that fit into the last-level cache are
             already in it.
-        collections: public tables with trees. A fit to measurements changes the weights of these
-            tables.
+        collections: public tables with trees, whose weights a fit to measurements changes.
         leading: positions of the ``collections`` that predict times before any measurement.
     """
 
@@ -182,20 +169,17 @@ def prior_from_tables(
 ) -> Prior:
     """Build a prior from public tables of a machine and of its siblings.
 
-    The trees of the tables must not have been grown from the shapes of the query. Before any
-    measurement, predictions come from the machine's first collection. If the machine has none, they
-    come from the first collection of each sibling, all with equal weights.
-
-    The interval was learned from the differences between frameworks, as a multiple of the model's
-    error. The model's error is known for the tables from which the interval was learned. It is not
-    known for the given collections, so a typical error is assumed.
+    Before any measurement, predictions come from the leading collections (:func:`leaders`), all
+    with equal weights. The interval was learned from the differences between frameworks, as a
+    multiple of the model's error. That error is not known for the given collections, so a typical
+    one is assumed (:data:`_TREES_ERROR`).
 
     Args:
         machine: the machine whose times are predicted.
         dtype: dtype of the predicted GEMMs; the collections may have the other 16-bit dtype.
         collections: public tables with trees, the most trusted first; at least one.
-        query: shapes that were measured, or shapes to predict. They determine how much the trees
-            typically disagree.
+        query: GEMMs from which the trees were not grown, at least one. They determine how much the
+            trees typically disagree.
     """
     # 1. Make a prior without offsets, which knows the weights of the collections.
     leading = leaders(machine, [collection.machine for collection in collections])
@@ -215,6 +199,7 @@ def prior_from_tables(
     spreads = offsets.spread(offsets.estimates(Inputs.from_query(machine, query)))
     typical_spread = float(np.median(spreads))
     software = software_of(machine.slug, dtype)
+    # Public tables only have unbatched GEMMs with aligned rows, in layout nt.
     fit = Fit(
         prior.fit.constants,
         offsets=offsets,
@@ -235,10 +220,7 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
     """Return the positions of the collections that predict times before a machine is measured.
 
     These are the machine's first collection or, if it has none, the first of each sibling.
-
-    Args:
-        machine: the machine whose times are predicted.
-        machines: for each collection, the machine on which it was measured.
+    ``machines`` has the machine on which each collection was measured.
     """
     slugs = [owner.slug for owner in machines]
     if machine.slug in slugs:
@@ -249,13 +231,13 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
     """Return the range of other frameworks' times around a prediction, in units of its spread.
 
-    The range was learned from bf16 times of all measured machines. It is widened if frameworks
-    differ more on this machine. For fp8, the range is as wide as for an unmeasured machine, because
+    The range was learned from bf16 times of all measured machines. It is wider if frameworks differ
+    more on this machine. For fp8, it gives at least the interval without any measurement, because
     frameworks quantise in different ways.
     """
     if dtype == "fp8":
-        # Even a prediction without any model error must get the interval UNCALIBRATED. Its spread
-        # is SOFTWARE_ERROR, and the spread of a pair of such predictions is √2 times as large.
+        # A prediction without any model error has the spread SOFTWARE_ERROR, and a pair of such
+        # predictions √2 times as much. Even then, the interval must be UNCALIBRATED.
         low, high = UNCALIBRATED
         pair_low, pair_high = UNCALIBRATED_PAIR
         return SoftwareRange(
@@ -273,10 +255,9 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
 
 
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
-    """Return the factors by which an interval's two ends are multiplied, for each kind of shape.
+    """Return the factors of an interval's two ends by kind of shape (:mod:`analysis.model.groups`).
 
-    The kinds of shapes are explained in :mod:`analysis.model.groups`. The result is empty if no
-    factors were learned for the generation.
+    The result is empty if no factors were learned for the generation.
 
     Args:
         kind: kind of the prior, ``public`` or ``shipped``.
@@ -289,11 +270,7 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 def shift_of(slug: str, group: str = GROUP) -> Shift:
     """Return the expected difference between a table's times and those of other frameworks.
 
-    The difference is zero if Rooftile ships no fit for this machine and group.
-
-    Args:
-        slug: slug of the machine.
-        group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
+    The difference is zero if Rooftile ships no fit for the machine with this slug and the group.
     """
     machines = shipped_fits()["machines"]
     if slug not in machines or group not in machines[slug]["groups"]:
@@ -302,17 +279,16 @@ def shift_of(slug: str, group: str = GROUP) -> Shift:
 
 
 def floor_sentences(slug: str | None = None) -> list[str]:
-    """Say how well an earlier version of a framework predicts the times of a later version.
+    """Say how well the times with a framework's earlier version predict those with a later one.
 
-    No model can be expected to predict the times of another version with a smaller error. This
-    error is the floor.
+    No model can be expected to predict the times with another version better, so this error is a
+    floor.
 
     Args:
         slug: slug of the machine; None for all machines.
 
     Returns:
-        One sentence for each pair of versions of a framework that were measured on the same
-        machine.
+        One sentence for each pair of versions that were measured on the same machine.
     """
     return [
         f"Floor on {pair['machine']}: the times of {pair['earlier']} predict those of "
@@ -325,9 +301,7 @@ def floor_sentences(slug: str | None = None) -> list[str]:
 def prior_without_tables(machine: Machine, group: str) -> Prior:
     """Return the first prior of the module's list that needs no imported table.
 
-    Args:
-        machine: the machine whose times are predicted.
-        group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
+    :func:`analysis.model.query.group_of` gives the name of a group.
     """
     prior = _measured_prior(machine, group)
     if prior is None:
@@ -338,12 +312,10 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
 
 
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
-    """Return the prior from constants that were fitted to public tables.
+    """Return the first of the priors 2, 3 and 4 of the module's list that exists, or None.
 
-    The constants are the first of these that exist: those of the machine, those of its nearest
-    sibling, or the mean of all generations. The constants of a sibling and the mean are only used
-    for bf16 GEMMs of the vendor library, on machines that support bf16. The result is None if the
-    group has no such constants.
+    A sibling's constants and the mean only exist for bf16 GEMMs of the vendor library, on machines
+    that support bf16.
     """
     shipped = shipped_fits()
     # 1. Use the constants shipped for the machine. The factors for kinds of shapes were learned
@@ -355,8 +327,8 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
             fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
         source = f"shipped constants, fitted to {fit.rows:,} public rows, {entry['source']}, warm"
         return Prior(fit, "shipped", source, Spread.from_shipped("shipped"), warm=True)
-    # 2. Use the constants of the nearest sibling. How far such constants are off, and how far their
-    #    mean is off, was only learned for bf16 GEMMs.
+    # 2. Use the constants of the nearest sibling. The errors of such constants, and those of the
+    #    mean, are only known for bf16 GEMMs.
     if group != GROUP or DTYPE not in machine.peaks:
         return None
     measured_fits = {
@@ -388,15 +360,14 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
     """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16.
 
-    The result is None for any other dtype. It is also None if the machine lacks one of the two
-    dtypes, if the two 16-bit dtypes have different peaks, or if the other dtype has no prior from
-    public tables.
+    The result is None for any other dtype, if the machine lacks one of the two dtypes, if the two
+    16-bit dtypes have different peaks, or if the other dtype has no :func:`_measured_prior`.
     """
-    operation, _, dtype = group.rpartition(" ")
+    implementation, operation, dtype = group.rsplit(maxsplit=2)
     twin = DTYPE if dtype == "tf32" else TWINS.get(dtype)
     if twin is None or dtype not in machine.peaks or twin not in machine.peaks:
         return None
-    twin_prior = _measured_prior(machine, f"{operation} {twin}")
+    twin_prior = _measured_prior(machine, f"{implementation} {operation} {twin}")
     if twin_prior is None:
         return None
     return shared_prior(twin_prior, machine, twin, dtype)
@@ -405,12 +376,12 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
     """Derive a prior for one dtype from the prior of another dtype.
 
-    A prior for tf32 combines the constants of the other dtype with the peak of tf32. A prior for
+    A prior for tf32 only takes over the constants, and its interval is a factor of two. A prior for
     any other dtype is a copy with wider intervals, or None if the two dtypes have different peaks.
 
     Args:
         twin_prior: the prior to derive from.
-        machine: the machine whose times are predicted.
+        machine: the machine whose times are predicted; it supports both dtypes.
         twin: dtype of ``twin_prior``.
         dtype: dtype of the derived prior.
     """
@@ -430,10 +401,9 @@ def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> 
 def _default_prior(machine: Machine, group: str) -> Prior:
     """Return a prior from the default constants of the machine's generation.
 
-    Its interval is a factor of two either way, except that it is narrower for fp32 GEMMs on a GPU
-    with the compute capability of a measured one (:func:`is_fp32_known`).
+    Its interval is a factor of two either way, or narrower if :func:`is_fp32_known`.
     """
-    dtype = group.rpartition(" ")[2]
+    dtype = group.split()[-1]
     is_known = is_fp32_known(machine, group)
     low, high = FP32_LIKE if is_known else UNCALIBRATED
     fit = Fit(default_constants(machine.generation, dtype), low=low, high=high, aligned_only=True)
@@ -449,24 +419,20 @@ def _default_prior(machine: Machine, group: str) -> Prior:
 def is_fp32_known(machine: Machine, group: str) -> bool:
     """Return True for fp32 GEMMs if a GPU with the machine's compute capability was measured.
 
-    The result is False for any other group. A GPU of the same generation would not be enough: an SM
-    of a graphics GPU has twice as many fp32 lanes as one of a data-center GPU of its generation.
+    A GPU of the same generation would not be enough: an SM of an A40, for example, has twice as
+    many fp32 lanes as one of an A100.
     """
-    operation, _, dtype = group.rpartition(" ")
+    _, operation, dtype = group.rsplit(maxsplit=2)
     origin = measured_on(machine.generation, dtype)
-    if dtype != "fp32" or not operation.endswith("gemm") or origin is None:
+    if dtype != "fp32" or operation != "gemm" or origin is None:
         return False
     return known_machine(origin).capability == machine.capability
 
 
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
-    """Return all ordered pairs of measured machines of one generation.
+    """Return all ordered pairs of measured machines of one generation, given the machines' slugs.
 
-    In each pair, the constants of the first machine are used to predict the times of the second
-    one.
-
-    Args:
-        measured: slugs of the measured machines.
+    The constants of a pair's first machine are used to predict the times of its second one.
     """
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
@@ -476,19 +442,16 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
     """Return the measured machine of the same generation that is most similar to a machine.
 
-    The peaks of the two machines may differ by at most the largest factor between the peaks of two
-    measured machines of one generation. The same holds for their bandwidths. If several machines
-    qualify, the result is the one with the smallest product of the two factors. An L4 or an RTX
-    4090 therefore does not take the constants of an L40S, nor an H20 those of an H200: no
-    measurement shows that constants can be used for machines that differ so much. The comparison
-    ignores the power limit, which is lower for a card on PCIe.
+    The bf16 peaks of the two machines may differ by at most the largest factor between the peaks of
+    two measured machines of one generation, because the interval was learned from such pairs. The
+    same holds for their bandwidths. If several machines qualify, the result is the one with the
+    smallest product of the two factors. An L4 or an RTX 4090 therefore does not take the constants
+    of an L40S, nor an H20 those of an H200. The comparison ignores the power limit, which is lower
+    for a card on PCIe.
 
     The result is None if no machine qualifies, if no two measured machines belong to one
-    generation, or if the machine does not support bf16.
-
-    Args:
-        machine: the machine that needs constants.
-        measured: slugs of the machines that have constants.
+    generation, or if the machine does not support bf16. ``measured`` has the slugs of the machines
+    with constants.
     """
     slugs = list(measured)
     pair_factors = [_log_factors(source, target) for source, target in sibling_pairs(slugs)]
@@ -520,7 +483,8 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
     """Convert the fit of one machine to a fit for another machine that was not measured.
 
     The new interval contains both the learned interval and that of the fit, because constants are
-    never more certain for another machine than for the machine whose times were fitted.
+    never more certain for another machine than for the machine whose times were fitted. The shift,
+    the numbers of cases and the errors only hold for the measured machine, so the result has none.
 
     Args:
         fit: the fit to convert.
@@ -539,9 +503,9 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
     """Average the constants of measured machines for a machine without a similar sibling.
 
-    Each measured machine's constants are first scaled to ``machine``, according to the datasheets
-    of both. Every generation has the same weight. The mean predicts better than the constants of a
-    single machine, even if this machine is from the nearest generation.
+    Each measured machine's constants are first scaled to ``machine``. Every generation has the same
+    weight. The mean predicts better than the constants of a single machine, even if this machine is
+    from the nearest generation.
 
     Args:
         measured: constants of the measured machines, by slug.
@@ -554,6 +518,6 @@ def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: Softw
         scaled = scaled_constants(constants, origin, machine, DTYPE, _SM_EXPONENT)
         by_generation.setdefault(origin.generation, []).append(scaled)
     constants = mean_constants([mean_constants(members) for members in by_generation.values()])
-    # The interval for single times is empty and the default one for pairs is narrow, so widening
-    # gives exactly the learned range.
+    # Public tables only have unbatched GEMMs with aligned rows, in layout nt. The interval for
+    # single times is empty, so widening gives the learned one.
     return Fit(constants, aligned_only=True, layout="nt", low=0.0, high=0.0).widened(learned)
