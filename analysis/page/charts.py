@@ -92,8 +92,9 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     # 2. Draw the roofs. With several machines, the label of each roof names its machine.
     for machine in machines:
         prefix = f"{machine.slug} " if len(machines) > 1 else ""
-        for dtype in dtypes & machine.peaks.keys():
-            _roof(chart, machine, dtype, prefix, scale)
+        for dtype in machine.peaks:
+            if dtype in dtypes:
+                _roof(chart, machine, dtype, prefix, scale)
     # 3. Draw each case: a grey line between its two points, the interval of its measured speed, the
     # predicted point (hollow) and the measured point (filled).
     chart.segment("x", "y", "x", "expected", source=source, color=NEUTRAL, line_alpha=0.35)

@@ -26,6 +26,7 @@ from analysis.slices.cliffs import steepest
 from analysis.slices.series import DIMENSIONS
 from analysis.units import rate
 from kernels.common.counts import counted
+from sweeps.schema import problem_of
 
 
 class Tile(NamedTuple):
@@ -149,7 +150,7 @@ def neighbourhood(report: PageReport) -> str:
     return (
         f"The largest measured cliff is from {along.upper()} = {cliff[along]} to "
         f"{cliff['after']}: the time is {cliff['ratio']:.2f}× that of "
-        f"{cliff['m']}×{cliff['n']}×{cliff['k']} {cliff['dtype']}."
+        f"{problem_of(cliff.to_dict())}."
     )
 
 
@@ -198,8 +199,11 @@ def side_by_side(reports: list[PageReport]) -> str:
     if not common:
         return "The recordings cannot be compared, because they have no case in common."
     ratio = geometric_mean(first_times[case] / second_times[case] for case in common)
+    first, second = reports[0].name, reports[1].name
+    if first == second:  # two recordings of one machine
+        first, second = "the first recording", "The second recording"
     return (
-        f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name} (geometric mean over "
+        f"{second} is {ratio:.2f}× as fast as {first} (geometric mean over "
         f"{counted(len(common), 'common case')})."
     )
 

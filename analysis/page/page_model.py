@@ -228,9 +228,10 @@ def _smaller_trees(
     spread = Forest.grown(
         features[is_training], log_spreads[is_training], _SPREAD_TREES, _SPREAD_LEAF
     )
-    # 3. Compare the small and the large trees on the other shapes.
-    imitated, _ = time.predict(features[~is_training])
-    differences = np.abs(imitated - corrections[~is_training])
+    # 3. Compare the small and the large trees.
+    is_compared = ~is_training if held_out_count else is_training
+    imitated, _ = time.predict(features[is_compared])
+    differences = np.abs(imitated - corrections[is_compared])
     differs = float(np.expm1(np.quantile(differences, 0.9)))
     return {"time": time.to_json(), "spread": spread.to_json(), "differs": differs}
 

@@ -57,11 +57,12 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
         "waves": "waves",
         "tiles": "tiles",
     }
-    # A tile that is known from the measurement takes precedence over the predicted one.
+    # A tile that is known from the measurement takes precedence over the predicted one. An unknown
+    # tile is empty in our own recordings, and missing in imported ones.
     predicted = table.assign(
         **{name: table[PREDICTED + column] for name, column in estimates.items()},
         limit=table[f"{PREDICTED}limit"],
-        tile=table["tile"].where(table["tile"].notna(), table[f"{PREDICTED}tile"]),
+        tile=table["tile"].where(table["tile"].fillna("") != "", table[f"{PREDICTED}tile"]),
     )
     points = pd.concat([predicted, _without_prediction(analysis.recording)], ignore_index=True)
     if len(points) > MOST_POINTS:

@@ -25,6 +25,7 @@ from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.model.residual import Residual
 from analysis.page import page_model
+from analysis.page.points import points_of
 from analysis.recordings.load import load
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
@@ -70,6 +71,15 @@ def test_every_case_is_in_it_with_its_very_numbers(tmp_path: Path) -> None:
     words = points["kernel"]["words"]
     assert [words[code] for code in points["kernel"]["codes"]] == [""] * len(rows)
     assert run["sms"] == recording.machine.sms
+
+
+def test_a_case_without_a_measured_tile_shows_the_predicted_one(tmp_path: Path) -> None:
+    recording = recorded(tmp_path / "nvidia-h100-sxm", count=60)
+    table = rows_of(recording.folder)
+    table.loc[0, "tile"] = "7x9"
+    table.to_csv(recording.folder / "measurements.csv", index=False)
+    points = points_of(analyse(load(recording.folder)))
+    assert points["tile"].tolist() == ["7x9", *points["predicted_tile"][1:]]
 
 
 def test_a_case_without_a_time_is_a_point_with_a_status(tmp_path: Path) -> None:
@@ -327,10 +337,14 @@ def test_smaller_trees_of_a_convolution_may_predict_another_dtype(
     bf16 = Fit(constants, residual, rows=len(convs))
     fits = {"cudnn fprop bf16": bf16, "cudnn fprop fp16": bf16.stretched(1.1)}
     monkeypatch.setattr(page_model, "MOST_NODES", 100)
-    model = page_model.page_model(Basis(Model(H100, fits), "recorded", "a test"), convs)
+    basis = Basis(Model(H100, fits), "recorded", "a test")
+    model = page_model.page_model(basis, convs)
     assert model["groups"]["fprop bf16"]["trees"] == model["groups"]["fprop fp16"]["trees"] == 0
     (trees,) = model["trees"]
     assert trees["differs"] > 0
+    # Too few shapes to hold one out are compared all the same.
+    (trees,) = page_model.page_model(basis, convs[:1])["trees"]
+    assert trees["differs"] >= 0
 
 
 def test_a_share_of_zero_is_a_valid_effect(tmp_path: Path) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from analysis.page.page_findings import verdict
+from analysis.model.fitted import analyse
+from analysis.page.page_findings import neighbourhood, side_by_side, verdict
+from analysis.page.page_report import PageReport
+from analysis.recordings.load import load
+from analysis.rules.tensor_cores import TimedStep
+from kernels.problem import Gemm
+from sweeps.cases.case import Case
+from tests.support.synthetic import gemm_cases, random_sizes, record
 
 
 @pytest.mark.parametrize(
@@ -18,3 +27,38 @@ def test_the_verdict_on_a_run_is_a_phrase(health: dict[str, str], words: str) ->
         analysis=SimpleNamespace(recording=SimpleNamespace(public=None, health=health))
     )
     assert verdict(report) == words
+
+
+def report_of(folder: Path, slow: float) -> PageReport:
+    """Return a report whose only cliff is from M = 64 to 65, in batches of 8."""
+    cases = gemm_cases(dict.fromkeys(random_sizes(60)))
+    batched = [Case("batch", Gemm(m, 512, 512, "bf16", "tn", 8), "cublas") for m in (64, 65)]
+    times = [1e-4] * len(cases)
+    return PageReport(analyse(load(record(folder, [*cases, *batched], [*times, 1e-4, slow]))), [])
+
+
+def test_a_cliff_names_the_batch_and_the_layout(tmp_path: Path) -> None:
+    assert neighbourhood(report_of(tmp_path / "nvidia-h100-sxm", 2e-4)) == (
+        "The largest measured cliff is from M = 64 to 65: the time is 2.00× that of "
+        "8× 64×512×512 bf16 tn."
+    )
+
+
+def test_two_recordings_of_one_machine_are_told_apart(tmp_path: Path) -> None:
+    reports = [report_of(tmp_path / name / "nvidia-h100-sxm", 1e-4) for name in ("a", "b")]
+    assert side_by_side(reports) == (
+        "The second recording is 1.00× as fast as the first recording (geometric mean over 62 "
+        "common cases)."
+    )
+
+
+def test_only_profiled_recordings_have_a_sentence_about_tensor_cores(tmp_path: Path) -> None:
+    pytest.importorskip("bokeh", reason="needs the extra `page`")
+    from analysis.page.document import page_html
+
+    plain, other = (report_of(tmp_path / name / "nvidia-h100-sxm", 1e-4) for name in ("a", "b"))
+    account: Any = SimpleNamespace(operations=[], matrix_share=0.5, bound=2.0)
+    profiled = replace(other, steps=[TimedStep("resnet", "bf16", "gpu", account)])
+    sentence = "The recorded kernel names do not show whether Tensor Cores are used."
+    assert page_html([plain, profiled]).count(sentence) == 1
+    assert sentence not in page_html([plain])
