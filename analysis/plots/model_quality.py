@@ -202,8 +202,8 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     An arrow and the title show the largest predicted cliff. The result is None if the cases are not
     GEMMs, or if no line has enough pairs (:func:`staircase_data`).
     """
-    line = staircase_data(rows)
-    if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):
+    line = staircase_data(_commonest_gemms(validation, rows))
+    if line.empty:
         return None
     # 1. Describe the largest predicted cliff.
     sizes, predicted = _predicted_between(validation, line)
@@ -247,6 +247,17 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     )
     axes.legend(loc="upper left")
     return figure
+
+
+def _commonest_gemms(validation: Validation, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the GEMMs with the commonest implementation, layout and batch size."""
+    positions: dict[tuple[str, str, int], list[int]] = {}
+    cases = zip(validation.tested.problems, validation.tested.implementations, strict=True)
+    for position, (problem, implementation) in enumerate(cases):
+        if isinstance(problem, Gemm):
+            kind = (implementation, problem.layout, problem.batch)
+            positions.setdefault(kind, []).append(position)
+    return rows.iloc[max(positions.values(), key=len, default=[])]
 
 
 def _predicted_between(

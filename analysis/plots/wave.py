@@ -36,7 +36,9 @@ def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
         A row of :func:`analysis.slices.cliffs.neighbouring_pairs`; None if there is no such cliff.
     """
     pairs = neighbouring_pairs(line)
-    cliffs = pairs[pairs["certain"]] if size is None else pairs[pairs["m"] == size]
+    # Times without intervals are certain, but equal times are not a cliff.
+    is_cliff = pairs["certain"] & (pairs["ratio"] != 1)
+    cliffs = pairs[is_cliff] if size is None else pairs[pairs["m"] == size]
     if cliffs.empty:
         return None
     # A drop to half the time is as large as a rise to twice the time.
@@ -166,7 +168,9 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         if wave_counts[0] != wave_counts[1]:
             cause += " and a different number of waves"
         predicted_ratio = times[1] / times[0]
-        if np.log(predicted_ratio) / np.log(cliff["ratio"]) >= _EXPLAINED:
+        # The ratio is 1 if both sizes take the same time, which leaves nothing to explain.
+        is_cliff = cliff["ratio"] != 1
+        if is_cliff and np.log(predicted_ratio) / np.log(cliff["ratio"]) >= _EXPLAINED:
             lines.append(f"the model attributes the cliff to {cause}")
         else:
             change = f"{signed_percent(predicted_ratio - 1)} instead of {cliff['ratio'] - 1:+.0%}"

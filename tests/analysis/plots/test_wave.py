@@ -111,6 +111,22 @@ def test_a_step_can_be_named_and_one_that_was_not_measured_cannot(results: Path)
     assert none is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_equal_times_are_not_a_cliff(results: Path) -> None:
+    line = pd.DataFrame({"m": [1280, 1281], "n": 768, "k": 10240, "time_us": 100.0})
+    assert cliff_at(line, None) is None
+    cliff = cliff_at(line, 1280)
+    assert cliff is not None
+    predicted = pd.DataFrame(
+        {"m": [1280, 1281], "tile": ["128x128", "128x256"], "split": 1, "tiles": 60, "waves": 1.0,
+         "time_us": [100.0, 105.0]}
+    )  # fmt: skip
+    figure, axes = plt.subplots()
+    _explain(axes, cliff, predicted)
+    assert "predicts another kernel, but +5.0% instead of +0%" in axes.texts[-1].get_text()
+    plt.close(figure)
+
+
 def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path: Path) -> None:
     where = ("--results", str(results), "--machine", "nvidia-h100-sxm")
     drawn = analysis("plot", "wave", *where, "--n", "768", "--k", "10240", "-o", str(tmp_path),

@@ -327,6 +327,20 @@ def test_the_staircase_is_the_line_whose_steps_are_predicted_to_be_the_largest()
     assert staircase_data(unbound).empty
 
 
+def test_the_staircase_has_gemms_of_one_layout(found: Validation) -> None:
+    line = stairs(1024, 0.5)
+    sizes = [int(m) for m in line["m"]]
+    gemms = [Gemm(m, 1024, 512, "bf16", "nt") for m in sizes]
+    others = [Gemm(m, 1024, 512, "bf16", "tn") for m in sizes[1:]]
+    rows = pd.concat([line, line[1:].assign(measured=1e6)], ignore_index=True)
+    names = [found.tested.implementations[0]] * len(rows)
+    tested = replace(found.tested, problems=[*gemms, *others], implementations=names)
+    figure = draw_staircase(replace(found, tested=tested), rows)
+    assert figure is not None
+    _, points = figure.axes[0].get_lines()
+    assert np.asarray(points.get_ydata()).tolist() == line["measured"].tolist()
+
+
 def test_the_staircase_is_drawn_over_linear_axes_with_its_finding_as_title(
     found: Validation,
 ) -> None:
