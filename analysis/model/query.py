@@ -23,7 +23,7 @@ class Query:
     Attributes:
         problems: the GEMMs and convolutions.
         implementations: name of the library or kernel that computes each problem.
-        configs: config of a hand-written kernel; empty for the default one and for libraries.
+        configs: config of each implementation; empty for the default one.
         cached: True if operands that fit into the last-level cache are already in it.
         sustained: True if launches follow each other without pauses, False for bursts.
     """
@@ -36,12 +36,14 @@ class Query:
 
     @classmethod
     def plain(cls, problems: Sequence[Problem], implementation: str, warm: bool = False) -> Query:
-        """Make a query in which one implementation computes all problems, with its default config.
+        """Make a query of problems that one implementation computes.
+
+        The problems are timed in bursts, with the implementation's default config.
 
         Args:
-            problems: the problems, timed in bursts.
+            problems: the problems.
             implementation: name of the library or kernel.
-            warm: True if operands that fit into the last-level cache are already in it. Otherwise
+            warm: True if operands that fit into the last-level cache are already in it; False if
                 all operands come from memory.
         """
         return cls.with_implementations(problems, [implementation] * len(problems), warm)
@@ -77,7 +79,7 @@ class Query:
         return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
 
     def take(self, positions: NDArray[np.intp]) -> Query:
-        """Return a query with only the cases at the given positions."""
+        """Return a query of the cases at the given positions, in the order of the positions."""
         columns = []
         for field in fields(self):
             values = getattr(self, field.name)

@@ -1,9 +1,8 @@
-"""Residual of the formula: trees that predict log(measured / formula).
+"""Residual of the estimate: trees that predict log(measured / estimate).
 
-A vendor library may choose another kernel from one shape to the next, so the formula's error
-changes abruptly. Trees can model such jumps. Where the trees disagree, their prediction is less
-certain. Trees are kept only if they predict held-out measurements better than noise would. If
-public tables already correct the formula, the trees' predictions are shrunk instead.
+The estimate comes from the formula, and public tables may have corrected it. A vendor library may
+choose another kernel from one shape to the next, so the error of the estimate changes abruptly.
+Trees can model such jumps.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class Residual:
     The disagreement about a row is the standard deviation of the trees' log ratios.
 
     Attributes:
-        trees: trees that predict log(measured / formula).
+        trees: trees that predict log(measured / estimate).
         seen: median disagreement about rows from which the trees grew, but at least
-            :data:`_MIN_SPREAD`. It is added in quadrature to the disagreement about any row.
-        unseen: median of this sum over held-out rows.
+            :data:`_MIN_SPREAD`.
+        unseen: median of √(disagreement² + ``seen``²) over held-out rows.
     """
 
     trees: Forest
@@ -65,34 +64,34 @@ class Residual:
     unseen: float
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Predict log(measured / formula) for each row of features.
+        """Predict log(measured / estimate) for each row of features.
 
         Returns:
-            The log ratios, and how uncertain the trees are about each row: their disagreement and
-            ``seen``, added in quadrature, divided by ``unseen``. The quotient is typically 1 for
-            new rows. Adding ``seen`` keeps it well above 0 where the trees agree by chance.
+            The log ratios, and how uncertain the trees are about each row:
+            √(disagreement² + ``seen``²) / ``unseen``. This quotient is typically 1 for new rows,
+            and ``seen`` keeps it above 0 where the trees agree by chance.
 
         Raises:
-            UserError: if another version of Rooftile wrote the trees.
+            UserError: if the number of features is not that of the trees. Another version of
+                Rooftile then wrote the trees.
         """
         mean, deviation = self.trees.predict(features)
         return mean, np.hypot(deviation, self.seen) / self.unseen
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trees and their disagreement as an entry of calibration.json."""
+        """Return the residual as an entry of calibration.json."""
         return {"trees": self.trees.to_json(), "seen": self.seen, "unseen": self.unseen}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_json`.
 
-        Older files contain features and log ratios instead of trees. The trees are then grown from
-        these arrays.
+        Older files contain features and log ratios instead, from which trees are grown here.
 
         Raises:
             KeyError, TypeError, ValueError: if a value is missing, if ``seen`` or ``unseen`` is not
-                a finite float above 0, if the arrays do not form trees, or if trees would have to
-                be grown without scikit-learn.
+                a finite float above 0, if the arrays do not describe trees, or if trees would have
+                to be grown without scikit-learn.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
@@ -110,34 +109,35 @@ class Residual:
 
 
 def can_grow() -> bool:
-    """Return True if scikit-learn is installed. Growing trees needs it; predicting does not."""
+    """Return True if trees can be grown, which needs scikit-learn; predicting does not."""
     return importlib.util.find_spec("sklearn") is not None
 
 
 def fit_residual(
     features: Array, log_ratios: Array, shrunk: bool = False, part_of: int | None = None
 ) -> Residual | None:
-    """Grow trees, and return them if they predict held-out rows better than noise would.
+    """Grow trees from measured cases, and return them if they help to predict held-out cases.
 
-    The result is None if they do not, if shrinking reduces their predictions to zero, if there are
-    too few rows, or if scikit-learn is not installed.
+    The result is None if they do not help, if there are fewer than :data:`MIN_ROWS` cases, or if
+    scikit-learn is not installed.
 
     Args:
         features: array of shape (measured cases, features).
-        log_ratios: log(measured / predicted) of each case.
-        shrunk: if True, the trees' predictions are multiplied by the factor from 0 to 1 that fits
-            held-out rows best. If False, the trees are kept as they are or not at all. If public
-            tables already correct the formula, trees improve predictions so little that a few
-            hundred rows cannot show whether to keep them.
-        part_of: number of all rows, if the given rows are the training rows of one fold; otherwise
-            None. This number then decides whether there are many rows, so that the trees of a fold
-            grow in the same way as those of the final fit.
+        log_ratios: log(measured / estimate) of each case.
+        shrunk: False to return the trees if their predictions of held-out cases correlate with the
+            log ratios more than noise would. True to multiply their predictions by the factor from
+            0 to 1 that fits held-out cases best, and to return them unless this factor is 0. Trees
+            are shrunk if public tables already correct the formula, because trees then improve
+            predictions so little that a few hundred cases cannot show whether to keep them.
+        part_of: number of all cases, if the given ones are the training cases of a fold; otherwise
+            None. This number then decides whether there are more than :data:`MANY_ROWS` cases, as
+            in the final fit.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():
         return None
     # 1. Predict held-out rows. To decide only whether to keep the trees, without shrinking them, a
-    #    fifth of the trees in each fold is enough.
+    #    fifth of the trees is enough.
     judging_trees = _TREES if shrunk else _TREES // _FOLDS
     final_trees = _TREES
     share_of_features = 1.0
@@ -193,9 +193,8 @@ def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[A
 def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
-    A comparison of squared errors would be more direct, but with a few hundred rows, outliers make
-    it too noisy. Such a comparison would reject trees that clearly reduce the error of all rows
-    except the outliers.
+    A comparison of squared errors would be more direct. With a few hundred rows, however, outliers
+    would make it reject trees that clearly reduce the error of all other rows.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.
@@ -209,7 +208,8 @@ def _best_factor(predicted: Array, log_ratios: Array) -> float:
     """Return the factor from 0 to 1 that makes held-out predictions fit the log ratios best.
 
     The factor comes from a weighted least-squares fit without a constant term. The weights make a
-    large error count in proportion to its size, not to its square.
+    large error count in proportion to its size, not to its square. If all predictions are 0, the
+    factor is 0.
     """
     weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE_ERROR)
     covariance = float(np.sum(weight * predicted * log_ratios))
@@ -233,15 +233,12 @@ def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
 
 
 def _robust_deviation(errors: Array) -> float:
-    """Estimate the standard deviation of errors from their median absolute value.
-
-    The result is at least :data:`_MIN_SPREAD`.
-    """
+    """Estimate the standard deviation of errors from their median absolute value."""
     return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 
 def _grow(
     features: Array, log_ratios: Array, trees: int = _TREES, share_of_features: float = 1.0
 ) -> Forest:
-    """Grow trees, each node of which tries a random sample of the features."""
+    """Grow trees whose nodes each try a random share of the features."""
     return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share_of_features)

@@ -1,9 +1,9 @@
 """Expected difference in time between a table's framework and other frameworks.
 
-On the machine itself, the difference is unknown until it is measured. However, frameworks differ in
-much the same way on the machine's siblings, the other GPUs of its generation. The differences come
-from the cost of a launch, and from the values of operands, which affect the clocks. The expected
-difference is therefore learned from the siblings' tables, as a function of the time of a GEMM.
+Frameworks differ in much the same way on a machine and on its siblings, the other GPUs of its
+generation. The differences come from the cost of a launch, and from the values of operands, which
+affect the clocks. The expected difference is therefore learned from the siblings' tables, as a
+function of the time of a GEMM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernels.common.documents import Number, misfit
 from kernels.timemodel.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
-"""Edges of the ranges of times, in µs. In each range, one difference is learned."""
+"""Edges of the ranges of times, in µs. A separate difference is learned in each range."""
 
 _ASSUMED_SIBLINGS = 3.0
 """Number of imaginary siblings without any difference, which shrink the learned difference. With a
@@ -49,7 +49,8 @@ class Shift:
     """Expected log of the ratio of another framework's time to the time in a table.
 
     The log ratio is a function of the table's time, given by knots. It is linear in log(seconds)
-    between two knots, and constant outside them. Without any knot, the log ratio is zero.
+    between two knots, and constant before the first and after the last knot. Without any knot, the
+    log ratio is zero.
     """
 
     log_seconds: tuple[float, ...] = ()
@@ -63,9 +64,7 @@ class Shift:
 
     @classmethod
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
-        """Learn a shift from siblings.
-
-        The more siblings there are, the closer the shift is to their full difference.
+        """Learn a shift from siblings; without any shape, the shift is zero.
 
         Args:
             siblings: for each sibling, its table paired with each of its other collections.
@@ -88,7 +87,7 @@ class Shift:
         return cls(log_seconds, log_ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the shift as a JSON document."""
+        """Return the knots as an entry of calibration.json."""
         return {"log_seconds": list(self.log_seconds), "log_ratios": list(self.log_ratios)}
 
     @classmethod
@@ -112,12 +111,12 @@ class Shift:
 def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
     """Compute the knot of a shift for one range of times.
 
-    The log ratio is a weighted median. All siblings have the same weight, and all collections of a
-    sibling share its weight equally. The median is then shrunk towards zero. The more siblings
-    there are, the less it is shrunk.
+    The log ratio is a weighted median, shrunk towards zero. All siblings have the same weight, and
+    all collections of a sibling share its weight equally.
 
     Args:
-        siblings: for each sibling, pairs of collections with at least one shape in the range.
+        siblings: for each sibling, pairs of collections with only the shapes in this range. No
+            sibling and no pair is empty.
 
     Returns:
         The median of log(seconds in the table), and the expected log ratio.

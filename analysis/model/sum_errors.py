@@ -73,17 +73,18 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
     """Return the factors that correct the intervals of sums of times.
 
     The interval of a sum follows from the intervals of the individual times and an assumed
-    correlation of their errors. This interval needs a factor because the true correlation may be
+    correlation of their errors. This interval needs factors because the true correlation may be
     different, and because errors may have heavier tails than a normal distribution.
 
     Args:
-        times: predicted and measured time of each held-out case.
+        times: times of held-out cases.
         lo: lower ends of the 90% intervals of the cases, in seconds.
         hi: upper ends of the 90% intervals of the cases, in seconds.
 
     Returns:
-        Factors for the lower and the upper half of the interval, so that it contains 90% of
-        the sums. With fewer than 40 cases, both factors are 1. Neither factor is below 0.25.
+        Factors for the lower and the upper half of the interval, so that it contains about 90% of
+        the simulated sums. With fewer than 40 cases, both factors are 1. Neither factor is below
+        0.25.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -99,22 +100,25 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
     return _factors(error, below, above)
 
 
-def change_factors(before: Times, after: Times, less: Array, more: Array) -> tuple[float, float]:
+def change_factors(
+    before: Times, after: Times, lower_half: Array, upper_half: Array
+) -> tuple[float, float]:
     """Return the factors that correct the intervals of sums in which some GEMMs are replaced.
 
     A GEMM is only replaced if its replacement is predicted to be faster.
 
     Args:
-        before: predicted and measured time of each held-out GEMM.
-        after: predicted and measured time of the GEMM that may replace it.
-        less: width of the lower half of the 90% interval of the replacement's time, in seconds.
-            This time is predicted from that of the original GEMM.
-        more: width of the upper half of the same interval, in seconds.
+        before: times of held-out GEMMs.
+        after: times of the held-out GEMMs that may replace them.
+        lower_half: width of the lower half of the 90% interval of each replacement's time, in
+            seconds. This interval is for a time that is computed from the original GEMM's measured
+            time and the predicted time ratio.
+        upper_half: width of the upper half of the same interval, in seconds.
 
     Returns:
         Factors for the lower and the upper half of the interval of a step's time after the
-        replacements. Both factors are 1 with fewer than 40 faster replacements. Neither factor is
-        below 0.25.
+        replacements. Both factors are 1 if fewer than 40 replacements are predicted to be faster.
+        Neither factor is below 0.25.
     """
     promising = after.predicted < before.predicted
     if promising.sum() < _MIN_CASES:
@@ -124,7 +128,7 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     #    step, and ``changed`` how many of these are replaced.
     rng = np.random.default_rng(0)
     counts = simulated_counts(rng, _DRAWS)
-    rows = rng.integers(0, len(less), counts.shape)
+    rows = rng.integers(0, len(lower_half), counts.shape)
     changed = np.where(promising[rows], counts, 0)
     has_change = changed.any(axis=-1)
     rows, counts, changed = rows[has_change], counts[has_change], changed[has_change]
@@ -139,20 +143,18 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     # 3. Compare the sums. A gain is the ratio of the times before and after, so the error of the
     #    predicted time before the replacements must not count.
     error = predicted_before / (measured_before / measured_after) - predicted_after
-    below = half_interval_of_sum(changed * less[rows], CHANGE_CORRELATION)
-    above = half_interval_of_sum(changed * more[rows], CHANGE_CORRELATION)
+    below = half_interval_of_sum(changed * lower_half[rows], CHANGE_CORRELATION)
+    above = half_interval_of_sum(changed * upper_half[rows], CHANGE_CORRELATION)
     return _factors(error, below, above)
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return factors for the two halves of the intervals, so that these contain 90% of the errors.
-
-    Both factors are at least :data:`_MIN_FACTOR`.
+    """Return factors for the two halves of the intervals, so that about 90% of errors lie inside.
 
     Args:
         error: error of each sum, in seconds.
-        below: half-width of the interval of each sum, below the prediction.
-        above: half-width of the interval of each sum, above the prediction.
+        below: width of the lower half of each sum's interval, in seconds, above 0.
+        above: width of the upper half of each sum's interval, in seconds, above 0.
     """
     relative = error / np.where(error < 0, below, above)
     low, high = np.quantile(relative, [_TAIL, 1 - _TAIL])

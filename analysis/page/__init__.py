@@ -1,5 +1,5 @@
 """HTML page of measurements, predictions and advice.
 
-The page is a single file that needs no server. In the browser, its script also predicts shapes that
-were not measured.
+The page is a single file that needs no server. Its script also predicts shapes that were not
+measured.
 """

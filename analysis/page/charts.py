@@ -1,9 +1,8 @@
 """Build the charts of the page with Bokeh.
 
-At first, the charts only contain roofs and the effects of rules. The page's script adds all other
-data. The script finds the charts' data sources by their names. In the roofline and the accuracy
-chart, it draws at most a few thousand points at once, so that large recordings are drawn as fast as
-small ones.
+The charts only contain roofs, reference lines and the effects of rules. The page's script adds all
+other data to the charts' sources, which it finds by their names. In the roofline and the accuracy
+chart, it draws at most a few thousand points at once, so that large recordings are drawn quickly.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ HOVER = (
     ("predicted", "@predicted"), ("limit", "@limit"), ("tile", "@tile"), ("waves", "@waves"),
     ("kernel", "@kernel"), ("clock", "@clock"),
 )  # fmt: skip
-"""Labels and columns of the text that appears next to the point under the mouse.
-
-The script fills these columns.
-"""
+"""Labels and columns of the text that appears next to the point under the mouse."""
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 # Factors by which the roofline's axes are extended beyond the largest values, which leaves room for
@@ -60,11 +56,9 @@ def scale_of(machines: Sequence[Machine]) -> float:
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
     """Plot speed against intensity, log-log: measured points filled, predicted ones hollow.
 
-    A line joins the two points of a case.
-
     Args:
         source: source of the shown points, from :func:`shown_points`.
-        machines: the machines to draw roofs for.
+        machines: the machines whose roofs are drawn.
         points: all points, which set the ranges of the axes.
     """
     # 1. The axes show all measured points and the peaks of all measured dtypes.
@@ -122,8 +116,8 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
     Args:
         chart: the roofline chart.
         machine: the machine with this roof.
-        dtype: dtype of the peak. The line is tagged with the dtype, so that the page's script can
-            choose a colour for light or dark mode.
+        dtype: dtype of the peak. It is also the line's tag, by which the page's script finds and
+            colours the line.
         prefix: beginning of the label.
         scale: factor from TFLOP/s to the chart's unit.
     """
@@ -192,14 +186,14 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(number: int) -> figure:
-    """Draw times along one dimension: measured points filled, predicted ones hollow.
+    """Make a chart of times along one dimension: measured points filled, predicted ones hollow.
 
-    The page's script chooses the dimension, such as N, and marks the edges of tiles and waves.
+    The page's script chooses the dimension, such as N, and finds the edges of tiles and waves.
 
     Args:
         number: number of the chart, which is part of the names by which the script finds its data.
     """
-    # 1. Make empty sources, which the script fills: the points, the edges, and the chosen size.
+    # 1. Make empty sources for the script: the points, the edges, and the chosen size.
     name = f"line-{number}"
     points = ColumnDataSource(
         {key: [] for key in ("x", "time", "lo", "hi", "expected", "description")}, name=name
@@ -259,7 +253,7 @@ def neighbours(number: int) -> figure:
 def rules(rows: Sequence[RuleResult], number: int) -> figure:
     """Draw the effect of each judged rule, with its interval.
 
-    Right of 1, following the rule pays.
+    Most effects are ratios, which are above 1 if following the rule pays.
 
     Args:
         rows: results of rules; those without an effect are left out.
@@ -312,7 +306,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
 
 
 def pairs() -> figure:
-    """Draw how many times as fast the second recording is as the first, for each common case."""
+    """Make a chart of the second recording's speed over the first's, for each common case."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
@@ -350,14 +344,14 @@ def _color(row: RuleResult) -> str:
 
 
 def _add_interaction(chart: figure, dots: object) -> None:
-    """Add a description of the point under the mouse, and a reaction to a clicked point."""
+    """Show a description of the point under the mouse, and let a click select a point."""
     chart.add_tools(HoverTool(renderers=[dots], tooltips=list(HOVER)), TapTool(renderers=[dots]))
 
 
 def _log_range(values: pd.Series) -> tuple[float, float]:
     """Return the ends of a logarithmic axis that shows all finite positive values with a margin.
 
-    Without such values, the ends are 0.1 and 10, so that the axis can be drawn.
+    Without such values, the ends are 0.1 and 10.
     """
     positive = values[(values > 0) & np.isfinite(values)]
     if positive.empty:
@@ -374,19 +368,19 @@ def _figure(
     log_y: bool = False,
     **ranges: Sequence[str] | tuple[float, float] | Range1d,
 ) -> figure:
-    """Return an empty chart that is as wide as the page. The page's script sets its colours.
-
-    A chart of many points needs fixed ranges, because the script draws only the points within them.
+    """Return an empty chart that is as wide as the page.
 
     Args:
         name: name by which the script finds the chart.
         x_label: label of the x axis.
         y_label: label of the y axis.
-        height: height in pixels.
-        log_x: whether the x axis is logarithmic.
-        log_y: whether the y axis is logarithmic; otherwise it is linear, or categorical if
+        height: height of the chart in pixels.
+        log_x: True for a logarithmic x axis, False for a linear one.
+        log_y: True for a logarithmic y axis, False for a linear one, or for a categorical one if
             ``y_range`` is a list of names.
-        ranges: ``x_range`` and ``y_range``; Bokeh chooses a range that is not given.
+        ranges: ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn points. If
+            there are many points, both ranges are needed, because the script draws only the points
+            within them.
     """
     chart = figure(
         name=name,

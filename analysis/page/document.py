@@ -1,8 +1,8 @@
 """Build the page as one file: Bokeh, the charts, the data, and the script that fills the charts.
 
-The browser fetches nothing when it opens the page. A content security policy in the page's head
-forbids fetching and all scripts that are not part of the page. It is needed because names in
-results are untrusted input. The data are compressed JSON, which the browser unpacks.
+A content security policy in the page's head forbids fetching and all scripts that are not part of
+the page. This policy is needed because names in results are untrusted input. The data are
+compressed JSON, which the browser unpacks.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def page_html(reports: Sequence[PageReport]) -> str:
         reports: content of the page about each recording, at least one. The points of all
             recordings share the same charts.
     """
-    # 1. Make the charts. The roofline and the accuracy chart share one source of points, which the
-    # script fills.
+    # 1. Make the charts. The roofline and the accuracy chart share one source of points. The three
+    # charts of neighbours are for three sizes of a case: M, N and K, or images and channels.
     source = charts.shown_points()
     points_by_report = [points_of(report.analysis) for report in reports]
     points = pd.concat(points_by_report, ignore_index=True)
@@ -101,22 +101,19 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return the code from the ``<script>`` element that Bokeh made, without its tags.
-
-    Bokeh has already escaped the data in this code.
-    """
+    """Return the code of the ``<script>`` element that Bokeh made; its data are already escaped."""
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
     return inner.group(1)
 
 
 def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, Any]:
-    """Return a recording's data for the script, as JSON.
+    """Return a recording's data for the script, as a JSON document.
 
     Args:
         report: content of the page about the recording.
         points: points of the recording, from :func:`points_of`.
-        scale: factor from TFLOP/s to the roofline's unit, from :func:`charts.scale_of`.
+        scale: factor from TFLOP/s to the roofline's unit.
     """
     recording = report.analysis.recording
     machine = recording.machine
@@ -145,10 +142,7 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
-    """Return an answer to a pad or choose query as JSON for the script.
-
-    Gains are fractions.
-    """
+    """Return an answer to a pad or choose query for the script; gains are fractions."""
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),

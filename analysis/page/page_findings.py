@@ -46,10 +46,7 @@ def machine(report: PageReport) -> str:
 
 
 def verdict(report: PageReport) -> str:
-    """Return the verdict on the run in a few words; for imported times, the kind of import.
-
-    The reasons for a verdict are in :func:`health`.
-    """
+    """Return the verdict on the run in a few words; for imported times, the kind of import."""
     recording = report.analysis.recording
     if recording.public:
         return "public table" if recording.is_public_table else "imported times"
@@ -105,7 +102,7 @@ def health(report: PageReport) -> list[str]:
 
 
 def speed(report: PageReport) -> str:
-    """Name the fastest GEMMs and their speeds."""
+    """Name the fastest GEMMs, with their speeds and their shares of the peak."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = peak(report.analysis)
@@ -113,7 +110,7 @@ def speed(report: PageReport) -> str:
 
 
 def advice(report: PageReport) -> str:
-    """Say how many of the checked shapes should be changed."""
+    """Say how many pad and choose queries are answered with a change that gains."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     return sizes_line(report.advice) if report.advice else "No shape was checked for a faster size."
@@ -155,7 +152,7 @@ def neighbourhood(report: PageReport) -> str:
 
 
 def judged(report: PageReport) -> list[RuleResult]:
-    """Return the rules with any verdict except ``not measured``."""
+    """Return the results of the rules that have a verdict."""
     return [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
 
 

@@ -1,9 +1,9 @@
 """Export the time model to the page, whose script predicts shapes that were not measured.
 
-The script evaluates the same formula and the same trees as :mod:`analysis.model.predict`. The
-script cannot evaluate the trees of public tables. These trees, and trees that are too large for a
-page, are replaced by smaller trees that imitate them. The page then says how much predictions with
-the smaller trees differ from those with the original ones.
+The script evaluates the same formula as :mod:`analysis.model.predict` and, if possible, the same
+trees. It cannot evaluate the trees of public tables. These trees, and trees that are too large for
+a page, are replaced by smaller trees that imitate them. The page then says how much predictions
+with the smaller trees differ from those with the original ones.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kernels.problem import PASSES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 MOST_NODES = 300_000
-"""Maximum number of tree nodes on a page. At 5 bytes each, they take 2 MB in base64.
+"""Maximum number of nodes in the original trees of a model on a page.
 
-If the trees of a model have more nodes in total, smaller trees replace them.
+At 5 bytes each, these nodes take 2 MB in base64. Larger trees are replaced by smaller ones.
 """
 
 # Number of smaller trees, and minimum number of shapes in a leaf. 16 trees whose leaves have at
@@ -53,7 +53,7 @@ class PageGroup:
 
     Attributes:
         problem: an example with this operation and dtype.
-        group: name of the group to which the fit belongs: implementation, operation and dtype.
+        group: name of the group, as :func:`analysis.model.query.group_of` returns it.
         fit: the fit that predicts the group.
     """
 
@@ -88,7 +88,7 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
     Args:
         basis: the model as ``predict`` uses it.
         measured: problems that were measured. If the model's trees are too large, smaller trees
-            grow from these problems and from random GEMMs.
+            grow from these problems and from random GEMMs. Otherwise, the problems are not used.
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))
@@ -132,8 +132,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 def page_groups(basis: Basis) -> Iterable[PageGroup]:
     """Yield the operations and dtypes that the page predicts.
 
-    On a GPU, these are all operations and dtypes that the machine supports. On a CPU, these are
-    only those that were measured, because a CPU's default constants are only a starting point.
+    On a GPU, these are all operations and dtypes that the machine supports. On a CPU, they are
+    those that have a fit, because a CPU's default constants are only a starting point.
     """
     machine = basis.model.machine
     fitted = {_without_implementation(group) for group in basis.model.fits}
@@ -187,7 +187,7 @@ def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
 
 
 def _original_trees(fit: Fit) -> dict[str, Any]:
-    """Return the trees of a fit, and the numbers that convert their disagreement to a spread."""
+    """Return the residual of a fit, whose trees the script evaluates."""
     assert fit.residual is not None
     residual = fit.residual
     return {"time": residual.trees.to_json(), "seen": residual.seen, "unseen": residual.unseen}
@@ -198,12 +198,13 @@ def _smaller_trees(
 ) -> dict[str, Any]:
     """Return small trees that imitate the corrections and spreads of large trees.
 
-    The small and the large trees predict different times for held-out shapes. ``differs`` is the
-    90th percentile of the relative difference.
+    ``differs`` is the 90th percentile of the relative difference between the times that the small
+    and the large trees predict for held-out shapes. If there are fewer than five shapes, none is
+    held out, and all shapes are compared.
 
     Args:
         basis: the model as ``predict`` uses it.
-        sharing: the groups that share the large trees.
+        sharing: the groups that share the large trees, at least one.
         measured: problems that were measured, of any group; empty if only random GEMMs are used.
     """
     # 1. Compute what the large trees return for measured and random shapes.
@@ -221,7 +222,7 @@ def _smaller_trees(
     features = np.concatenate(features_by_group)
     corrections = np.concatenate(corrections_by_group)
     log_spreads = np.concatenate(log_spreads_by_group)
-    # 2. Grow the small trees from most of the shapes. At most a fifth of them is held out.
+    # 2. Grow the small trees from the shapes, of which at most a fifth is held out.
     held_out_count = min(_HELD_OUT, len(features) // 5)
     is_training = np.random.default_rng(0).permutation(len(features)) >= held_out_count
     time = Forest.grown(features[is_training], corrections[is_training], _TREES, _LEAF)
@@ -242,7 +243,7 @@ def _large_tree_outputs(
     """Return the features of measured and random shapes, and the large trees' outputs for them.
 
     Features have one row per shape. The outputs are the logarithm of the correction and the
-    logarithm of the spread, for each shape. Random shapes are added only for a group of GEMMs. For
+    logarithm of the spread, for each shape. Random shapes are only added for a group of GEMMs. For
     a group of convolutions without measured shapes, the only shape is the group's example.
     """
     problems = list(measured)

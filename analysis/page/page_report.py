@@ -19,7 +19,7 @@ class PageReport:
     Attributes:
         analysis: the recording, with the model and its predictions.
         advice: answers to pad and choose queries.
-        rules: results of the rules that were judged on the machine.
+        rules: results of the rules, including those that were not measured.
         steps: profiled training steps of models.
     """
 
@@ -30,12 +30,12 @@ class PageReport:
 
     @property
     def name(self) -> str:
-        """Name of the recording's folder, which distinguishes two runs of a machine."""
+        """Name of the recording's folder, usually the slug of the machine."""
         return self.analysis.recording.folder.resolve().name
 
     @property
     def left_out(self) -> str:
-        """Sentence that says how many cases the charts show; empty if they show all cases."""
+        """Sentence that says how many cases the page has; empty if it has all cases."""
         cases = len(self.analysis.recording.rows)
         # The table of the analysis may have only a sample of the measured cases. The page shows all
         # cases of the table and all cases without a prediction, or a sample of MOST_POINTS of them.

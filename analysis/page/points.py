@@ -29,24 +29,21 @@ ESTIMATES = (
 )
 
 MOST_POINTS = 40_000
-"""Maximum number of points on a page.
-
-If there are more cases, the page shows a random sample of them, and says so.
-"""
+"""Maximum number of points of a recording. If there are more, the page has a random sample."""
 
 _TIME_DIGITS = 9  # significant digits of times: a picosecond in times of up to a millisecond
 _DIGITS = 4  # significant digits of estimates: the page shows no more, and more would enlarge it
 
 
 def points_of(analysis: Analysis) -> pd.DataFrame:
-    """Return one row per case, or a sample of the rows if there are more than ``MOST_POINTS``.
+    """Return one row per analysed case, then one per case without a time or a prediction.
 
-    Cases without a time or a prediction come last.
+    If there are more than :data:`MOST_POINTS` rows, the result is a random sample of them.
 
     Returns:
-        A table with the columns :data:`TEXTS` (empty where missing), :data:`SIZES`, :data:`TIMES`
-        and :data:`ESTIMATES` (NaN where missing). ``spec`` is the problem in the form that
-        ``--gemm`` or ``--conv`` takes.
+        A table with the columns :data:`TEXTS`, :data:`SIZES`, :data:`TIMES` and :data:`ESTIMATES`,
+        in which values may be missing. ``spec`` is the problem in the form that ``--gemm`` or
+        ``--conv`` takes; it is empty for other operations.
     """
     table = analysis.table
     # Name of each column on the page, and the predicted column that it comes from.
@@ -73,7 +70,7 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
 
 
 def _without_prediction(recording: Recording) -> pd.DataFrame:
-    """Return the cases that have no time or that the model does not predict."""
+    """Return the cases without a time, and those that the model does not predict."""
     return recording.rows.drop(index=recording.products.index)
 
 
@@ -105,13 +102,10 @@ def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
-    """Return the points for JSON: each column's values by its name.
+    """Return the columns of :func:`points_of` for JSON, by their names.
 
     A column of :data:`TEXTS` has a list of distinct words, and for each point the position of its
-    word in this list. Every other column has a list of numbers, with None instead of NaN.
-
-    Args:
-        points: the points, as :func:`points_of` returns them.
+    word in this list. Every other column has a list of numbers, with None for missing ones.
     """
     columns: dict[str, Any] = {}
     for name in TEXTS:

@@ -1,7 +1,4 @@
-"""Draw the plots of a recording.
-
-The values and titles of plots are computed by separate functions, so that tests can check them.
-"""
+"""Draw the plots of a recording."""
 
 from __future__ import annotations
 
@@ -58,17 +55,17 @@ PLOTS = {
 def write_plots(
     analysis: Analysis, names: Sequence[str] = (), kinds: Sequence[str] = KINDS
 ) -> list[Path]:
-    """Draw the named plots, or all plots if no name is given.
+    """Draw plots of a recording, and write them to the folder ``plots`` in the recording's folder.
 
     Plots for which the recording has too little data are left out.
 
     Args:
         analysis: the recording, with its predictions.
         names: names of plots in :data:`PLOTS`; all plots if empty.
-        kinds: file formats; each plot is written in all of them.
+        kinds: file formats, at least one; each plot is written in all of them.
 
     Returns:
-        Path of each plot that was drawn, in the first of its formats.
+        Path of each plot that was drawn, in the first of the formats.
     """
     folder = analysis.recording.folder / "plots"
     written = []

@@ -17,9 +17,9 @@ from analysis.slices.series import accuracy_series
 
 
 def draw(analysis: Analysis) -> Figure:
-    """Plot predicted time, and then the relative error, against measured time.
+    """Plot predicted time (left) and relative error (right) against measured time.
 
-    The first panel is log-log. Both panels have bands of ±10% and ±25%.
+    The left panel is log-log. Both panels have bands of ±10% and ±25%.
     """
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()

@@ -34,10 +34,9 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     """Draw where the time of a step goes, with one stacked bar per machine.
 
     Args:
-        accounts: account of the step's time on each machine, by the label of the machine's bar;
-            at least one.
+        accounts: account of the step's time on at least one machine, by the label of its bar.
         title: beginning of the plot's title.
-        folder: where the files go.
+        folder: folder of the PNG and SVG files.
 
     Returns:
         Path of the PNG file.
@@ -93,7 +92,7 @@ def drawn_roles(account: Account) -> dict[str, float]:
 def step_finding(accounts: Mapping[str, Account]) -> str:
     """Say which role takes the largest share of the step on the first machine.
 
-    Other operations do not count as a role. The machine is named if there are several.
+    Operations without a known role are left out. The machine is named if there are several.
     """
     account = next(iter(accounts.values()))  # mappings keep their order, so this is the first one
     times_us = drawn_roles(account)
@@ -128,14 +127,15 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
     """Draw the gain of the whole step from each change, with its interval; one panel per machine.
 
     Args:
-        levers: possible changes of the model's dimensions, by the name of the machine.
+        levers: possible changes of the model's dimensions, by the name of the machine. Without
+            machines, an empty panel is drawn.
         title: beginning of the plot's title.
-        folder: where the files go.
+        folder: folder of the PNG and SVG files.
 
     Returns:
         Path of the PNG file.
     """
-    # Without machines, an empty panel is drawn. The machine with the most levers sets the height.
+    # The machine with the most levers sets the height.
     panel_count = max(len(levers), 1)
     lever_counts = [len(machine_levers) for machine_levers in levers.values()]
     row_count = max([1, *lever_counts])

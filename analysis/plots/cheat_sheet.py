@@ -26,11 +26,10 @@ def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
 
     Args:
         rows: results of rules.
-        facts: whether to include rules that describe the machine instead of saying what to do.
+        facts: True to include rules that describe the machine instead of saying what to do.
 
     Returns:
-        A table with the fields of :class:`RuleResult` as columns; it has no rows if no effect is
-        significant.
+        A table with the fields of :class:`RuleResult` as columns.
     """
     catalogue = all_rules()
     significant = [row for row in rows if _is_certain(row)]
@@ -49,10 +48,10 @@ def _is_certain(row: RuleResult) -> bool:
 
 
 def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
-    """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if any effect is significant.
+    """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if there is a rule to show.
 
     Returns:
-        A list with the path of the PNG file; empty if no effect is significant.
+        A list with the path of the PNG file; empty if nothing was written.
     """
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     if figure is None:
@@ -63,16 +62,16 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
 def write_table_sheet(
     rows: Sequence[RuleResult], machine: Machine, source: PublicRows, folder: Path
 ) -> list[Path]:
-    """Write the cheat sheet of a public table, if any effect is significant.
+    """Write the cheat sheet of a public table, if there is a rule to show.
 
     Args:
         rows: results of rules.
         machine: the machine that was measured for the table.
         source: the table, which the caption names.
-        folder: where the files go.
+        folder: folder of the PNG and SVG files.
 
     Returns:
-        A list with the path of the PNG file; empty if no effect is significant.
+        A list with the path of the PNG file; empty if nothing was written.
     """
     # Only a few rules can be tested with a public table, so rules that describe the machine are
     # included.
@@ -84,7 +83,7 @@ def write_table_sheet(
 
 
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
-    """Return the advice of a rule; if following it is slower, the advice not to follow it.
+    """Return the advice of a rule, or the advice not to follow it if following it is slower.
 
     Args:
         row: a row of the table from :func:`sheet_data`, with the columns ``id`` and ``effect``.
@@ -100,15 +99,12 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 
 
 def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
-    """Draw one page with up to eight rules, those with the largest significant effects.
+    """Draw one page with the rules of :func:`sheet_data`; return None if there are none.
 
     Args:
         rows: results of rules.
         machine: the machine on which the rules were tested.
-        facts: whether to include rules that describe the machine instead of saying what to do.
-
-    Returns:
-        The figure; None if no effect is significant.
+        facts: as in :func:`sheet_data`.
     """
     data = sheet_data(rows, facts)
     if data.empty:

@@ -17,7 +17,7 @@ _NAMED = 6  # at most the six slowest GPUs are named, because more names would o
 
 
 def write_fleet_plot(report: FleetReport) -> Path | None:
-    """Draw the plot of a fleet, and save it in the folder of the fleet's recording.
+    """Draw the plot of a fleet, and save it in the folder ``plots`` of the fleet's recording.
 
     Returns:
         Path of the PNG file; None if fewer than two GPUs were timed on the same kind of anchor.
@@ -33,9 +33,6 @@ def fleet_title(report: FleetReport) -> str:
     """Return the title: the slow GPU and the reason, or the number of slow GPUs.
 
     If no GPU is slow, the title says how much the GPUs differ, unless the difference is unknown.
-
-    Args:
-        report: report on several GPUs.
     """
     count = len(report.verdicts)
     slow = [verdict for verdict in report.verdicts if verdict.verdict == SLOW]
@@ -54,7 +51,7 @@ def fleet_title(report: FleetReport) -> str:
     kind = gpu.slow[0]
     relative_speeds = report.speeds.kinds[kind].speed
     loss = 1 - relative_speeds[report.verdicts.index(gpu)]
-    # An explanation is a code and words, separated by a colon.
+    # The code of an explanation names the cause after a colon, such as "clock: power cap".
     reason = gpu.explained.partition(": ")[2] if gpu.explained else "reason unknown"
     return f"{gpu.name} is {loss:.0%} below the median in {KIND_WORDS[kind]}: {reason}"
 
@@ -62,7 +59,7 @@ def fleet_title(report: FleetReport) -> str:
 def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, from the slowest GPU to the fastest.
 
-    If clocks were read, a second panel plots speed against the SM clock. The result is None if
+    A second panel plots speed against the SM clock, if any clock was read. The result is None if
     fewer than two GPUs were timed on the same kind of anchor.
     """
     speeds = report.speeds
@@ -129,11 +126,11 @@ def draw_fleet(report: FleetReport) -> Figure | None:
 
 
 def _draw_points(report: FleetReport, axes: Axes, order: np.ndarray, x_values: np.ndarray) -> None:
-    """Draw a marker at the speed of each GPU. Its colour and shape show the GPU's verdict.
+    """Draw a marker at the speed of each GPU, with a colour and a shape for each verdict.
 
     Args:
         report: the report with speeds and verdicts.
-        axes: where to draw.
+        axes: the axes to draw on.
         order: positions of the GPUs in the report.
         x_values: coordinate of each of these GPUs on the horizontal axis.
     """

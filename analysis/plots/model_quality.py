@@ -1,4 +1,8 @@
-"""Plot how accurate the model is: learning curve, predicted times, errors by shape, and cliffs."""
+"""Plot how accurate the model is: learning curve, predicted times, errors by shape, and cliffs.
+
+In this module, ``rows`` is a table from
+:func:`analysis.validation.validation_report.held_out_table`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ def write_validation_plots(
 
     Args:
         validation: predictions of held-out rows.
-        folder: where the files go.
+        folder: folder of the files.
         curve: points of the learning curve; without points, this plot is left out.
         floor: errors that even a perfect model would make; None if they are unknown.
 
@@ -66,7 +70,10 @@ def write_validation_plots(
 def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     """Plot the median and the mean error against the number of calibration rows.
 
-    Dotted lines are the errors that even a perfect model would make (``floor``).
+    Args:
+        curve: points of the learning curve, at least one.
+        floor: errors that even a perfect model would make, drawn as dotted lines; None if they are
+            unknown.
     """
     labels = {"rows": "other rows", "levels": "rows whose M, N and K are all held out"}
     figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
@@ -97,9 +104,8 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     """Return the title: the median error with the fewest and with the most calibration rows.
 
     Args:
-        curve: at least one point of the learning curve.
+        curve: points of the learning curve, beginning with those of the hold-out ``rows``.
     """
-    # The sentence is about the hold-out "rows", with which the curve begins.
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
     most = max(same_holdout, key=lambda point: point.count)
@@ -110,11 +116,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Plot predicted against measured time, log-log; colours show the predicted limits.
-
-    Args:
-        rows: table from :func:`analysis.validation.validation_report.held_out_table`.
-    """
+    """Plot predicted against measured time, log-log; colours and markers show predicted limits."""
     error = rows["error"].abs()
     title = f"Predictions err by {error.median():.1%} (median) and {error.mean():.1%} (mean)"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -127,9 +129,6 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
 
     M is rounded down to a power of two, N·K to a power of four. Errors are fractions of the
     measured time. A cell without cases is NaN.
-
-    Args:
-        rows: table from :func:`analysis.validation.validation_report.held_out_table`.
     """
     m = 2 ** np.floor(np.log2(rows["m"])).astype(int)
     weights = rows["n"].astype(float) * rows["k"]  # N·K is the number of weights
@@ -138,11 +137,7 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_shapes(rows: pd.DataFrame) -> Figure:
-    """Draw a heat map of the mean error by M and N·K.
-
-    Args:
-        rows: table from :func:`analysis.validation.validation_report.held_out_table`.
-    """
+    """Draw a heat map of the mean error by M and N·K."""
     mean_errors = shapes_data(rows)
     cells = mean_errors.stack()
     worst_m, worst_nk = cells.idxmax()
@@ -170,8 +165,11 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     All cases with the same N and K form a line. The result is the line whose predicted cliffs from
     M to M + 1 have the largest mean. Only predictions decide which line is chosen, so that the
     measured times are a fair test of the predictions. A pair of M and M + 1 counts only if
-    arithmetic limits the time at M, because under other limits one more wave costs little. Cases
-    before the line's first pair that counts, and after its last one, are left out.
+    arithmetic is predicted to limit the time at M, because under other limits one more wave costs
+    little. Cases before the line's first pair that counts, and after its last one, are left out.
+
+    Args:
+        rows: held-out GEMMs that differ only in M, N and K.
 
     Returns:
         The cases of this line; an empty table if no line has enough pairs. ``step`` and
@@ -199,8 +197,8 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Plot time against M at constant N and K; predictions are also drawn between measured sizes.
 
-    An arrow and the title show the largest predicted cliff. The result is None if the cases are not
-    GEMMs, or if no line has enough pairs (:func:`staircase_data`).
+    An arrow and the title show the largest predicted cliff. The result is None if no line has
+    enough pairs (:func:`staircase_data`).
     """
     line = staircase_data(_commonest_gemms(validation, rows))
     if line.empty:

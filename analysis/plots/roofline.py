@@ -25,7 +25,7 @@ from kernels.machine import Machine
 
 
 def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
-    """Return a table of roofs, one row for each of the ``dtypes`` with a known peak.
+    """Return a table of roofs, one row for each of the ``dtypes`` that the machine supports.
 
     Returns:
         The columns ``dtype``, ``tflops`` (the peak in TFLOP/s) and ``ridge`` (the intensity in
@@ -44,8 +44,8 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
 
-    The colour of a point shows its limit, and its marker shows its dtype. The result is None if
-    there are too few points.
+    The colour of a point shows the predicted limit, and its marker shows the dtype. The result is
+    None if there are too few points.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -103,12 +103,7 @@ def draw(analysis: Analysis) -> Figure | None:
 
 
 def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a legend of colours and markers, with the number of cases for each.
-
-    Args:
-        axes: where to draw.
-        rows: table from :func:`analysis.slices.series.roofline_series`.
-    """
+    """Draw a legend of colours and markers, with the number of cases for each."""
     # Lines without points give the legend its entries.
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())
@@ -130,7 +125,7 @@ def _draw_roofs(
     """Draw and label the slope of the memory limit and the level of each peak.
 
     Args:
-        axes: where to draw.
+        axes: the axes to draw on.
         machine: the measured machine.
         roofs: table from :func:`ceilings`.
         ends: smallest and largest intensity on the axis, in FLOP/byte.
@@ -140,7 +135,7 @@ def _draw_roofs(
     origin = ", measured" if machine.kind == "cpu" else ""
     slope = machine.bandwidth / 1e12 * factor  # in the plot's unit per FLOP/byte
     # The slope ends at the last ridge. If all ridges are left of the plot or near its left end, the
-    # slope is drawn up to twice that end, so that a part of it is visible.
+    # slope is drawn up to twice the smallest intensity, so that a part of it is visible.
     slope_end = max(roofs["ridge"].max(), 2 * left)
     intensities = np.array([left, slope_end])
     axes.plot(intensities, intensities * slope, color=NEUTRAL, linewidth=2)

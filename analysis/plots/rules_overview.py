@@ -28,8 +28,7 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Return a table of verdicts, one row for each rule and machine.
 
     Args:
-        documents: verdicts from :func:`analysis.rules.inputs.imported_rules`, one document per
-            machine.
+        documents: verdicts from :func:`analysis.rules.inputs.imported_rules`, at least one.
 
     Returns:
         The columns ``name`` (of the machine), ``statement``, ``effect``, ``lo``, ``hi`` and
@@ -51,12 +50,7 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Write ``rules-public.png`` and ``.svg``, and return the path of the PNG file.
-
-    Args:
-        documents: verdicts from :func:`analysis.rules.inputs.imported_rules`.
-        folder: where the files go.
-    """
+    """Write ``rules-public.png`` and ``.svg`` to a folder, and return the path of the PNG file."""
     data = overview_data(documents)
     packages = sorted({document["package"] for document in documents})
     caption = f"bf16 GEMMs, {', '.join(packages)}  ·  lines are 95% intervals"
@@ -100,9 +94,8 @@ def draw_overview(data: pd.DataFrame) -> Figure:
             )
         panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
         panel.set_title(verbatim(textwrap.fill(statement, _TITLE_WIDTH)), loc="left", fontsize=12)
-        # Every panel shows at least the effects from 0.98 to 1.1. Its right end is at least 6%
-        # further from 1 than the upper end of any interval, so that no interval's cap is at the
-        # panel's edge.
+        # Every panel shows at least the effects from 0.98 to 1.1. Its right end is 6% further from
+        # 1 than the upper end of any interval, so that no upper cap is at the panel's edge.
         low = min(0.98, rows["lo"].min())
         high = max(rows["hi"].max(), 1.1)
         panel.set_xlim(low, 1 + 1.06 * (high - 1))

@@ -56,8 +56,7 @@ def edges(
         machine: machine that runs the GEMMs.
         dtype: dtype that determines the tile.
         along: dimension that varies: m, n or k.
-        line: cases of the line, with the columns m, n and k. Only its first case determines the
-            fixed sizes.
+        line: cases of the line, which are not batched, with the columns m, n and k.
     """
     if along == "k":
         return [], []
@@ -78,9 +77,8 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, dashed lines at wave edges. If all tile edges are also wave
-    edges, the dashed lines are left out. The result is None if no dtype has enough points along any
-    dimension.
+    Dotted lines are at tile edges, dashed lines at wave edges. The result is None if no dtype has
+    enough points along any dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():

@@ -91,12 +91,7 @@ def panels(
 
 
 def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the rows whose group has at least :data:`LEAST_POINTS` rows.
-
-    Args:
-        rows: a table of cases.
-        by: column whose values are the groups.
-    """
+    """Return the rows whose value in the column ``by`` occurs at least LEAST_POINTS times."""
     if rows.empty:
         return rows
     return rows[rows.groupby(by)[by].transform("size") >= LEAST_POINTS]
@@ -113,7 +108,7 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
     The colour and the marker of a point show its limit.
 
     Args:
-        axes: where to draw.
+        axes: the axes to draw on.
         rows: table with the columns ``measured``, ``predicted`` (both in µs) and ``limit``, and
             also ``low`` and ``high`` if measured times have intervals.
         size: size of a marker, in points.
@@ -182,9 +177,9 @@ def save(
     Args:
         figure: the figure, which is closed afterwards.
         caption: text of the caption.
-        folder: where the files go.
+        folder: folder of the files, which is made if it does not exist.
         name: name of the files, without an extension.
-        kinds: file formats, such as ``png``; the figure is written in each of them.
+        kinds: file formats, from ``png``, ``svg`` and ``pdf``; the figure is written in each.
     """
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]

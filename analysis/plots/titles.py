@@ -16,7 +16,7 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
 
     Args:
         rows: table from :func:`analysis.slices.series.roofline_series`.
-        machine: the measured machine, whose peak FLOP/s are the reference.
+        machine: the measured machine.
 
     Returns:
         The title; an empty string if no GEMM was measured.
@@ -44,7 +44,7 @@ def square_title(rows: pd.DataFrame) -> str:
         if size is None:
             slow_at_end.append(str(dtype))
         else:
-            # No line breaks at the non-breaking spaces.
+            # Non-breaking spaces keep the size on one line.
             reached.append(f"at M\u00a0=\u00a0{size} in {dtype}")
     if not reached:
         dtypes = _listed(slow_at_end)
@@ -57,7 +57,8 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """Return a title that names the largest significant slowdown from one size to the next.
 
     Args:
-        lines: tables from :func:`analysis.slices.series.steps_series`.
+        lines: rows of a line along each dimension, as in
+            :func:`analysis.slices.series.steps_series`.
     """
     largest_cliff = steepest(lines)
     if largest_cliff is None:
@@ -71,11 +72,12 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 def alignment_title(rows: pd.DataFrame) -> str:
     """Return a title with the slowest misaligned size, and how much slower multiples of 8 are.
 
+    A size is misaligned if it is not a multiple of 8; only significantly slower sizes count.
+
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with only one base.
     """
-    # 1. Find the slowest offset that is not a multiple of 8, among those that are significantly
-    # slower than the round size.
+    # 1. Find the slowest misaligned size. The base is round, so the offset shows the alignment.
     is_multiple = rows["offset"] % 8 == 0
     is_slower = rows["relative_hi"] < 1
     slower = rows[~is_multiple & is_slower]
@@ -103,7 +105,7 @@ def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
     Only measured channel counts are compared, by their best speed in the same dtype. A count is
-    slower if the intervals of the two speeds do not overlap.
+    slower if its speed's interval is below that of the multiple's speed.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
@@ -135,7 +137,7 @@ def layouts_title(pairs: pd.DataFrame) -> str:
     """Return a title with NHWC's mean speed relative to NCHW, and how many pairs clearly differ.
 
     Args:
-        pairs: table from :func:`analysis.slices.series.layout_series`.
+        pairs: table from :func:`analysis.slices.series.layout_series`, with at least one row.
     """
     mean, faster, slower = layout_summary(pairs)
     return (

@@ -1,4 +1,7 @@
-"""Draw the wave plot: time against M for one class of GEMM, with tile and wave edges."""
+"""Draw the wave plot: time against M for one class of GEMMs, with tile and wave edges.
+
+The GEMMs of a class differ only in M.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
     """Return the cliff along M that the wave plot shows: at ``size``, or else the largest cliff.
 
     Args:
-        line: measured GEMMs of one class, which differ only in M.
+        line: measured GEMMs of one class.
         size: the smaller M of the cliff; None for the largest certain cliff, whether the time rises
             or drops there.
 
@@ -46,7 +49,7 @@ def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
 
 
 def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = None) -> Figure:
-    """Plot measured and predicted times against M, with tile and wave edges.
+    """Draw the wave plot.
 
     Args:
         basis: basis of the predictions.
@@ -103,13 +106,13 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
 
 
 def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
-    """Return the predicted row for each M in ``sizes``, with a column ``m`` added."""
+    """Return the row of ``Prediction.frame`` for each M in ``sizes``, with a column ``m`` added."""
     gemms = [replace(gemm, m=int(size)) for size in sizes]
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
-    """Return the title: the cliff, or that none is significant, or the prediction at the largest M.
+    """Return a title about the cliff or its absence, or a prediction if nothing was measured.
 
     Args:
         cliff: the cliff, as :func:`cliff_at` returns it.
@@ -135,11 +138,11 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     """Draw an arrow at the cliff, and write what the model predicts for both of its sizes.
 
     If the model predicts different kernels for the two sizes, the text says so. It names the other
-    kernel as the cause only if the predicted cliff is at least half as high as the measured one,
-    both as logarithms.
+    kernel as the cause only if the predicted log ratio of the times is at least half of the
+    measured one.
 
     Args:
-        axes: where to draw.
+        axes: the axes to draw on.
         cliff: the cliff, as :func:`cliff_at` returns it.
         predicted: predictions that include both sizes of the cliff.
     """
