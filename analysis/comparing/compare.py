@@ -96,8 +96,10 @@ def compare(old: Recording, new: Recording) -> Comparison:
     # 1. Match the cases by their identity, with the column ``choice`` in place of the config.
     identity = [name for name in IDENTITY if name != "config"]
     keys = [*identity, "choice"]
-    before = keyed(old.ok)
-    after = keyed(new.ok)
+    old_rows = keyed(old.rows)
+    new_rows = keyed(new.rows)
+    before = old_rows[old_rows["status"] == "ok"]
+    after = new_rows[new_rows["status"] == "ok"]
     pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
         raise UserError(
@@ -122,7 +124,7 @@ def compare(old: Recording, new: Recording) -> Comparison:
     table["verdict"] = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
     # 3. Collect the cases that failed in the new recording, and count the cases that only one of
     #    the recordings has.
-    failed = keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
+    failed = new_rows[new_rows["status"] != "ok"][[*keys, "config", "status", "message"]]
     lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(
         old=old,

@@ -40,7 +40,8 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
 
     The statistics of a case without samples come from its median and interval.
     """
-    rows = keyed(recording.ok)
+    rows = keyed(recording.rows)
+    rows = rows[rows["status"] == "ok"]
     samples = _samples(recording, rows)
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     benchmarks = [

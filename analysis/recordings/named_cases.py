@@ -32,7 +32,8 @@ def timed_process(recording: Recording) -> TimedProcess:
     """
     # 1. Summarise each case that has times.
     samples = steady_samples(recording)
-    ok = keyed(recording.ok)
+    rows = keyed(recording.rows)
+    ok = rows[rows["status"] == "ok"]
     times = {}
     for row, name, case in zip(ok.to_dict("records"), case_names(ok), case_ids(ok), strict=True):
         problem = problem_of(row)
@@ -45,7 +46,7 @@ def timed_process(recording: Recording) -> TimedProcess:
             hi = seconds_of(row["time_hi_us"])
             times[name] = CaseTimes.from_interval(time, lo, hi, sample_count(row), problem)
     # 2. Say why each other case has no time.
-    failed = keyed(recording.rows[recording.rows["status"] != "ok"])
+    failed = rows[rows["status"] != "ok"]
     reasons = failed["status"] + ": " + failed["message"].fillna("")
     lost = dict(zip(case_names(failed), reasons, strict=True))
     facts = {"machine": recording.machine.name, "run": str(recording.run["run"])}
@@ -56,9 +57,13 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Prepare rows for matching: add the column ``choice``, and fill missing identity cells.
 
     Missing values in the columns that identify a case become "". ``choice`` is the config, with one
-    exception. If a case of a hand-written kernel was timed with only one config, the kernel is
-    assumed to have chosen that config itself. Another version of the kernel may choose a different
-    one. ``choice`` is then empty, so that the cases of both versions still match.
+    exception. If a case of a hand-written kernel has only one config, the kernel is assumed to have
+    chosen that config itself. Another version of the kernel may choose a different one. ``choice``
+    is then empty, so that the cases of both versions still match.
+
+    Args:
+        rows: all rows of a recording. Without the rows that failed, a case might seem to have only
+            one config.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
     identity = rows[list(IDENTITY)].astype(object)
@@ -71,12 +76,12 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def case_names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case: its problem, implementation, config and other settings.
+    """Return the name of each row's case: its problem, implementation, choice and other settings.
 
     Settings with the usual value are left out.
 
     Args:
-        rows: rows that :func:`keyed` returned.
+        rows: rows that :func:`keyed` returned, or some of them.
     """
     columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
     names = []

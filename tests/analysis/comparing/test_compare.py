@@ -17,6 +17,7 @@ from analysis.comparing.compare import (
     summarise,
 )
 from analysis.recordings.load import load
+from analysis.recordings.named_cases import timed_process
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from sweeps.cases.case import Case
@@ -118,6 +119,26 @@ def test_a_kernel_that_chooses_another_config_is_still_compared(tmp_path: Path) 
     assert comparison.table["config"].tolist() == ["bm=64"]
     searched = [run(name, ["bm=128", "bm=64"], 1e-4) for name in ("three", "four")]
     assert len(compare(*map(load, searched)).table) == 2  # each config matches itself
+
+
+def test_a_config_that_fails_in_the_new_recording_is_lost(tmp_path: Path) -> None:
+    """The other config must still match, although it is the only one with a time."""
+    cases = [Case("candidates", CASES[0].problem, "triton-tiled", f"bm={bm}") for bm in (64, 128)]
+    old, new = (record(tmp_path / name, cases, [1e-4, 1e-4], 0.005) for name in ("old", "new"))
+    table = load(new).rows
+    broken = table["config"] == "bm=128"
+    rows = [
+        {key: value for key, value in row.items() if not pd.isna(value)}
+        for row in table.assign(status=table["status"].mask(broken, "error")).to_dict("records")
+    ]
+    write_table(new, rows)
+    comparison = compare(load(old), load(new))
+    assert comparison.table["config"].tolist() == ["bm=64"]
+    assert comparison.lost["config"].tolist() == ["bm=128"]
+    assert (comparison.only_old, comparison.only_new) == (0, 0)
+    before, after = timed_process(load(old)), timed_process(load(new))
+    assert set(after.cases) < set(before.cases)
+    assert set(after.lost) == set(before.cases) - set(after.cases)
 
 
 def test_classes_are_summed_up(tmp_path: Path) -> None:
