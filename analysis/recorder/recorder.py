@@ -1,8 +1,8 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
 A slice is what one call of the command records. ``record.json`` in the machine's folder stores the
-slices, and how each step's command ended. The number of a sweep's unmeasured cases is in the
-``run.json`` of the folder that the sweep writes to.
+slices, and how each step's command ended. The numbers of unmeasured cases come from the
+``run.json`` of the folder that a sweep writes to.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sweeps.store import (
 RunCommand = Callable[[Sequence[str], float], tuple[int | None, str]]
 """Function that runs a command with a time limit in seconds.
 
-It returns the exit code and the output. The exit code is None if the command was stopped at the
-limit."""
+It returns the exit code and the text on stdout. The exit code is None if the command was stopped at
+the limit."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 """Seconds that a command needs before it measures, by kind of machine: to import PyTorch, create a
@@ -58,15 +58,14 @@ _MIN_PATIENCE = 90.0
 if less time is left."""
 
 _MIN_SECONDS = 5.0
-"""Minimum seconds left of a sweep's expected time; with fewer, the recorder runs later steps
-first."""
+"""Seconds of a sweep's expected time; if fewer are left, the expected time counts as used up."""
 
 _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
 
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 """Time limit, in seconds, for re-timing anchor cases (cases of an earlier slice), by kind of
-machine. The re-timing also takes at most half of the time that is left."""
+machine. The limit is shorter if half of the time that is left is shorter."""
 
 
 _STATE = {
@@ -78,13 +77,13 @@ _STATE = {
 
 @dataclass(frozen=True)
 class RecorderPlace:
-    """A machine and the folders of its results, as ``sweeps doctor --name --json`` reports them.
+    """A machine and the folders of its results.
 
     Attributes:
         slug: slug of the machine.
         name: full name of the machine, for display.
         kind: ``gpu`` or ``cpu``.
-        folder: the machine's main folder.
+        folder: the machine's main folder in ``results``.
         results: folder of all machines' results.
         software: version of each software component, by its name.
     """
@@ -97,12 +96,12 @@ class RecorderPlace:
     software: Mapping[str, str]
 
     def folder_of(self, step: RecorderStep) -> Path:
-        """Return the folder that a step writes to."""
+        """Return the machine's folder that a step writes to."""
         return self.results / step.place / self.slug if step.place else self.folder
 
     @property
     def folders(self) -> list[Path]:
-        """All folders of the machine, its main folder first."""
+        """All folders that steps may write to, the main folder first."""
         places = [self.results / place / self.slug for place in PLACES]
         return [self.folder, *places]
 
@@ -113,9 +112,10 @@ class RecorderState:
 
     Attributes:
         path: path of ``record.json``.
-        slices: one entry per call of the command, with its start time, its duration in seconds, its
-            steps and, if anchor cases were re-timed, the report about them.
-        ended: how each step's command ended, by the name of the step.
+        slices: one entry per call of the command: start time, duration in seconds, names of the
+            started steps and, if anchor cases were re-timed, the report about them.
+        ended: how each step's command last ended, and the seconds of all its calls, by the name of
+            the step.
     """
 
     path: Path
@@ -135,7 +135,7 @@ class RecorderState:
         return cls(path, document["slices"], document["ended"])
 
     def write(self, place: RecorderPlace) -> None:
-        """Write the state atomically, together with the software of the recording's machine."""
+        """Write the state atomically, together with the software of ``place``."""
         document = {
             "schema": 1,
             "software": dict(place.software),
@@ -148,18 +148,18 @@ class RecorderState:
 def run_command(
     interpreter: Sequence[str], command: Sequence[str], limit: float
 ) -> tuple[int | None, str]:
-    """Run a command with the given interpreter; return its exit code and its output.
+    """Run a command with the given interpreter, as :data:`RunCommand` describes.
 
-    The exit code is None if the command was stopped at the time limit. A command is stopped with
-    SIGTERM, as a batch system would stop it, so that it can save what it has measured. A command
-    that does not end within a few seconds is killed. The command's stderr is not captured, so that
-    the user sees it.
+    At the limit, the command gets SIGTERM, as from a batch system, so that it can save what it has
+    measured. It is killed if it does not end within :data:`_GRACE` seconds. Its stderr is not
+    captured, so that the user sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
         cwd=FOLDER,
         stdout=subprocess.PIPE,
         text=True,
+        errors="replace",  # a test may print bytes that are not text
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
@@ -174,7 +174,10 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop; after a few seconds, kill its process group. Return its output."""
+    """Ask a command to stop, wait for it, and kill what is left of its process group.
+
+    Return the text on the command's stdout.
+    """
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -198,7 +201,7 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Set aside a recording made with another PyTorch or driver, then read the saved state.
+        """Read the saved state, unless it was recorded with another PyTorch or driver.
 
         Args:
             place: the machine and its folders.
@@ -206,8 +209,8 @@ class Recorder:
             budget: seconds that this slice may take in total.
             device: the options that select the device.
             note: function that prints a line for the user.
-            run: function that runs a command with a time limit, such as :func:`run_command`.
-            now: function that returns the time of the host's clock, in seconds.
+            run: function that runs a command.
+            now: function that returns the time of a clock, in seconds.
             began: time on the clock ``now`` at which the budget starts; None for the current time.
 
         Raises:
@@ -220,32 +223,33 @@ class Recorder:
         self._device = list(device)
         self._note = note
         self._run = run
-        self._set_aside_other_software()
+        # Why the folder's recording cannot be resumed; empty if it can be. Only record() sets that
+        # recording aside, because plan() must not change any file.
+        self._other_software = ""
+        if (place.folder / "run.json").exists():
+            self._other_software = other_software(
+                read_run(place.folder)["software"], place.software
+            )
         self._state = RecorderState.read(place)
-
-    def _set_aside_other_software(self) -> None:
-        """Set aside a recording made with another PyTorch or driver, to keep versions apart.
-
-        Raises:
-            UserError: if the recording's run.json cannot be read.
-        """
-        folder = self._place.folder
-        if not (folder / "run.json").exists():
-            return
-        difference = other_software(read_run(folder)["software"], self._place.software)
-        if difference:
-            self._note(f"{difference}. The old recording is kept in {set_aside(folder)}.")
+        if self._other_software:
+            self._state = RecorderState(self._state.path)
 
     def record(self) -> Path:
         """Carry out unfinished steps until the budget is used up; return the path of the archive.
 
+        A recording made with another PyTorch or driver is first set aside, to keep versions apart.
         The archive is written even if an error or an interrupt ends the slice.
 
         Raises:
-            UserError: if a run.json that a step has written cannot be read.
+            UserError: if a run.json that a step has written cannot be read, or a file cannot be
+                written.
         """
         began = self._now()
         place = self._place
+        if self._other_software:
+            old_run = set_aside(place.folder)
+            self._note(f"{self._other_software}. The old recording is kept in {old_run}.")
+            self._other_software = ""
         slices = self._state.slices
         place.folder.mkdir(parents=True, exist_ok=True)
         # Anchors are cases of an earlier slice that are timed again to compare this slice with it.
@@ -291,7 +295,8 @@ class Recorder:
     def plan(self) -> list[str]:
         """Return a line for each part: its expected seconds, its purpose and whether it is done.
 
-        Parts without a step for this kind of machine are left out. The last line is the total.
+        Parts without a step for this kind of machine are left out. The last line is the total,
+        which includes the parts that are done.
 
         Raises:
             UserError: if a run.json that a step has written cannot be read.
@@ -317,9 +322,8 @@ class Recorder:
     def _open_steps(self) -> Iterator[RecorderStep]:
         """Yield the unfinished steps, in the order in which they should run.
 
-        Every step first gets its expected time. Sweeps with unmeasured cases then get the time that
-        is left. Steps that failed in an earlier slice come last, because they may fail or hang
-        again.
+        Sweeps that have used up their expected time come after the other steps. Steps that failed
+        in an earlier slice come last, because they may fail or hang again.
         """
         all_steps = [step for part in self._parts for step in self._steps(part)]
         failed = [step for step in all_steps if self._failed(step)]
@@ -336,9 +340,10 @@ class Recorder:
         yield from failed
 
     def _failed(self, step: RecorderStep) -> bool:
-        """Return True if a step's command failed, or was stopped after its whole expected time.
+        """Return True if a step's command failed, or was stopped although it had its expected time.
 
-        A stopped sweep has not failed, because it can be resumed.
+        The expected time may be spread over several slices. A stopped sweep has not failed, because
+        it can be resumed.
         """
         ended = self._state.ended.get(step.name)
         if ended is None:
@@ -348,11 +353,11 @@ class Recorder:
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: RecorderStep) -> bool:
-        """Return True if a step's sweeps used up its expected time, so later steps come first."""
+        """Return True if a step measures sweeps and has used up its expected time."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
-        """Return a step's expected seconds, minus the seconds that it has used in all slices."""
+        """Return a step's expected seconds minus those used in all slices; may be negative."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
@@ -401,15 +406,15 @@ class Recorder:
 
         A stopped sweep resumes in another slice, so it only needs time to start. Any other command
         loses its work if it is stopped, so it needs its whole expected time. The first step of a
-        slice is an exception: it only needs time to start, because a small budget could otherwise
-        never begin a long command.
+        slice only needs time to start, because small budgets could otherwise never begin a long
+        command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
         return self._left > (step.expected(self._place.kind) or 0.0)
 
     def _carry_out(self, step: RecorderStep) -> None:
-        """Run the command of a step within a time limit, and store how it ended."""
+        """Run a step's command within a time limit; save its output and how it ended."""
         # 1. Choose the time limit.
         place = self._place
         left = self._left
@@ -459,10 +464,11 @@ class Recorder:
         return command + (self._device if step.on_device else [])
 
     def _retime_anchors(self) -> dict[str, Any] | None:
-        """Re-time anchor cases, to check that the machine is the same and as fast as before.
+        """Re-time anchor cases, to see whether the machine is as fast as before.
 
         Returns:
-            The report of ``sweeps doctor --again``; None if the check failed or did not end.
+            The report of ``sweeps doctor --again``; None if there is none, because the command
+            failed or was stopped too early.
         """
         command = ["sweeps", "doctor", "--again", "--json", "--results", str(self._place.results)]
         limit = min(_ANCHOR_SECONDS[self._place.kind], self._left / 2)
@@ -471,14 +477,17 @@ class Recorder:
             return None
         try:
             report: dict[str, Any] = json.loads(output)
-        except ValueError:  # the check was stopped before it printed its report
+        except ValueError:  # the command was stopped before it printed its report
             return None
         self._note(report["sentence"])
         return report
 
 
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
-    """Return a line with the expected time of all parts, including the starts of their commands."""
+    """Return a line with the expected seconds of all parts on a ``gpu`` or ``cpu``.
+
+    They include the start of each command.
+    """
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
     step_seconds = sum(step.expected(kind) or 0.0 for step in steps)
     start_seconds = _START_SECONDS[kind] * len(steps)
@@ -487,7 +496,7 @@ def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:
-    """Return the expected seconds of a part on a kind of machine; a skipped step takes none."""
+    """Return the expected seconds of a part on a ``gpu`` or ``cpu``, without starts of commands."""
     return sum(step.expected(kind) or 0.0 for step in part.steps)
 
 

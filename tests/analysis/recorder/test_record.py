@@ -262,6 +262,16 @@ def test_other_software_starts_anew_and_sets_the_old_recording_aside(tmp_path: P
     assert recorder.missing() == []
 
 
+def test_a_plan_leaves_a_recording_of_other_software_where_it_is(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.slice(3000)
+    other = replace(node.place, software={"torch": "3"})
+    recorder = Recorder(other, PARTS, 3000, [], print, node.run)
+    assert not any("(done)" in line for line in recorder.plan())
+    assert (tmp_path / "machine" / "record.json").exists()
+    assert not (tmp_path / "machine" / "runs").exists()
+
+
 def test_an_interrupt_leaves_an_archive_of_what_there_is(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.kill = 3
@@ -345,6 +355,9 @@ def test_a_command_s_answer_and_exit_code_come_back() -> None:
     assert "usage" in output
     code, output = run_command([sys.executable], ["json.tool", "/no/such/file"], 600)
     assert code not in (0, None)
+    script = "import sys; sys.stdout.buffer.write(b'\\xff passed')"
+    code, output = run_command([sys.executable, "-c", script], [], 600)
+    assert (code, output) == (0, "\ufffd passed")
 
 
 STUBBORN = """
