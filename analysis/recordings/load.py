@@ -1,8 +1,9 @@
-"""Read a recording: ``run.json`` and ``measurements.csv`` of one machine and one run."""
+"""Find a machine's recording, and read its run.json and its table of times."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,9 @@ _RESTORE = (
 )
 """Sentence that says what to do about a damaged recording, which may be another machine's."""
 
+_CPU_SLUG = re.compile(r"cpu-.+-\d+t")
+"""Pattern of a CPU's slug, which ends in the number of threads."""
+
 PUBLISHED = "published"
 """Subfolder of the results folder with the recordings that the project publishes. No run writes to
 it."""
@@ -66,7 +70,7 @@ class Recording:
     Attributes:
         folder: folder of the recording.
         machine: the machine that was measured.
-        run: the run.json of the run that most rows come from.
+        run: the run.json of the run that most rows come from, with the cases of its plan.
         rows: one row per case, with the columns of measurements.csv.
         damaged: a sentence for each line that was left out of the measurements.csv in ``folder``.
         parts: runs that the rows come from, the best first; empty for imported recordings.
@@ -118,7 +122,7 @@ class Recording:
 
     @property
     def cache(self) -> str:
-        """Cache state of most cases: ``cold`` in our own runs; in imported tables, as recorded."""
+        """Cache state of most cases: ``cold`` in our own runs, as recorded in imported tables."""
         return str(self.run["public"]["cache"]) if self.public else "cold"
 
     @property
@@ -206,10 +210,7 @@ def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
 
 
 def recorded_machines(results: Path) -> set[str]:
-    """Return the slugs of all machines that :func:`find_recording` can find.
-
-    These are the machines that were measured here, published by the project, or imported.
-    """
+    """Return the slugs of all machines that :func:`find_recording` can find."""
     measured = [path.parent for path in results.glob("*/run.json")]
     published = [path.parent for path in results.glob(f"{PUBLISHED}/*/run.json")]
     # An import that was interrupted may have a run.json, but no answers can be based on it.
@@ -220,14 +221,13 @@ def recorded_machines(results: Path) -> set[str]:
 def slug_at(results: Path, word: str) -> str:
     """Return the slug of the known or recorded machine that a word names.
 
-    A word that begins with ``cpu-`` is accepted as the slug of a CPU, even if that CPU was never
-    recorded.
+    A whole slug of a CPU is accepted even if that CPU was never recorded.
 
     Raises:
         UserError: if the word matches no machine, or several machines.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results))]
-    if word.startswith("cpu-"):
+    if _CPU_SLUG.fullmatch(word):  # it must not match the longer slug of another CPU
         slugs.append(word)
     return slug_meant(word, slugs)
 
@@ -238,12 +238,7 @@ def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def bursts(rows: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Return the cases in one cache state that were timed in short batches with pauses.
-
-    Args:
-        rows: rows of a recording.
-        cache: cache state of the cases; ``cold`` means that operands come from memory.
-    """
+    """Return the rows in one cache state that were timed in short batches with pauses."""
     return rows[(rows["cache"] == cache) & (rows["mode"] == "burst")]
 
 
@@ -253,15 +248,12 @@ def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
 
 
 def load(folder: Path) -> Recording:
-    """Read the recording in a folder.
-
-    A line of a measurements.csv that cannot be read or has impossible values is left out and
-    reported. A recording is refused if this code cannot read its schema or protocol, or if more
-    than a tenth of its rows belong to other runs, because times of several runs cannot be compared.
+    """Read the recording in a folder; leave out and report damaged lines of a measurements.csv.
 
     Raises:
-        UserError: if a file is missing, unreadable or too badly damaged, or if the recording is
-            refused.
+        UserError: if a file is missing, unreadable or too badly damaged, if this code cannot read
+            the recording's schema or protocol, or if more than a tenth of the rows belong to other
+            runs.
     """
     run = load_run(folder)
     if "public" in run:
@@ -305,7 +297,7 @@ _PROBLEM = [
 
 
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
-    """Parse the workload of each row from the row's columns."""
+    """Return the workload of each row; the rows must be sound."""
     records: Sequence[dict[str, Any]] = rows[_PROBLEM].to_dict("records")
     return [problem_of(record) for record in records]
 
@@ -316,13 +308,13 @@ def problems_of(rows: pd.DataFrame) -> list[Problem]:
 
 
 def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the names of each row's kernels; empty where none were recorded."""
+    """Return the names of each row's kernels; an empty tuple where none were recorded."""
     listings = rows["kernels"].fillna("").tolist()
     return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]
 
 
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the algorithm of each convolution, from the names of its kernels.
+    """Return the algorithm of each problem, as the names of its kernels show it.
 
     The algorithm is empty for a GEMM, and for a convolution whose kernels' names do not show it.
     """

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.recordings.csv_file import read_csv
-from analysis.recordings.load import find_recording, load, problems_of
+from analysis.recordings.load import find_recording, load, problems_of, slug_at
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import Case
@@ -150,6 +150,13 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
     ):
         find_recording("h20", tmp_path)
     assert find_recording("H200", tmp_path) == tmp_path / "nvidia-h200"
+
+
+def test_a_part_of_a_cpus_slug_names_it(tmp_path: Path) -> None:
+    slug = "cpu-intel-xeon-avx512bf16-1t"
+    record(tmp_path / slug, gemm_cases([(64, 64, 64)]), [1e-6])
+    assert slug_at(tmp_path, "cpu-intel-xeon") == slug
+    assert slug_at(tmp_path, "cpu-xeon-1t") == "cpu-xeon-1t"  # a whole slug, of another CPU
 
 
 def test_the_caption_has_machine_versions_and_date(tmp_path: Path) -> None:
