@@ -43,11 +43,9 @@ _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
 
 
 def load_runs(folder: Path) -> Recording:
-    """Load a folder's run together with the machine's other runs with the same PyTorch and driver.
+    """Load a folder's run, combined with the machine's other runs as this module describes.
 
-    A run is left out if it is unusable, or if its speed differs by more than 10% from that of the
-    best run. Other runs that cannot be read are also left out. An imported recording has no other
-    runs.
+    Other runs that cannot be read are left out. An imported recording has no other runs.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -74,10 +72,9 @@ def load_runs(folder: Path) -> Recording:
 
 
 def usable_runs(folder_run: Recording) -> list[Recording]:
-    """Return a run and its machine's other runs with the same PyTorch and driver.
+    """Return the usable ones of a run and its machine's other runs with the same software.
 
-    Unusable runs are left out. The quietest run comes first. Among equally quiet runs, the newest
-    comes first.
+    The quietest run comes first. Among equally quiet runs, the newest comes first.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]
@@ -103,12 +100,14 @@ def why_unusable(folder: Path) -> str:
 def _is_as_fast(first: Recording, second: Recording) -> bool:
     """Return True if two runs differ in speed by at most 10%, as runs of one machine may.
 
-    Machines with the same name may differ, as virtual machines do. The comparison uses the cases
-    that both runs timed. If there are fewer than six such cases, the comparison uses the canary
-    GEMM. If one of the runs has no canary GEMM either, the runs are assumed to be equally fast.
+    The comparison uses the cases that both runs timed, except hand-written kernels, which change
+    with the checkout. If there are fewer than six such cases, it uses the canary GEMM. If one of
+    the runs has no canary GEMM either, the runs are assumed to be equally fast.
     """
-    first_times = dict(zip(_identities(first.ok), first.ok["time_us"], strict=True))
-    second_times = dict(zip(_identities(second.ok), second.ok["time_us"], strict=True))
+    first_rows = library_rows(first.ok)
+    second_rows = library_rows(second.ok)
+    first_times = dict(zip(_identities(first_rows), first_rows["time_us"], strict=True))
+    second_times = dict(zip(_identities(second_rows), second_rows["time_us"], strict=True))
     common = first_times.keys() & second_times.keys()
     first_canary = first.run.get("canary")
     second_canary = second.run.get("canary")
@@ -128,12 +127,11 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 
 def _other_runs(folder_run: Recording) -> Iterator[Recording]:
-    """Yield the machine's other runs with the same PyTorch and driver.
+    """Yield the machine's other runs with the same PyTorch and driver, without copies of a run.
 
     They are in the machine's folder and in its subfolder ``runs``. The machine's folder is named
     after the machine's slug. It is next to the folder of the given run, or it is that folder. No
-    other run is found for a run that is itself in a subfolder ``runs``. Copies of a run are left
-    out.
+    other run is found for a run that is itself in a subfolder ``runs``.
     """
     slug = folder_run.machine.slug
     own_folder = folder_run.folder
@@ -164,10 +162,12 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
 def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
     """Return each case once, from the best run that timed it, in the order of the given runs.
 
+    A case that no run timed is returned, too.
+
     Args:
         recordings: the runs, the best first.
         folder_run: the run in the folder itself, whose hand-written kernels and wrong results are
-            kept.
+            kept if it is one of ``recordings``.
     """
     # 1. Collect all rows. Hand-written kernels are only taken from the folder's own run.
     rows = pd.concat(
@@ -200,7 +200,7 @@ def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.Dat
 
 
 def _noise_rank(run: Mapping[str, Any]) -> int:
-    """Return the rank of a run's health, 0 for quiet; a run without a verdict ranks as noisy."""
+    """Return the rank of a run's health, 0 for quiet; an unknown verdict ranks as noisy."""
     verdict = (run.get("health") or {}).get("verdict", "noisy")
     return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
 
@@ -210,8 +210,10 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
 
     Args:
         recording: recording that the report is about.
-        error: median relative error of the predictions of held-out rows. A large error suggests
-            that the times do not belong to the recorded shapes.
+        error: median relative error of the predictions of held-out rows; 0 if unknown.
+
+    Raises:
+        UserError: if the folder's own run cannot be read.
     """
     # 1. Say how reliable the times are.
     lines = []
@@ -230,7 +232,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         lines.append(
             f"{counted(count, 'line')} of measurements.csv {present} damaged and {past} left out."
         )
-    # 2. Name the runs, unless all times come from the folder's own run.
+    # 2. Name the runs if there are several, and say why the folder's own run is left out.
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()
         runs = []

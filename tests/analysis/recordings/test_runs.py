@@ -109,6 +109,20 @@ def test_a_run_at_another_speed_is_left_out(tmp_path: Path) -> None:
     )
 
 
+def test_the_speed_of_a_machine_is_not_that_of_kernels_that_change_with_the_checkout(
+    tmp_path: Path,
+) -> None:
+    library = gemm_cases([(1024, 1024, k) for k in range(1024, 1536, 64)])
+    triton = [replace(case, implementation="triton-tiled") for case in library]
+    folder = machine_folder(
+        tmp_path, {**QUIET, "cases": [*library, *triton, *CASES]}, {**NOISY, "cases": triton}
+    )
+    # The newer run has no library case, so without a canary GEMM it counts as equally fast.
+    record(folder, triton, [3e-5] * len(triton), run=LATER, **NOISY)
+    recording = load_runs(folder)
+    assert {part.run["run"] for part in recording.parts} == {EARLIER, LATER}
+
+
 def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> None:
     folder = machine_folder(tmp_path, {**QUIET, "cases": CASES[:3]}, {**NOISY, "cases": CASES[1:]})
     found = times(folder)
