@@ -11,7 +11,7 @@ from pathlib import Path
 from sweeps.store import write_whole
 
 ARCHIVE_BYTES = 16_000_000
-"""Maximum size of an archive in bytes, so that it can be attached to an e-mail."""
+"""Maximum estimated size of an archive in bytes, so that it can be attached to an e-mail."""
 
 # Names of folders that are not packed.
 _LEFT_OUT = {"samples", "runs"}
@@ -21,21 +21,20 @@ _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders, except samples, old runs and hidden files.
+    """Pack a machine's folders, except samples, old runs and hidden files; return the path.
 
-    The archive is named after the first folder. The most valuable files are added first, for
-    example tables before plots. A file that would make the archive exceed ``limit`` bytes is left
-    out, and ``left-out.txt`` in the archive names it. The size is an estimate: each file is
-    compressed separately to find out how much it adds. An old archive is replaced atomically.
+    The archive is named after the first folder, and replaces an old archive of that name. A file
+    that would make the estimated size exceed ``limit`` is left out, and ``left-out.txt`` in the
+    archive names it.
 
     Args:
         results: folder of all machines' results, to which the archive is written. The names of
             files in the archive are relative to this folder.
-        folders: the machine's folders in ``results``, the main one first.
+        folders: the machine's folders in ``results``, the main one first. A folder may be missing.
         limit: maximum estimated size of the archive, in bytes.
 
-    Returns:
-        The path of the archive.
+    Raises:
+        UserError: if the archive cannot be written.
     """
     path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()
@@ -44,7 +43,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(results, folders):
             name = str(file.relative_to(results))
-            # Estimate what the file adds to the archive by compressing it separately.
+            # Compressing the file separately is an estimate of what it adds to the archive.
             compressed_bytes = len(gzip.compress(file.read_bytes()))
             if packed_bytes + compressed_bytes > limit:
                 left_out.append(name)

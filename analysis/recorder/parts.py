@@ -26,9 +26,9 @@ CHECKED_CONVS = (
 )  # fmt: skip
 """Shapes of the correctness checks.
 
-On a GPU, 48 checks test all implementations on these shapes. The shapes include odd and even sizes,
-a single row, a long K, a batch, every pass, and every dtype except fp8. Each shape needs its own
-kernels, and compiling them takes most of the time."""
+They include odd and even sizes, a single row, a long K, a batch, every pass, and every dtype except
+fp8. There are few, because each shape needs its own kernels, and compiling them takes most of the
+time."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RecorderStep:
         command: words of the command; ``{slug}`` and ``{results}`` are placeholders.
         seconds: expected seconds on a GPU and on a CPU; None for the kind of machine that skips the
             step.
-        sweeps: names of the sweeps that the command measures.
+        sweeps: sweeps whose cases the step has to measure.
         output: name of the file that stdout is saved to; empty if it is not saved.
         place: folder below the results folder that the command writes to; empty for the results
             folder itself.
@@ -58,7 +58,7 @@ class RecorderStep:
     on_device: bool = True
 
     def expected(self, kind: str) -> float | None:
-        """Return the expected seconds on a ``gpu`` or ``cpu``; None if the step is skipped."""
+        """Return the expected seconds on a ``gpu`` or ``cpu``; None if it skips the step."""
         on_gpu, on_cpu = self.seconds
         return on_gpu if kind == "gpu" else on_cpu
 
@@ -77,9 +77,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
 
     The first six parts take about nine minutes on a GPU, including the start of each command. They
     identify the machine, show whether its times can be trusted, and measure cases that are missing
-    from the public tables, such as channels-last convolutions and misaligned sizes. Later parts run
-    the sweep ``public-grid``, the default sweeps and the sweeps that test rules. They also time
-    more shapes with the Triton kernels.
+    from the public tables, such as channels-last convolutions and misaligned sizes.
     """
     return (
         RecorderPart(
@@ -168,7 +166,7 @@ def _command(
 
 
 def _analysis(name: str, seconds: tuple[float | None, float | None]) -> RecorderStep:
-    """Return a step that runs a command of ``analysis``, which needs results but no device."""
+    """Return the step ``analysis-NAME``, which needs results but no device."""
     return RecorderStep(
         f"analysis-{name}",
         ("analysis", name, "--machine", "{slug}"),
@@ -188,10 +186,10 @@ def _sweeps(
 
     Args:
         name: name of the step, without ``sweep-``.
-        groups: groups of sweeps. A group is one sweep, or several sweeps, separated by commas,
-            which are planned together.
+        groups: sweeps as arguments of ``sweeps run``: one name, or several joined by commas.
         seconds: expected seconds on a GPU and on a CPU, as in :class:`RecorderStep`.
-        place: folder below the results folder that the step writes to.
+        place: folder below the results folder that the step writes to, as in
+            :class:`RecorderStep`.
         options: further options of ``sweeps run``, separated by spaces.
     """
     command = ("sweeps", "run", *groups, "--add", *options.split())
@@ -216,10 +214,8 @@ def _tests(name: str, options: str, seconds: float) -> RecorderStep:
 
 
 def _checks() -> str:
-    """Return the checked shapes as options of ``kernels check``.
-
-    Each shape is parsed first, so that an invalid shape is found without a GPU.
-    """
+    """Return the checked shapes as options of ``kernels check``."""
+    # Parsing finds an invalid shape without a GPU.
     gemms = [f"--gemm {Gemm.parse(text).spec()}" for text in CHECKED_GEMMS]
     convs = [f"--conv {Conv.parse(text).spec()}" for text in CHECKED_CONVS]
     return " ".join([*gemms, *convs])

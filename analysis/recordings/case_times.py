@@ -1,7 +1,7 @@
 """Times of named cases in one process, from our recordings or from other programs' results.
 
-A comparison needs the typical time of each case and its standard error. If individual samples are
-known, the typical time is the 20% trimmed mean of their logarithms. This mean ignores a few
+A comparison needs the logarithm of each case's typical time, and its standard error. If individual
+samples are known, this logarithm is the 20% trimmed mean of their logarithms, which ignores a few
 disturbed samples. For normally distributed noise, its error is smaller than that of the median. Its
 standard error is computed from the winsorised variance (Tukey and McLaughlin). Its degrees of
 freedom are the number of samples left after trimming, minus one.
@@ -43,7 +43,7 @@ class CaseTimes:
 
     @classmethod
     def from_samples(cls, samples: Sequence[float], problem: Workload | None = None) -> CaseTimes:
-        """Summarise at least one sample; samples are positive times in seconds."""
+        """Summarise the positive times of at least one sample, in seconds."""
         log, error, freedom = trimmed_mean(np.log(np.asarray(samples, dtype=float)))
         return cls(log, error, freedom, len(samples), tuple(samples), problem)
 
@@ -68,8 +68,8 @@ class CaseTimes:
     ) -> CaseTimes:
         """Convert a median and its 95% interval in seconds; a NaN end means an unknown interval.
 
-        The median and the known ends must be positive. ``count`` is the number of samples. An
-        unknown number counts as 1, and the error then has one degree of freedom.
+        The median and the known ends must be positive. ``count`` is the number of samples, or 1 if
+        it is unknown; the error from an interval then has one degree of freedom.
         """
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)
@@ -96,10 +96,10 @@ class TimedProcess:
 
 
 def trimmed_mean(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the 20% trimmed mean of values, its standard error and degrees of freedom.
+    """Return the 20% trimmed mean of at least one value, its standard error and degrees of freedom.
 
-    There must be at least one value. If fewer than two values are left after trimming, or the
-    winsorised values are all equal, the error is 0 and the degrees of freedom are infinite.
+    If there is only one value, or all values left after trimming are equal, the error is 0 and the
+    degrees of freedom are infinite.
     """
     # 1. Leave out the smallest and the largest values, and average the others.
     ordered = np.sort(values)

@@ -30,15 +30,11 @@ class Pair:
     used, because they make it look faster than it is.
 
     Attributes:
-        before: the first contender.
-        after: the second contender.
-        log_ratios: log ratios of the first contender's time to the second contender's time: one
-            tuple for each process, with one value for each of its blocks.
+        log_ratios: logarithms of the time of ``before`` divided by that of ``after``: one tuple for
+            each process, with one value for each of its blocks.
         between: standard deviation of a log time between processes, without the change that all
-            cases share. It combines an assumed value with what the run measured by re-timing some
-            of its cases.
-        cases: number of cases that ``between`` is based on; the assumed value has the weight of
-            two.
+            cases share.
+        cases: number of cases that ``between`` is based on, with two for its assumed part.
     """
 
     before: Contender
@@ -49,13 +45,14 @@ class Pair:
 
 
 def confirmed_pairs(recording: Recording) -> list[Pair]:
-    """Return the pairs of all runs of a recording, each from the best run that timed it.
+    """Return the pairs of all runs of a recording, each from the best run that re-timed it.
 
-    Pairs with a hand-written kernel are only taken from the run in the recording's own folder.
+    Pairs with a hand-written kernel are only taken from the run in the recording's own folder. The
+    list is empty for an imported recording.
 
     Raises:
-        UserError: if the confirmed.csv or the plan in the recording's folder cannot be read, or the
-            confirmed.csv is too badly damaged.
+        UserError: if the confirmed.csv in the recording's folder cannot be read or is too badly
+            damaged, or if the plan there has cases without ids.
     """
     pairs: dict[tuple[Contender, Contender], Pair] = {}
     for part in recording.parts:
@@ -79,18 +76,13 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
 
 
 def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
-    """Return how much a log time differs between processes beyond the change that all cases share.
+    """Return the ``between`` and ``cases`` of a run's pairs, as :class:`Pair` describes them.
 
-    The result averages the measured variance with an assumed variance. The assumption matters if
-    few cases were re-timed. Without a measured variance, the result is the assumed deviation.
+    The measured variance is averaged with an assumed one, which matters if few cases were re-timed.
 
     Args:
         repeats: the entry ``repeats`` of run.json, with the result of re-timing; None if too few
-            cases were re-timed.
-
-    Returns:
-        The standard deviation, and the number of cases that it is based on. The assumed value has
-        the weight of two cases.
+            cases were re-timed, so that only the assumption is left.
     """
     # Each variance is weighted by its number of cases.
     cases = _AS_CASES
@@ -107,11 +99,12 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
     """Read a run's confirmed.csv, which has one line for each pair and process.
 
     Returns:
-        For each pair, the log ratios of each process that timed it. Damaged lines and pairs that
-        only one process timed are left out. The result is empty if the file is missing.
+        For each pair, the log ratios of each process. Damaged lines are reported and left out, and
+        so are pairs with only one line. The result is empty if the file is missing.
 
     Raises:
-        UserError: if the file or the run's plan cannot be read, or the file is too badly damaged.
+        UserError: if the file cannot be read, the plan has cases without ids, or the file is too
+            badly damaged.
     """
     # 1. Read the lines, which name cases by their ids in the run's plan.
     path = part.folder / "confirmed.csv"

@@ -27,7 +27,7 @@ from kernels.common.counts import counted
 from kernels.common.errors import UserError
 
 MOST_DAMAGED = 0.1
-"""Largest share of a file's lines that may be damaged; a file with more of them is refused.
+"""Largest share of a file's lines that may be damaged.
 
 One damaged line is tolerated in any file that has other lines."""
 
@@ -76,8 +76,8 @@ class Faults:
     def leave_out(self) -> tuple[str, ...]:
         """Report the damaged lines on stderr, and return a sentence for each of them.
 
-        Up to five lines are named on stderr, and any further lines are only counted. A process
-        reports each line only once, even if it reads the file several times.
+        Up to five lines are named on stderr, and any further lines are only counted. A process that
+        reads a file several times does not repeat its report.
 
         Raises:
             UserError: if all lines are damaged, or if several lines are damaged and they are more
@@ -148,7 +148,8 @@ def read_csv(
         kinds: kind of each column to read: ``text``, ``whole`` (integers), ``real`` or ``flag``
             (true or false). Other columns are ignored.
         remedy: sentence that says what to do if the file cannot be read or is too badly damaged.
-        optional: columns that may be missing, because older files lack them.
+        optional: columns that older files lack. The values of a column that is missing in the
+            file are missing, too.
 
     Raises:
         UserError: if the file cannot be read, or if its header has a misplaced quotation mark,
@@ -249,7 +250,7 @@ def _convert(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDA
     is, without masked cells.
 
     Args:
-        cells: cells of the column as text: a list or an Arrow array.
+        cells: cells of the column as text.
         kind: kind of the column, as in :func:`read_csv`.
     """
     text = pa.array(cells, pa.string())

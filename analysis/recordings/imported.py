@@ -68,8 +68,8 @@ def is_of_file(folder: Path) -> bool:
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     """Read a machine's collections, each of which is a public table, by the name of its source.
 
-    The rows have the columns of :func:`analysis.imports.tables.read_rows` and ``source``. The
-    result is empty if no collection was imported.
+    The rows have the columns ``source, m, n, k, dtype`` and ``time_us``. The result is empty if no
+    collection was imported.
 
     Raises:
         UserError: if the file cannot be read, or has a row with an invalid size or time.
@@ -100,17 +100,14 @@ def import_again(folder: Path) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    """Return the error to raise for an unreadable file.
-
-    Its message quotes the first line of the cause, or names the cause's type if it has no text.
-    """
+    """Return the error to raise for an unreadable file; its message gives the cause."""
     lines = str(error).splitlines()
     reason = lines[0] if lines else type(error).__name__
     return UserError(f"{path} cannot be read ({reason}). {import_again(path.parent)}")
 
 
 def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return a mask of the rows that have valid sizes and a time."""
+    """Return a mask of the rows with valid sizes and a valid time."""
     sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     times = rows["time_us"].to_numpy(dtype=float, na_value=np.nan)
     valid: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
@@ -130,7 +127,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
     """Read an imported table, and return its rows with all columns of measurements.csv.
 
     A column that the table lacks gets its default value, or missing values if it has no default.
-    The column ``tflops`` is computed from the sizes and times of GEMMs.
+    The column ``tflops`` is computed for GEMMs, and missing for other operations.
 
     Raises:
         UserError: if the file cannot be read, lacks the sizes or times, has a row with an invalid
@@ -150,7 +147,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
 
 
 def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Return an imported table with all columns of measurements.csv and their types.
+    """Return an imported table as :func:`read_imported` describes, with a type for each column.
 
     Raises:
         ValueError, TypeError: if a value cannot be converted to the type of its column.

@@ -63,7 +63,7 @@ class MeasuredTime:
         between: standard deviation of the log ratio between a median of this run and the median of
             the same case in another process.
         between_cases: the same standard deviation without the change that all cases share.
-        place: run, worker and GPU of the measurement, as one text.
+        place: run, worker and GPU of the measurement, as one text; empty if they are unknown.
     """
 
     time: float
@@ -87,7 +87,7 @@ class MeasuredTime:
 
     @property
     def repetition(self) -> tuple[float, float]:
-        """95% interval of the median in a second run; NaN if ``lo`` and ``hi`` are NaN."""
+        """95% interval of a second run's median; NaN if the interval of this run is unknown."""
         half_below, half_above = _log_halves(self)
         below = repeated(half_below, Z95 * self.between)
         above = repeated(half_above, Z95 * self.between)
@@ -98,9 +98,9 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
     """Return the ratio of two cases' times, first to second, with the 95% interval of a repetition.
 
     A change of speed that all cases share between two processes does not widen the interval. The
-    result is None if the times were measured at different places (run, worker and GPU), because
-    such times are not comparable. The result is also None if both cases were sampled together in
-    fewer than six rounds, and the interval of one of the times is unknown.
+    result is None if the times were measured at different places, because such times are not
+    comparable. The result is also None if both cases were sampled together in fewer than six
+    rounds, and the interval of one of the times is unknown.
     """
     if one.place != other.place:
         return None
@@ -134,11 +134,11 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 def repeated(within: Any, between: Any) -> Any:
     """Return the uncertainty of a second run's value, given the value of the first run.
 
+    Both arguments, numbers or arrays, are standard errors, or both are half-widths of intervals.
+
     Args:
-        within: uncertainty of the value within a run, which is the same in both runs: a number or
-            an array.
-        between: uncertainty that is added by the change of process, of the same kind as ``within``:
-            standard errors, or half-widths of intervals.
+        within: uncertainty of the value within a run, which is the same in both runs.
+        between: uncertainty that is added by the change of process.
     """
     return np.hypot(math.sqrt(2) * within, between)
 
@@ -149,7 +149,10 @@ def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
 
 
 def between_processes(recording: Recording) -> dict[str, float]:
-    """Return the standard deviation of log medians between processes, by the name of the run."""
+    """Return the standard deviation of log medians between processes, by the name of the run.
+
+    :func:`_between` describes the values of runs that did not measure it.
+    """
     return {part.run["run"]: _between(part.run, "between") for part in recording.parts}
 
 
@@ -183,7 +186,7 @@ def _between(run: Mapping[str, Any], name: str) -> float:
 
 
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
-    """Return the samples of each case, by its run and case id; empty if they are not recorded.
+    """Return the samples of each case that has recorded samples, by its run and case id.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -199,14 +202,14 @@ def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
 def steady_times(
     rows: pd.DataFrame, recording: Recording
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the corrected log of each row's time in seconds, and its standard error.
+    """Return the logarithm of each row's time in seconds, and its standard error.
 
     The time of a case with at least six recorded samples is corrected for the machine's slowness in
-    each round. That slowness is the median ratio of a sample to its case's median, taken over all
+    each round. The slowness is the median ratio of a sample to its case's median, taken over all
     cases that were sampled in the round. A round with fewer than six cases is not corrected.
 
     The standard error is that of a repetition, without the change that all cases share, because the
-    times are meant for ratios. The standard error is NaN where a time has no interval.
+    times are meant for ratios. It is NaN where a time has no interval.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -239,7 +242,7 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
     """Return the logarithms of each case's samples in seconds, by its run and case id.
 
     The samples are corrected for the machine's slowness in each round, as :func:`steady_times`
-    describes. The result is empty if the samples are not recorded.
+    describes. Cases without recorded samples are left out.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -255,9 +258,7 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
 
 
 def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
-    """Add the columns ``steady_log`` and ``steady_error``, which :func:`steady_ratio` needs.
-
-    Their values are the results of :func:`steady_times`.
+    """Add the results of :func:`steady_times` as columns ``steady_log`` and ``steady_error``.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -271,10 +272,12 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
 
     Args:
         before: rows that :func:`with_steady_times` returned, or a single such row.
-        after: rows to compare them with, which have the same index, or a single such row.
+        after: rows to compare them with; their index is the same, unless ``before`` is a single
+            row.
 
     Returns:
-        The column ``ratio``, and the ends of its interval, ``ratio_lo`` and ``ratio_hi``.
+        The column ``ratio``, and the ends of its interval, ``ratio_lo`` and ``ratio_hi``. The ends
+        are NaN where a time has no interval.
     """
     log_ratio = before["steady_log"] - after["steady_log"]
     half_width = Z95 * np.hypot(before["steady_error"], after["steady_error"])
@@ -288,10 +291,9 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
 def _slowness_of_rounds(
     cases: Sequence[Mapping[tuple[str, int], float]],
 ) -> dict[tuple[str, int], float]:
-    """Return how slow the machine was in each round: the median log ratio of samples to medians.
+    """Return the log of the machine's slowness in each round, as :func:`steady_times` defines it.
 
-    Each sample is compared with the median of its own case. The slowness is 0 for a round in which
-    fewer than :data:`_MIN_IN_ROUND` cases were sampled.
+    It is 0 for a round that is not corrected.
 
     Args:
         cases: for each case, the logs of its samples by place and round.
@@ -325,7 +327,7 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
-    """Read the samples of each case of a run; leave out damaged lines.
+    """Return the samples of each case of a run; report and leave out damaged lines.
 
     The result is empty if the file is missing.
 

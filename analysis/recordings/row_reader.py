@@ -1,4 +1,4 @@
-"""Read the rows of a measurements.csv, and leave out rows with impossible values."""
+"""Read the rows of a measurements.csv, and leave out damaged rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     The lines that are left out are also reported on stderr.
 
     Args:
-        path: path of the measurements.csv.
+        path: path of the file.
         run: name of the run that the rows must belong to.
 
     Raises:
@@ -59,8 +59,8 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
 
-    If there are fewer such rows, they are only left out as damaged. A missing schema does not count
-    as another schema, but it is a fault, too.
+    Fewer such rows are only left out as damaged. A row without a schema is not counted here, but a
+    row without the name of a run is.
 
     Args:
         frame: rows of the file without a fault.
@@ -90,13 +90,11 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
 
 
 def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
-    """Record the first fault of each row.
-
-    A missing schema or run is a fault, too.
+    """Record the first fault of each row; a missing schema or run is a fault, too.
 
     Args:
-        rows: rows of a measurements.csv.
-        faults: the faults found so far, to which those of the rows are added.
+        rows: all rows of a measurements.csv.
+        faults: the faults of these rows that were found so far; new ones are added.
         run: name of the run that the rows must belong to.
     """
     faults.record((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
@@ -114,12 +112,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
 
 
 def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
-    """Record rows with an impossible time, interval, count, rate, error or sensor reading.
-
-    Args:
-        frame: rows of a measurements.csv.
-        faults: the faults found so far, to which those of the rows are added.
-    """
+    """Record rows with an impossible time, interval, count, rate, error or sensor reading."""
     record = faults.record
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 
@@ -156,12 +149,9 @@ def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
 
 
 def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
-    """Record rows whose columns do not describe a problem, or whose list of kernels is invalid.
-
-    Most rows are GEMMs, so GEMMs are checked all at once.
-    """
-    # 1. Find the rows that are certainly valid GEMMs. The size of their three operands in bytes is
-    #    computed for the widest dtype.
+    """Record rows whose columns do not describe a problem, or whose list of kernels is invalid."""
+    # 1. Find the rows that are certainly valid GEMMs, all at once, because most rows are. The size
+    #    of their three operands in bytes is computed for the widest dtype.
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
     m, n, k, batch = sizes.T
     is_valid_gemm = (frame["op"] == "gemm").to_numpy(dtype=bool)

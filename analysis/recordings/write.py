@@ -14,6 +14,9 @@ def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]])
 
     The CSV has the columns of all records, because records of GEMMs and of convolutions have
     different columns.
+
+    Raises:
+        UserError: if a file cannot be written, for example because the disk is full.
     """
     write_json(folder / f"{name}.json", list(records))
     columns = list(dict.fromkeys(column for record in records for column in record))

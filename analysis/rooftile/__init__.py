@@ -121,7 +121,8 @@ def recommend(
         machine: the machine that the shapes run on; the machine measured last if None.
         pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, ``pad`` is
-            0.125.
+            0.125. An integer or text without ``%`` that could also be a percentage, such as 1, is
+            refused.
         choose: how much larger or smaller each size and the FLOPs may become, in the form of
             ``pad``.
         change: the only dimensions that may change, such as ``"n"`` or ``"m,k"``; all if empty.
@@ -137,7 +138,8 @@ def recommend(
         - ``instead``, the recommended problem, and its sizes: ``new_m, new_n, new_k``, or ``new_c,
           new_kout`` for a convolution;
         - ``change`` in words, and the ``verdict``: ``do it``, ``likely`` or ``leave it``;
-        - gains as fractions, with intervals: 95% for measured gains, 90% for predicted gains;
+        - ``measured_gain`` and ``predicted_gain`` as fractions, with intervals: 95% for measured
+          gains, 90% for predicted gains;
         - the ``probability`` that the change brings a gain, its ``expected_gain`` after costs, and
           the costs;
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
@@ -334,7 +336,7 @@ def explain(
 
 
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
-    """Read what was measured on a machine.
+    """Read what was measured on a machine, or imported for it.
 
     Args:
         place: a machine, or the folder of a recording; the machine measured last if None.
@@ -374,16 +376,16 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         - ``rows``, the number of measurements for the operation and dtype with the most
           measurements;
         - ``median, mean, p95``, the errors of predictions for this operation and dtype, as
-          fractions. Like ``rows``, they are None if no measurements of the machine were fitted.
+          fractions. Like ``rows``, they are missing if no measurements of the machine were fitted.
 
         The basis is one of:
 
         - ``recorded``: measurements on the machine itself, or your own imported times;
         - ``public``: an imported public table;
-        - ``shipped``: constants that were fitted to this machine;
-        - ``generation``: constants of other machines, at least one of them of the same generation;
-        - ``none``: constants of other generations, or default constants that no measurement
-          supports.
+        - ``shipped``: constants that were fitted to public times of this machine;
+        - ``generation``: constants of the machine's generation, or a mean that includes them;
+        - ``none``: constants of other generations, or constants that were not fitted to any
+          machine.
 
     >>> rooftile.machines()[["slug", "basis"]].head(2)
                         slug       basis

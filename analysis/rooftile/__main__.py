@@ -20,10 +20,10 @@ of all other commands."""
 
 
 class Verbs(TyperGroup):
-    """Command group whose help lists the commands by purpose, in 24 lines of 80 columns."""
+    """Command group whose help lists the commands by purpose, in at most 24 lines of 80 columns."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write only the list of commands, because the text above it names the options."""
+        """Write only the list of commands, because a list of options would take too many lines."""
         formatter.write("\n")
         shown = {name for names in GROUPS.values() for name in names}
         width = max(map(len, shown))
@@ -39,7 +39,7 @@ class Verbs(TyperGroup):
 
 
 def one_command() -> typer.Typer:
-    """Return an application with the commands of all packages, named by :func:`verb`."""
+    """Return an application with the commands of all packages, by their verbs of ``rooftile``."""
     from analysis.__main__ import app as analysis
     from kernels.__main__ import app as kernels
     from kernels.cli import new_app

@@ -29,7 +29,7 @@ def kernel_replay(request: pytest.FixtureRequest) -> KernelReplay:
 # the fixture ``benchmark``.
 @pytest.fixture
 def kernel_benchmark(kernel_replay: KernelReplay, benchmark: Any) -> KernelBenchmark:
-    """Return the benchmark of this test, which is called with a kernel and its arguments."""
+    """Return the benchmark of this test; call it with a kernel and its arguments."""
     return KernelBenchmark(benchmark, kernel_replay)
 
 
@@ -52,11 +52,12 @@ class KernelBenchmark:
         """Time a kernel on the device of its arguments, and return its result.
 
         The test fails if the result differs from the reference's result by more than ``tolerance``.
-        With ``--benchmark-disable``, the result is checked but the kernel is not timed.
+        If benchmarks are disabled, as by ``--benchmark-disable``, the result is checked but the
+        kernel is not timed.
 
         Args:
             kernel: function that launches the kernel once, without synchronising.
-            *arguments: arguments of the kernel; each launch gets copies of the tensors.
+            *arguments: arguments of the kernel; launches get copies of the tensors.
             cache: ``cold`` to time launches with the arguments in memory, ``warm`` to time them
                 with the arguments in the cache.
             reference: function that computes the same result; None to check nothing. The function
@@ -109,7 +110,7 @@ class KernelReplay:
         self._taken = 0.0
 
     def load(self, samples: Sequence[float]) -> None:
-        """Set the samples of the next rounds, in seconds."""
+        """Set the samples of the next rounds, in seconds; those of earlier rounds are dropped."""
         self._samples = list(reversed(samples))
 
     def take(self) -> None:
