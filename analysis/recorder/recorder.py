@@ -69,6 +69,7 @@ machine. The limit is shorter if half of the time that is left is shorter."""
 
 
 _STATE = {
+    "software": Each(str),
     "slices": [dict],
     "ended": Each({"finished": bool, "exit": Maybe(Number(whole=True)), "seconds": NOT_NEGATIVE}),
 }
@@ -124,13 +125,17 @@ class RecorderState:
 
     @classmethod
     def read(cls, place: RecorderPlace) -> RecorderState:
-        """Read a recording's state; return an empty state if the file is missing or damaged."""
+        """Read a recording's state.
+
+        Return an empty state if the file is missing or damaged, or was written with another PyTorch
+        or driver.
+        """
         path = place.folder / "record.json"
         try:
             document = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return cls(path)
-        if misfit(document, _STATE):
+        if misfit(document, _STATE) or other_software(document["software"], place.software):
             return cls(path)
         return cls(path, document["slices"], document["ended"])
 
@@ -201,7 +206,7 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Read the saved state, unless it was recorded with another PyTorch or driver.
+        """Read the saved state of the recording, and compare its software with that in use.
 
         Args:
             place: the machine and its folders.
@@ -223,16 +228,14 @@ class Recorder:
         self._device = list(device)
         self._note = note
         self._run = run
-        # Why the folder's recording cannot be resumed; empty if it can be. Only record() sets that
-        # recording aside, because plan() must not change any file.
+        # Why the folder's run cannot be resumed; empty if it can be. Only record() sets it aside,
+        # because plan() must not change any file.
         self._other_software = ""
         if (place.folder / "run.json").exists():
             self._other_software = other_software(
                 read_run(place.folder)["software"], place.software
             )
         self._state = RecorderState.read(place)
-        if self._other_software:
-            self._state = RecorderState(self._state.path)
 
     def record(self) -> Path:
         """Carry out unfinished steps until the budget is used up; return the path of the archive.

@@ -262,6 +262,15 @@ def test_other_software_starts_anew_and_sets_the_old_recording_aside(tmp_path: P
     assert recorder.missing() == []
 
 
+def test_checks_of_other_software_do_not_count_without_a_run(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    machine = select_parts(PARTS, ["machine"])
+    node.slice(3000, machine)
+    node.place = replace(node.place, software={"torch": "3"})
+    node.slice(3000, machine)
+    assert node.done == names("machine") * 2
+
+
 def test_a_plan_leaves_a_recording_of_other_software_where_it_is(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.slice(3000)
