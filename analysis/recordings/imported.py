@@ -108,7 +108,8 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
     """Return a mask of the rows with valid sizes and a valid time."""
-    sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
+    names = ["m", "n", "k", *(["batch"] if "batch" in rows else [])]
+    sizes = rows[names].to_numpy(dtype=float, na_value=np.nan)
     times = rows["time_us"].to_numpy(dtype=float, na_value=np.nan)
     valid: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
     return valid & (times > 0) & (times < np.inf)

@@ -159,6 +159,11 @@ def test_an_imported_table_is_a_recording_that_is_read_like_our_own(tmp_path: Pa
     )
     with pytest.raises(UserError, match=r"cannot be read \(cannot safely cast"):
         read_imported(folder)
+    pd.DataFrame({"m": [1], "n": 2, "k": 3, "batch": 0, "time_us": 1.0}).to_parquet(
+        folder / "measurements.parquet"
+    )
+    with pytest.raises(UserError, match="row 1 of .* has an invalid size or time"):
+        read_imported(folder)
     (folder / "measurements.parquet").write_bytes(b"damaged")
     with pytest.raises(UserError, match="away; then run `python -m analysis import --machine"):
         read_imported(folder)
