@@ -21,16 +21,15 @@ _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders, except samples, old runs and hidden files; return the path.
+    """Pack a machine's folders into one archive, and return its path.
 
-    The archive is named after the first folder, and replaces an old archive of that name. A file
-    that would make the estimated size exceed ``limit`` is left out, and ``left-out.txt`` in the
-    archive names it.
+    The archive is named after the first folder, and replaces an old archive of that name. Samples,
+    old runs and hidden files are left out. A file that would make the estimated size exceed
+    ``limit`` is left out, too, and ``left-out.txt`` in the archive names it.
 
     Args:
-        results: folder of all machines' results, to which the archive is written. The names of
-            files in the archive are relative to this folder.
-        folders: the machine's folders in ``results``, the main one first. A folder may be missing.
+        results: folder of all machines' results, to which the archive is written.
+        folders: the machine's folders in ``results``, the main one first; a folder may be missing.
         limit: maximum estimated size of the archive, in bytes.
 
     Raises:

@@ -1,7 +1,7 @@
 """Parts of a machine's recording, the most valuable first, and the commands that make them.
 
-The commands run as separate processes. This package therefore does not need PyTorch, and a crash
-ends only the command in which it happens.
+The commands run as separate processes, so this package does not need PyTorch, and a crash ends only
+the command in which it happens.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ class RecorderPart:
 def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
-    The first six parts take about nine minutes on a GPU, including the start of each command. They
-    identify the machine, show whether its times can be trusted, and measure cases that are missing
-    from the public tables, such as channels-last convolutions and misaligned sizes.
+    The first six parts take about nine minutes on a GPU, including the start of each command.
     """
     return (
         RecorderPart(
@@ -166,7 +164,7 @@ def _command(
 
 
 def _analysis(name: str, seconds: tuple[float | None, float | None]) -> RecorderStep:
-    """Return the step ``analysis-NAME``, which needs results but no device."""
+    """Return a step that runs a command of ``analysis`` for the machine, without a device."""
     return RecorderStep(
         f"analysis-{name}",
         ("analysis", name, "--machine", "{slug}"),
@@ -187,9 +185,8 @@ def _sweeps(
     Args:
         name: name of the step, without ``sweep-``.
         groups: sweeps as arguments of ``sweeps run``: one name, or several joined by commas.
-        seconds: expected seconds on a GPU and on a CPU, as in :class:`RecorderStep`.
-        place: folder below the results folder that the step writes to, as in
-            :class:`RecorderStep`.
+        seconds: expected seconds, as in :class:`RecorderStep`.
+        place: folder that the step writes to, as in :class:`RecorderStep`.
         options: further options of ``sweeps run``, separated by spaces.
     """
     command = ("sweeps", "run", *groups, "--add", *options.split())

@@ -1,8 +1,6 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
-A slice is what one call of the command records. ``record.json`` in the machine's folder stores the
-slices, and how each step's command ended. The numbers of unmeasured cases come from the
-``run.json`` of the folder that a sweep writes to.
+A slice is what one call of the command records.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ from sweeps.store import (
 RunCommand = Callable[[Sequence[str], float], tuple[int | None, str]]
 """Function that runs a command with a time limit in seconds.
 
-It returns the exit code and the text on stdout. The exit code is None if the command was stopped at
-the limit."""
+It returns the exit code, or None if it stopped the command at the limit, and the text on stdout."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 """Seconds that a command needs before it measures, by kind of machine: to import PyTorch, create a
@@ -50,12 +47,10 @@ _END_SECONDS = 15.0
 """Seconds reserved for writing the archive, and for a stopped command to save its results."""
 
 _PATIENCE = 3.0
-"""Time limit of a command that does not measure sweeps, as a multiple of its expected time. The
-limit is shorter if less time is left."""
+"""Time limit of a command that does not measure sweeps, as a multiple of its expected time."""
 
 _MIN_PATIENCE = 90.0
-"""Minimum time limit, in seconds, of a command that does not measure sweeps. The limit is shorter
-if less time is left."""
+"""Minimum time limit, in seconds, of a command that does not measure sweeps."""
 
 _MIN_SECONDS = 5.0
 """Seconds of a sweep's expected time; if fewer are left, the expected time counts as used up."""
@@ -65,7 +60,7 @@ _GRACE = 6.0
 
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 """Time limit, in seconds, for re-timing anchor cases (cases of an earlier slice), by kind of
-machine. The limit is shorter if half of the time that is left is shorter."""
+machine."""
 
 
 _STATE = {
@@ -82,7 +77,7 @@ class RecorderPlace:
 
     Attributes:
         slug: slug of the machine.
-        name: full name of the machine, for display.
+        name: name of the machine, for display.
         kind: ``gpu`` or ``cpu``.
         folder: the machine's main folder in ``results``.
         results: folder of all machines' results.
@@ -155,9 +150,8 @@ def run_command(
 ) -> tuple[int | None, str]:
     """Run a command with the given interpreter, as :data:`RunCommand` describes.
 
-    At the limit, the command gets SIGTERM, as from a batch system, so that it can save what it has
-    measured. It is killed if it does not end within :data:`_GRACE` seconds. Its stderr is not
-    captured, so that the user sees it.
+    At the limit, the command gets SIGTERM, so that it can save what it has measured, and is killed
+    after :data:`_GRACE` seconds. Its stderr is not captured, so that the user sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -179,10 +173,7 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop, wait for it, and kill what is left of its process group.
-
-    Return the text on the command's stdout.
-    """
+    """Ask a command to stop, then kill what is left of its process group; return its stdout."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -214,7 +205,7 @@ class Recorder:
             budget: seconds that this slice may take in total.
             device: the options that select the device.
             note: function that prints a line for the user.
-            run: function that runs a command.
+            run: function that runs the commands.
             now: function that returns the time of a clock, in seconds.
             began: time on the clock ``now`` at which the budget starts; None for the current time.
 
@@ -487,10 +478,7 @@ class Recorder:
 
 
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
-    """Return a line with the expected seconds of all parts on a ``gpu`` or ``cpu``.
-
-    They include the start of each command.
-    """
+    """Return a line with the expected seconds of all parts and of the starts of their commands."""
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
     step_seconds = sum(step.expected(kind) or 0.0 for step in steps)
     start_seconds = _START_SECONDS[kind] * len(steps)
@@ -499,7 +487,7 @@ def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:
-    """Return the expected seconds of a part on a ``gpu`` or ``cpu``, without starts of commands."""
+    """Return the expected seconds of a part, without the starts of its commands."""
     return sum(step.expected(kind) or 0.0 for step in part.steps)
 
 

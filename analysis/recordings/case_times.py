@@ -1,10 +1,10 @@
 """Times of named cases in one process, from our recordings or from other programs' results.
 
 A comparison needs the logarithm of each case's typical time, and its standard error. If individual
-samples are known, this logarithm is the 20% trimmed mean of their logarithms, which ignores a few
-disturbed samples. For normally distributed noise, its error is smaller than that of the median. Its
-standard error is computed from the winsorised variance (Tukey and McLaughlin). Its degrees of
-freedom are the number of samples left after trimming, minus one.
+samples are known, this logarithm is the 20% trimmed mean of the samples' logarithms. The trimmed
+mean ignores a few disturbed samples, and for normally distributed noise, its error is smaller than
+that of the median. Its standard error is computed from the winsorised variance (Tukey and
+McLaughlin).
 """
 
 from __future__ import annotations

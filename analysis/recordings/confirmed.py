@@ -19,22 +19,24 @@ from sweeps.store import CONFIRMED_COLUMNS
 _ASSUMED = 0.01  # assumed standard deviation of a log time between processes
 _AS_CASES = 2  # number of re-timed cases that the assumption counts as
 _LEAST_BLOCKS = 4  # fewest blocks that a process needs, because their mean leaves out both extremes
-_REMEDY = f"Move the file away; then run {target('sweep', 'confirm')} to re-time the pairs."
+_REMEDY = (
+    f"Move the file away; then run {target('sweep', 'recommend --measure')} to re-time the pairs."
+)
 
 
 @dataclass(frozen=True)
 class Pair:
     """Two contenders, each a problem and its implementation, timed in alternation (A B B A).
 
-    New processes timed them after the run. The samples by which a contender was chosen are not
-    used, because they make it look faster than it is.
+    New processes timed them after a contender had been chosen. The samples by which it was chosen
+    are not used, because they make it look faster than it is.
 
     Attributes:
         log_ratios: logarithms of the time of ``before`` divided by that of ``after``: one tuple for
             each process, with one value for each of its blocks.
         between: standard deviation of a log time between processes, without the change that all
             cases share.
-        cases: number of cases that ``between`` is based on, with two for its assumed part.
+        cases: number of cases that ``between`` is based on; its assumed part counts as two.
     """
 
     before: Contender
@@ -47,8 +49,7 @@ class Pair:
 def confirmed_pairs(recording: Recording) -> list[Pair]:
     """Return the pairs of all runs of a recording, each from the best run that re-timed it.
 
-    Pairs with a hand-written kernel are only taken from the run in the recording's own folder. The
-    list is empty for an imported recording.
+    Pairs with a hand-written kernel are only taken from the run in the recording's own folder.
 
     Raises:
         UserError: if the confirmed.csv in the recording's folder cannot be read or is too badly
@@ -136,9 +137,9 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
 def _parse_pair(
     row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
 ) -> tuple[tuple[Contender, Contender], tuple[float, ...]] | None:
-    """Parse a line into its contenders and the log ratio of each block.
+    """Parse a line into its contenders and the log ratio of each block; None if it is damaged.
 
-    The result is None if the line is damaged or has fewer than four blocks.
+    A line with fewer than four blocks counts as damaged.
 
     Args:
         row: cells of the line by column.

@@ -1,7 +1,7 @@
-"""Read a CSV table strictly: leave out each line with a cell that is invalid for its column.
+"""Read a CSV table strictly, and leave out damaged lines.
 
-A file may have been cut off, edited by hand or merged. A bad cell excludes only its own line, and
-the line is reported. If too many lines are bad, the others cannot be trusted either, so the whole
+A file may have been cut off, edited by hand or merged. A damaged line does not exclude other lines,
+and it is reported. If too many lines are damaged, the others cannot be trusted either, so the whole
 file is refused.
 """
 
@@ -119,9 +119,8 @@ class Faults:
 class CsvTable:
     """Rows of a file, in the file's order, and their faults.
 
-    ``rows`` has the requested columns. Their values are text, nullable integers, floats (NaN where
-    a cell is empty) or nullable booleans. A cell that does not fit the kind of its column is read
-    as missing, and its row has a fault.
+    The columns have the types of :data:`FRAME_TYPES`. A cell that does not fit the kind of its
+    column is read as missing, and its row has a fault.
     """
 
     rows: pd.DataFrame
@@ -148,8 +147,7 @@ def read_csv(
         kinds: kind of each column to read: ``text``, ``whole`` (integers), ``real`` or ``flag``
             (true or false). Other columns are ignored.
         remedy: sentence that says what to do if the file cannot be read or is too badly damaged.
-        optional: columns that older files lack. The values of a column that is missing in the
-            file are missing, too.
+        optional: columns that a file may lack; their values are then missing.
 
     Raises:
         UserError: if the file cannot be read, or if its header has a misplaced quotation mark,
@@ -246,12 +244,7 @@ def _is_well_quoted(line: str) -> bool:
 def _convert(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
     """Return a column's values, and a mask of the cells that are not of the column's kind.
 
-    Empty cells and cells of another kind become missing values. A column of text is returned as it
-    is, without masked cells.
-
-    Args:
-        cells: cells of the column as text.
-        kind: kind of the column, as in :func:`read_csv`.
+    These cells and empty ones become missing values. Text always fits, and is returned as it is.
     """
     text = pa.array(cells, pa.string())
     wrong = np.zeros(len(text), dtype=bool)

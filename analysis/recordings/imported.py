@@ -1,8 +1,8 @@
 """Read recordings that were imported from public tables or from users' files.
 
 They are stored in ``results/public/<machine>/``. measurements.parquet has the times, and run.json
-says where they come from and how they were measured. collections.parquet has all tables of the
-machine that the package of public tables contains.
+says where they come from. collections.parquet has all tables of the machine in the package of
+public tables.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ _CPU_SLUG = re.compile(r"cpu-.+-\d+t")
 """Pattern of a CPU's slug, which ends in the number of threads."""
 
 PUBLISHED = "published"
-"""Subfolder of the results folder with the recordings that the project publishes. No run writes to
-it."""
+"""Subfolder of the results folder with the recordings that the project publishes."""
 
 PRODUCTS = ("gemm", "conv")
 """Operations that the model can predict."""
@@ -117,12 +116,12 @@ class Recording:
 
     @property
     def is_public_table(self) -> bool:
-        """True if the recording is a public table. Its framework may differ from the user's."""
+        """True if the recording was imported from a public table."""
         return self.public and self.run["public"]["framework"] != FILE
 
     @property
     def cache(self) -> str:
-        """Cache state of most cases: ``cold`` in our own runs, as recorded in imported tables."""
+        """Cache state of most cases: ``cold`` in our own runs; in imported tables, as recorded."""
         return str(self.run["public"]["cache"]) if self.public else "cold"
 
     @property
@@ -163,7 +162,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     Args:
         machine: slug of the machine, or an unambiguous part of it; None for the machine that was
             measured here last.
-        results: the folder of all machines' results.
+        results: folder of all machines' results.
 
     Raises:
         UserError: if there is no such recording, or if no machine or several machines match.
@@ -238,7 +237,7 @@ def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def bursts(rows: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Return the rows in one cache state that were timed in short batches with pauses."""
+    """Return the rows that were timed in short batches with pauses, in the given cache state."""
     return rows[(rows["cache"] == cache) & (rows["mode"] == "burst")]
 
 
@@ -297,7 +296,7 @@ _PROBLEM = [
 
 
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
-    """Return the workload of each row; the rows must be sound."""
+    """Return the workload of each row of a recording."""
     records: Sequence[dict[str, Any]] = rows[_PROBLEM].to_dict("records")
     return [problem_of(record) for record in records]
 

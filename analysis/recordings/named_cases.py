@@ -54,12 +54,11 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Prepare rows for matching: add the column ``choice``, and fill missing identity cells.
+    """Add the column ``choice``, and replace missing values in the identity columns by "".
 
-    Missing values in the columns that identify a case become "". ``choice`` is the config, with one
-    exception. If a case of a hand-written kernel has only one config, the kernel is assumed to have
-    chosen that config itself. Another version of the kernel may choose a different one. ``choice``
-    is then empty, so that the cases of both versions still match.
+    ``choice`` is the config, but empty if a case of a hand-written kernel has only one config. The
+    kernel is then assumed to have chosen the config itself. A case thus still matches if another
+    version of the kernel chooses a different config.
 
     Args:
         rows: all rows of a recording. Without the rows that failed, a case might seem to have only
@@ -76,9 +75,7 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def case_names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case: its problem, implementation, choice and other settings.
-
-    Settings with the usual value are left out.
+    """Return the name of each row's case: its problem, implementation, choice and unusual settings.
 
     Args:
         rows: rows that :func:`keyed` returned, or some of them.

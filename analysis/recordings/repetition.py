@@ -42,10 +42,10 @@ SINGLE_HALF = 0.051
 """Half-width of the 95% interval of a single log time whose scatter is not recorded.
 
 It comes from two collections of the same bf16 GEMMs on an H100: AIConfigurator's tables for
-TensorRT-LLM 1.3.0rc10 and 1.3.0rc20. They have 35,700 shapes, and each time is the mean of six
-replays. Their times differ by at most 7.2% for 95% of the shapes. Both times contribute equally to
-the difference, so the half-width of a single time is smaller by a factor of √2. The result is the
-95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
+TensorRT-LLM 1.3.0rc10 and 1.3.0rc20. They have 35,700 shapes in common, and each time is the mean
+of six replays. Their times differ by at most 7.2% for 95% of the shapes. Both times contribute
+equally to the difference, so the half-width of a single time is smaller by a factor of √2. The
+result is the 95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
 
 Rounds = Mapping[tuple[str, int], float]
 """Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
@@ -63,7 +63,7 @@ class MeasuredTime:
         between: standard deviation of the log ratio between a median of this run and the median of
             the same case in another process.
         between_cases: the same standard deviation without the change that all cases share.
-        place: run, worker and GPU of the measurement, as one text; empty if they are unknown.
+        place: run, worker and GPU of the measurement, as one text.
     """
 
     time: float
@@ -134,7 +134,7 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 def repeated(within: Any, between: Any) -> Any:
     """Return the uncertainty of a second run's value, given the value of the first run.
 
-    Both arguments, numbers or arrays, are standard errors, or both are half-widths of intervals.
+    All uncertainties, numbers or arrays, are standard errors, or all are half-widths of intervals.
 
     Args:
         within: uncertainty of the value within a run, which is the same in both runs.
@@ -165,9 +165,10 @@ def between_cases(recording: Recording) -> dict[str, float]:
 
 
 def _between(run: Mapping[str, Any], name: str) -> float:
-    """Return the measured standard deviation or, if there is none, half of the canary GEMM's.
+    """Return a run's standard deviation of log medians between processes.
 
-    If the run recorded neither, the result is 0, as if medians did not differ between processes.
+    If it was not measured, it is half of the standard deviation of the canary GEMM's times. If the
+    run recorded neither, it is 0.
 
     Args:
         run: content of the run's run.json.
@@ -239,10 +240,10 @@ def steady_times(
 
 
 def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
-    """Return the logarithms of each case's samples in seconds, by its run and case id.
+    """Return the log seconds of the samples of each case that has recorded samples.
 
-    The samples are corrected for the machine's slowness in each round, as :func:`steady_times`
-    describes. Cases without recorded samples are left out.
+    They are corrected for the machine's slowness in each round, as :func:`steady_times` describes.
+    The keys are the run and the case id.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -293,10 +294,11 @@ def _slowness_of_rounds(
 ) -> dict[tuple[str, int], float]:
     """Return the log of the machine's slowness in each round, as :func:`steady_times` defines it.
 
-    It is 0 for a round that is not corrected.
-
     Args:
         cases: for each case, the logs of its samples by place and round.
+
+    Returns:
+        The log by place and round; 0 for a round that is not corrected.
     """
     deviations: dict[tuple[str, int], list[float]] = defaultdict(list)
     for logs in cases:
@@ -351,12 +353,7 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
 
 
 def _parse_rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
-    """Parse the samples of a line; None if the line is damaged.
-
-    Args:
-        run: name of the run.
-        row: cells of the line by column; ``rounds`` and ``times_us`` are lists separated by spaces.
-    """
+    """Parse the samples of a line of rounds.csv; None if the line is damaged."""
     # Every worker counts its own rounds, and may have resumed on another GPU, so the place names
     # both the worker and the GPU.
     place = f"{run} {row['worker']} {row['gpu']}"

@@ -72,9 +72,9 @@ def load_runs(folder: Path) -> Recording:
 
 
 def usable_runs(folder_run: Recording) -> list[Recording]:
-    """Return the usable ones of a run and its machine's other runs with the same software.
+    """Return a machine's usable runs: the given one, and others with the same PyTorch and driver.
 
-    The quietest run comes first. Among equally quiet runs, the newest comes first.
+    The quietest run comes first, and among equally quiet runs the newest.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]
@@ -130,8 +130,8 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
     """Yield the machine's other runs with the same PyTorch and driver, without copies of a run.
 
     They are in the machine's folder and in its subfolder ``runs``. The machine's folder is named
-    after the machine's slug. It is next to the folder of the given run, or it is that folder. No
-    other run is found for a run that is itself in a subfolder ``runs``.
+    after the machine's slug, and is the folder of the given run or next to it. No other run is
+    found for a run that is itself in a subfolder ``runs``.
     """
     slug = folder_run.machine.slug
     own_folder = folder_run.folder
@@ -160,9 +160,7 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
 
 
 def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
-    """Return each case once, from the best run that timed it, in the order of the given runs.
-
-    A case that no run timed is returned, too.
+    """Return each case of the runs once, from the best run, in the order of the given runs.
 
     Args:
         recordings: the runs, the best first.
@@ -200,7 +198,7 @@ def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.Dat
 
 
 def _noise_rank(run: Mapping[str, Any]) -> int:
-    """Return the rank of a run's health, 0 for quiet; an unknown verdict ranks as noisy."""
+    """Return the rank of a run's health, 0 for quiet; that of noisy without a known verdict."""
     verdict = (run.get("health") or {}).get("verdict", "noisy")
     return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
 

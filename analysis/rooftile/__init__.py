@@ -11,11 +11,11 @@ DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`mach
 unambiguous part of a slug, such as ``h200``. If no machine is given, :func:`explain` uses the
 traced machine, and all other functions use the machine measured last.
 
-Bad input raises a :class:`UserError`, which is a ``ValueError``. Its message says what to do. If
-the message names an option such as ``--pad``, the option is the argument ``pad`` in Python.
+Bad input raises a :class:`UserError`, which is a ``ValueError``. If its message names an option
+such as ``--pad``, the option is the argument ``pad`` in Python.
 
-No function needs a GPU, and only :func:`audit` needs PyTorch. To measure, run the command
-``rooftile run``, then ``rooftile report``. In a checkout, import this module with
+No function needs a GPU, and only :func:`audit` needs PyTorch. To measure a machine, run the command
+``rooftile run``. In a checkout, import this module with
 ``from analysis import rooftile``.
 """
 
@@ -215,8 +215,8 @@ def audit(
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
         loss_chunks: number of chunks of tokens in which the head and the loss are computed.
         optimizer: optimizer of a training step: ``adamw``, ``sgd`` or ``none``.
-        attention: share of peak FLOP/s that attention reaches; None for measured times, or 50% if
-            attention was not measured on a similar machine.
+        attention: share of peak FLOP/s that attention reaches; None to predict its time from
+            measured calls, or with 50% if none were measured on a similar machine.
         attention_kernel: framework whose attention kernels are used: ``vllm``, ``trtllm`` or
             ``sglang``; None if it is not known.
         causal_half: if True, a causal mask halves the FLOPs of attention.
