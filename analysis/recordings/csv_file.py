@@ -153,13 +153,14 @@ def read_csv(
         UserError: if the file cannot be read, or if its header has a misplaced quotation mark,
             lacks a column, or has a column twice.
     """
-    # 1. Read the lines. A carriage return ends a line only if a line feed follows. Elsewhere it is
-    #    replaced by a space, because it would split a line in two.
+    # 1. Read the lines, without the byte order mark that spreadsheets write. A carriage return ends a
+    #    line only if a line feed follows. Elsewhere it is replaced by a space, because it would split
+    #    a line in two.
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}). {remedy}") from None
-    text = data.replace(b"\r\n", b"\n").replace(b"\r", b" ").decode("utf-8", errors="replace")
+    text = data.replace(b"\r\n", b"\n").replace(b"\r", b" ").decode("utf-8-sig", errors="replace")
     header, *lines = text.split("\n")
     # 2. Check the header.
     if not _is_well_quoted(header):

@@ -96,6 +96,13 @@ def test_a_damaged_line_is_named_and_the_others_are_read(
     assert recording.rows["m"].tolist() == [64, 256]
 
 
+def test_a_byte_order_mark_is_not_part_of_the_header(tmp_path: Path) -> None:
+    record(tmp_path, gemm_cases([(64, 64, 64)]), [1e-6])
+    path = tmp_path / "measurements.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load(tmp_path).rows["m"].tolist() == [64]
+
+
 def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     cases = gemm_cases([(64, 64, 64), (128, 128, 128)])
     record(tmp_path, cases, [1e-6, 2e-6])
