@@ -289,8 +289,8 @@ class Recorder:
     def plan(self) -> list[str]:
         """Return a line for each part: its expected seconds, its purpose and whether it is done.
 
-        Parts without a step for this kind of machine are left out. The last line is the total,
-        which includes the parts that are done.
+        Parts without a step for this kind of machine are left out. The last line is the total of
+        all parts.
 
         Raises:
             UserError: if a run.json that a step has written cannot be read.
@@ -334,10 +334,9 @@ class Recorder:
         yield from failed
 
     def _failed(self, step: RecorderStep) -> bool:
-        """Return True if a step's command failed, or was stopped although it had its expected time.
+        """Return True if a step's command failed, or took its expected time without finishing.
 
-        The expected time may be spread over several slices. A stopped sweep has not failed, because
-        it can be resumed.
+        The times of all slices are added. A stopped sweep has not failed: it can be resumed.
         """
         ended = self._state.ended.get(step.name)
         if ended is None:
@@ -398,10 +397,9 @@ class Recorder:
     def _fits(self, step: RecorderStep, first: bool) -> bool:
         """Return True if there is enough time left to begin a step.
 
-        A stopped sweep resumes in another slice, so it only needs time to start. Any other command
-        loses its work if it is stopped, so it needs its whole expected time. The first step of a
-        slice only needs time to start, because small budgets could otherwise never begin a long
-        command.
+        A sweep only needs time to start, because another slice can resume it. Any other command
+        loses its work if it is stopped, so it needs its whole expected time, unless it is the first
+        step: small budgets could otherwise never begin a long command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]

@@ -153,9 +153,9 @@ def read_csv(
         UserError: if the file cannot be read, or if its header has a misplaced quotation mark,
             lacks a column, or has a column twice.
     """
-    # 1. Read the lines, without the byte order mark that spreadsheets write. A carriage return ends a
-    #    line only if a line feed follows. Elsewhere it is replaced by a space, because it would split
-    #    a line in two.
+    # 1. Read the lines, without the byte order mark that spreadsheets write. A carriage return ends
+    #    a line only if a line feed follows. Elsewhere it is replaced by a space, because it would
+    #    split a line in two.
     try:
         data = path.read_bytes()
     except OSError as error:

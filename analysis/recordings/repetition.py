@@ -149,9 +149,9 @@ def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
 
 
 def between_processes(recording: Recording) -> dict[str, float]:
-    """Return the standard deviation of log medians between processes, by the name of the run.
+    """Return each run's standard deviation of log medians between processes, by the run's name.
 
-    :func:`_between` describes the values of runs that did not measure it.
+    Without a measured value, it is guessed from the canary GEMM, or 0 if there is none.
     """
     return {part.run["run"]: _between(part.run, "between") for part in recording.parts}
 
@@ -166,9 +166,6 @@ def between_cases(recording: Recording) -> dict[str, float]:
 
 def _between(run: Mapping[str, Any], name: str) -> float:
     """Return a run's standard deviation of log medians between processes.
-
-    If it was not measured, it is half of the standard deviation of the canary GEMM's times. If the
-    run recorded neither, it is 0.
 
     Args:
         run: content of the run's run.json.

@@ -10,11 +10,11 @@ case, these rules decide in order:
 4. the newer time is better.
 
 A case whose result was wrong in the folder's own run stays wrong, unless that run is left out.
-Hand-written kernels change with the checkout, so they are only taken from the folder's own run. An
-unusable run is left out. If all runs are unusable, the folder's own run is read, and no advice is
-based on it. A run whose speed differs by more than 10% from that of the best run is left out,
-because it was probably measured on another machine with the same name, or on the same machine in
-another state.
+Hand-written kernels change with the checkout, so they are only taken from the folder's own run.
+Unusable runs are left out, unless all are unusable: the folder's own run is then read, and no
+advice is based on it. A run whose speed differs by more than 10% from that of the best run is left
+out, because it was probably measured on another machine with the same name, or on the same machine
+in another state.
 """
 
 from __future__ import annotations

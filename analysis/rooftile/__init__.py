@@ -309,7 +309,7 @@ def explain(
     Returns:
         A :class:`TraceExplanation`. Print it to get the output of ``rooftile explain``. Its method
         ``to_json()`` returns the document that ``rooftile explain --json`` prints. Its attribute
-        ``operations`` is a DataFrame with one row per operation, and with the columns:
+        ``operations`` is a DataFrame with one row per operation. Its columns include:
 
         - ``op, problem, calls`` and ``time_us``, which is the time of one call;
         - ``share`` of the traced time, ``kernel`` and ``tensor_cores``;
