@@ -50,7 +50,8 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
     """
     # The limit only affects the verdict on the shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, 0.0)
-    log_ratio = changes.deviation + counted_shift
+    # Absurd times may have a ratio that is too large for a double.
+    log_ratio = np.minimum(changes.deviation + counted_shift, LARGEST_LOG)
     half_width = stats.t.isf(_OUTSIDE, changes.freedom) * changes.error
     table = pd.DataFrame(
         {

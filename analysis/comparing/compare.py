@@ -94,6 +94,7 @@ def compare(old: Recording, new: Recording) -> Comparison:
             "two recordings of one machine."
         )
     # 1. Match the cases by their identity, with the column ``choice`` in place of the config.
+    #    Failed cases count, too: a kernel that was timed with several configs did not choose one.
     identity = [name for name in IDENTITY if name != "config"]
     keys = [*identity, "choice"]
     old_rows = keyed(old.rows)
@@ -230,9 +231,12 @@ def comparison_text(comparison: Comparison) -> str:
     versions = [
         f"{name} {old or '–'} → {new or '–'}" for name, (old, new) in comparison.software.items()
     ]
-    # 1. Describe the recordings, and count the cases.
+    # 1. Describe the recordings, and count the cases. Imported tables have no name of a run.
+    old_name, new_name = (
+        side.run["run"] or str(side.folder) for side in (comparison.old, comparison.new)
+    )
     lines = [
-        f"{comparison.new.machine.name}: {comparison.old.run['run']} → {comparison.new.run['run']}",
+        f"{comparison.new.machine.name}: {old_name} → {new_name}",
         f"versions: {', '.join(versions) or 'the same'}",
         f"health: {comparison.old.health.get('verdict', 'not judged')} → "
         f"{comparison.new.health.get('verdict', 'not judged')}",

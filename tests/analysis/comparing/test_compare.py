@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,14 @@ def test_a_config_that_fails_in_the_new_recording_is_lost(tmp_path: Path) -> Non
     before, after = timed_process(load(old)), timed_process(load(new))
     assert set(after.cases) < set(before.cases)
     assert set(after.lost) == set(before.cases) - set(after.cases)
+
+
+def test_imported_tables_are_named_by_their_folders(tmp_path: Path) -> None:
+    old, new = two(tmp_path, [1.0] * 4)
+    before = load(old)
+    unnamed = replace(before, run={**before.run, "run": ""})
+    first = comparison_text(compare(unnamed, load(new))).splitlines()[0]
+    assert first == f"NVIDIA H100 80GB HBM3: {old} → 2026-01-02T03:04:05Z"
 
 
 def test_classes_are_summed_up(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from analysis.comparing.by_name import compare_by_name, named_json
 from analysis.comparing.changes import (
     CaseChanges,
     CommonShift,
@@ -304,6 +305,13 @@ def test_equal_samples_have_no_scatter(seconds: float) -> None:
         assert (times.error, times.freedom) == (0.0, math.inf)
     unknown = CaseTimes.from_summary(seconds, math.nan, 9)
     assert (unknown.error, unknown.freedom) == (0.0, math.inf)
+
+
+def test_absurd_times_are_json_too() -> None:
+    times = (1e-300, 1e290)
+    processes = [[TimedProcess("", {"a": CaseTimes(math.log(seconds))})] for seconds in times]
+    document = named_json(compare_by_name(estimate_changes(*processes), {}))
+    assert math.isfinite(document["cases"][0]["ratio"])
 
 
 def test_a_slowdown_close_to_the_threshold_is_not_helped_by_zero_more_rounds() -> None:
