@@ -31,6 +31,7 @@ BEST = "best of all"
 """Family name under which the fastest kernel of each shape is listed."""
 
 _SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config of a kernel
+_NOT_CHOSEN = (*_SEARCHES, "warp-specialisation")  # sweeps with configs not chosen by the kernel
 _TIMES = ["time_us", "steady_log", "steady_error"]
 
 
@@ -57,7 +58,8 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     is_hand_written = rows["implementation"].isin(list(HAND_WRITTEN))
     is_search = rows["sweep"].isin(_SEARCHES)
     library = _fastest(rows[~is_hand_written], ["problem"])
-    chosen = _fastest(rows[is_hand_written & ~is_search], ["problem", "implementation"])
+    is_chosen = is_hand_written & ~rows["sweep"].isin(_NOT_CHOSEN)
+    chosen = _fastest(rows[is_chosen], ["problem", "implementation"])
     pairs = chosen.join(library[_TIMES].add_suffix("_library"), on="problem", how="inner")
     if pairs.empty:
         raise UserError(

@@ -77,6 +77,13 @@ def test_the_chosen_config_is_compared_with_the_best_candidate(folder: Path) -> 
     assert table["found"].notna().sum() == 1
 
 
+def test_a_config_that_the_kernel_did_not_choose_does_not_count(tmp_path: Path) -> None:
+    rows: list[Row] = [*ROWS, ("warp-specialisation", LARGE, "triton-tiled", "bm=256", 100.0)]
+    table = compare_families(load(recording(tmp_path / "run", rows)))
+    chosen = table.set_index(["problem", "family"]).loc[(LARGE, "triton-tiled")]
+    assert (chosen["config"], chosen["time_us"]) == ("bm=128", 250.0)
+
+
 @pytest.mark.parametrize("unfinished", [{"unreached": 1}, {"left_out": 1}])
 def test_a_search_that_was_not_finished_finds_nothing(
     tmp_path: Path, unfinished: dict[str, int]
