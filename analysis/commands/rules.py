@@ -67,8 +67,13 @@ def rules_command(
     from analysis.rules.rules_report import terminal_table
 
     if sweeps:
-        print(" ".join(rule_sweeps()))
+        if json:
+            print_json(rule_sweeps())
+        else:
+            print(" ".join(rule_sweeps()))
         return
+    if dtype is not None and table is None:
+        raise UserError("--dtype needs --table; leave --dtype out, or name a table.")
     if imported:
         if machine is not None or table is not None:
             raise UserError(

@@ -180,12 +180,14 @@ def validate_command(
                 "--prior and --constants cannot be combined, because the tables that --prior names "
                 "also set the constants; leave one of them out."
             )
+        if judged_machine.kind == "cpu":
+            raise UserError("--prior works only for GPUs; to judge a CPU, leave --prior out.")
         collections = named_collections(prior, file, judged_machine, source.dtype)
         validation = validate_with_prior(source, judged_machine, collections, rows, seed, holdout)
     # 2. Compute the optional results (learning curve, noise floor, plots and the value of advice)
     # and the speed of predictions.
     points = learning_curve(source, judged_machine, seed) if curve else []
-    repeated = read_source(again, judged_machine, dtype) if again else None
+    repeated = read_source(again, judged_machine, source.dtype) if again else None
     floor = noise_floor(source, repeated) if repeated else None
     if plots is not None:
         from analysis.plots.model_quality import write_validation_plots

@@ -21,3 +21,15 @@ def test_rules_are_judged_and_written_next_to_the_recording(tmp_path: Path) -> N
             for line in result.out.splitlines()
         )
     assert sum(rule["cases"] > 0 for rule in rules) > 15
+
+
+def test_the_needed_sweeps_are_one_json_document() -> None:
+    text = said(ANALYSIS, "rules", "--sweeps")
+    document = said(ANALYSIS, "rules", "--sweeps", "--json")
+    assert json.loads(document.out) == text.out.split()
+
+
+def test_a_dtype_without_a_table_is_refused(tmp_path: Path) -> None:
+    result = said(ANALYSIS, "rules", "--dtype", "bf16", "--results", str(tmp_path))
+    assert result.code == 2
+    assert result.err.startswith("--dtype needs --table")

@@ -33,6 +33,8 @@ from kernels.problem import Conv, Gemm, Problem
 from kernels.timemodel.constants import default_constants, foreign_constants
 from kernels.timemodel.estimate import ALGORITHMS
 from tests.studies.cliffs import cliffs
+from tests.support.command_line import ANALYSIS, said
+from tests.support.published import PUBLISHED, SLUG
 from tests.support.synthetic import H100, gemm_cases, model_law, problems, random_sizes, record
 
 A100 = known_machine("nvidia-a100-pcie-80gb")
@@ -356,3 +358,27 @@ def test_the_staircase_is_drawn_over_linear_axes_with_its_finding_as_title(
     assert np.asarray(points.get_xdata()).tolist() == line["m"].tolist()
     assert np.size(drawn.get_xdata()) > 5 * len(line)  # sizes in between are predicted, too
     assert "M 256 → 257" in figure.get_suptitle()
+
+
+def test_priors_are_refused_for_a_cpu() -> None:
+    result = said(
+        ANALYSIS, "validate", str(PUBLISHED / SLUG), "--machine", SLUG, "--prior", "h100",
+    )  # fmt: skip
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("--prior works only for GPUs")
+
+
+def test_repeated_measurements_are_read_in_the_dtype_under_test(tmp_path: Path) -> None:
+    sizes = list(dict.fromkeys(random_sizes(60)))
+    fp16 = [f"{m},{n},{k},fp16,{m * n * k / 1e8 + 5}" for m, n, k in sizes]
+    head = "m,n,k,dtype,time_us"
+    once, again = tmp_path / "once.csv", tmp_path / "again.csv"
+    once.write_text("\n".join([head, *fp16, ""]))
+    # Without a dtype, the rows in bf16 would be read, which the first file lacks.
+    again.write_text("\n".join([head, "8,8,8,bf16,5", *fp16, ""]))
+    result = said(
+        ANALYSIS, "validate", str(once), "--machine", H100.slug, "--calibrate", "0",
+        "--again", str(again),
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "noise floor" in result.out
