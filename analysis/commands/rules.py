@@ -47,7 +47,7 @@ def rules_command(
         bool,
         typer.Option(
             "--sweeps",
-            help=("List the sweeps that are needed to judge the rules, and judge nothing."),
+            help="List the sweeps that are needed to judge the rules, and judge nothing.",
         ),
     ] = False,
     plots: Annotated[
@@ -90,8 +90,8 @@ def rules_command(
         rows, written = _judge_table(table, machine, dtype, plots)
     else:
         rows, written = _judge_and_write(machine, results)
-        folder = written[0].parent  # all files are in one folder
-        page = renewed_page(folder)
+        # All files are in the recording's folder.
+        page = renewed_page(written[0].parent)
         if page is not None:
             written = [*written, page]
     if json:
@@ -103,12 +103,10 @@ def rules_command(
 
 
 def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
-    """Print the verdicts on the rules for every imported table, and plot them.
+    """Print the verdicts on the rules for every imported table; plot them if ``plots`` is given.
 
-    Args:
-        results: folder of all machines' results.
-        plots: folder for the plot; None for no plot.
-        json: True to print JSON instead of text.
+    Raises:
+        UserError: if no rule was tested with an imported table, or an import cannot be read.
     """
     from analysis.plots.rules_overview import write_overview
     from analysis.rules.inputs import imported_rules
@@ -129,12 +127,14 @@ def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
 def _judge_and_write(
     machine: str | None, results: Path
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Judge the rules against a machine's recordings, and write the report and the cheat sheet.
+    """Judge the rules by a machine's recordings, and write the report and the cheat sheet.
 
-    Return the results, and the paths of the Markdown files and of the cheat sheet.
+    Return the results, and the paths of the Markdown files and of the cheat sheet, which is written
+    only if an effect is significant.
 
     Raises:
-        UserError: if the machine has no results to judge rules against.
+        UserError: if the machine is unknown or has no results to judge rules by, or if its results
+            cannot be read.
     """
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
@@ -152,19 +152,21 @@ def _judge_and_write(
 def _judge_table(
     path: Path, slug: str | None, dtype: str | None, plots: Path | None
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Judge the rules that a public table has data for, and draw the cheat sheet.
+    """Judge the rules by a public table, and write the cheat sheet to the folder ``plots``.
 
     Args:
         path: the table.
-        slug: machine whose rows are used; None if no machine was given.
+        slug: machine whose rows are used; None if no machine is given.
         dtype: dtype of the rows; None for bf16 if it is present, else the only dtype.
         plots: folder for the cheat sheet; None for no cheat sheet.
 
     Returns:
-        The results, and the files of the cheat sheet.
+        The results, and the path of the cheat sheet, which is written only if an effect is
+        significant.
 
     Raises:
-        UserError: if no machine is given, or the table has no rows for the machine and dtype.
+        UserError: if no machine is given, the machine is unknown, or the table cannot be read or
+            has no row of the machine and dtype.
     """
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet

@@ -10,19 +10,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from analysis.commands.app import (
-    app,
-)
+from analysis.commands.app import app
 from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import load_run
-from kernels.cli import (
-    JsonOption,
-    note,
-    print_json,
-)
+from kernels.cli import JsonOption, note, print_json
 from kernels.common.aliases import slug_meant
 from kernels.common.checks import check_option
 from kernels.common.errors import UserError
@@ -69,7 +63,7 @@ def validate_command(
         typer.Option(
             "--seed",
             min=0,
-            help=("Random seed for the choice of calibration rows and of held-out rows."),
+            help="Random seed for the choice of calibration rows and of held-out rows.",
         ),
     ] = 0,
     holdout: Annotated[
@@ -222,7 +216,7 @@ def validate_command(
 
 
 def _parse_count(text: str) -> int | None:
-    """Parse a number of rows; return None for ``all``, which means all rows that are not held out.
+    """Parse the number of rows to calibrate on; return None for ``all``.
 
     Raises:
         UserError: if the text is neither a whole number nor ``all``.
@@ -238,7 +232,7 @@ def _parse_counts(text: str | None) -> list[int]:
     """Parse numbers such as ``1,2,4``; return an empty list for None.
 
     Raises:
-        UserError: if the text contains anything other than positive whole numbers.
+        UserError: if the text is not one or more positive whole numbers, separated by commas.
     """
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
@@ -251,16 +245,19 @@ def _parse_counts(text: str | None) -> list[int]:
 def _machine_of(file: Path, slug: str) -> Machine:
     """Return the machine that a slug names: one from machines.toml, or the recording's machine.
 
-    The facts in the recording are used only if machines.toml lacks the machine.
+    Args:
+        file: the recording's folder or a file in it, or a table, which describes no machine.
+        slug: slug of the machine, or an unambiguous part of it.
 
     Raises:
-        UserError: if the machine is not known, or the recording cannot be read.
+        UserError: if the machine is not known, or the recording's run.json cannot be read.
     """
     folder = file if file.is_dir() else file.parent
     if not (folder / "run.json").exists():
         return known_machine(slug)
     recorded = Machine.from_json(load_run(folder)["machine"])
     listed = known_machines()
+    # The facts in machines.toml have sources, so they are preferred to those in the recording.
     if recorded.slug in listed:
         return known_machine(slug)
     is_meant = slug_meant(slug, [*listed, recorded.slug]) == recorded.slug

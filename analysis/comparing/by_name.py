@@ -1,4 +1,7 @@
-"""Compare two results of a benchmark program case by case, and judge them as ``compare`` does."""
+"""Judge the change of each named case with the verdicts of :mod:`analysis.comparing.compare`.
+
+The results may come from several processes of each version, and from other benchmark programs.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ _MAX_LISTED = 20  # cases of each kind that the printed comparison lists
 
 @dataclass(frozen=True)
 class NamedComparison:
-    """Verdict on every case that has a time in both results.
+    """Verdict on every case that has a time in all results.
 
     Attributes:
         changes: the estimates that the verdicts rest on.
         table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
             shift that may only be a difference between runs is removed from the ratios.
-        lost: reason why a case has no time in the new result, by the case's name.
+        lost: reason why a case has no time in the new results, by the case's name.
     """
 
     changes: CaseChanges
@@ -44,9 +47,7 @@ class NamedComparison:
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
     """Judge each case by the 99% interval of its ratio of times.
 
-    Args:
-        changes: the estimated change of each case.
-        lost: reason why a case has no time in the new result, by the case's name.
+    ``lost`` is the attribute of :class:`NamedComparison`.
     """
     # The limit only affects the verdict on the shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, 0.0)
@@ -69,10 +70,9 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
 
 
 def named_json(comparison: NamedComparison) -> dict[str, Any]:
-    """Return the whole comparison for JSON.
+    """Return the whole comparison for JSON; what is not known is None.
 
-    The common shift is a ratio, new over old, or None if it was not estimated. What is not known
-    about a case is None.
+    The common shift is a ratio, new over old.
     """
     shift = comparison.changes.shift
     cases = comparison.table.astype(object)
@@ -86,9 +86,9 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 
 
 def named_text(comparison: NamedComparison) -> str:
-    """Return human-readable text: counts, the common shift, and the cases to look at.
+    """Return human-readable text: counts, the common shift, and at most 20 cases of each kind.
 
-    These are the slower, the faster and the ambiguous cases, and those that are no longer timed.
+    The kinds are the cases that are slower, faster, ambiguous or no longer timed.
     """
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())

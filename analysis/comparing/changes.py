@@ -13,9 +13,9 @@ With several processes on a side, the second part is measured for each case. A v
 estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases.
 The better the cases agree, the more it is shrunk (the moderated t test of Smyth, 2004). With a
 single process on each side, the second part is the scatter of the ratios that their errors do not
-explain. That scatter is estimated robustly, because a few cases may have changed. The estimate
-holds for a typical case. A single pair of processes cannot show whether a case has changed, or only
-differs far more between processes than other cases do.
+explain. That scatter is estimated robustly, because a few cases may have changed, and holds for a
+typical case. A single pair of processes cannot show whether a case has changed, or only differs far
+more between processes than other cases do.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ from analysis.recordings.case_times import CaseTimes, TimedProcess
 Reals = NDArray[np.float64]
 
 MIN_CASES = 6
-"""Minimum number of cases for estimating a common shift and the scatter between processes.
-
-With fewer cases, a single changed case would be a large part of both estimates.
-"""
+"""Minimum number of cases for estimating what is typical of all cases: the common shift and the
+scatter between processes. With fewer, a single changed case would be a large part of both."""
 
 _CUT = 1.5  # standard deviations beyond which cases have less weight in the robust estimates
 _CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
@@ -101,9 +99,7 @@ class CaseChanges:
 def estimate_changes(old: Sequence[TimedProcess], new: Sequence[TimedProcess]) -> CaseChanges:
     """Estimate the change of every case that was timed in all processes of both sides.
 
-    Args:
-        old: processes of the earlier version, at least one.
-        new: processes of the later version, at least one.
+    Each side has at least one process.
     """
     names = common_names([*old, *new])
     old_side = _Side.from_processes(old, names)
@@ -137,13 +133,12 @@ class _Side:
 
     @classmethod
     def from_processes(cls, processes: Sequence[TimedProcess], names: Sequence[str]) -> _Side:
-        """Arrange the times of the named cases, all of which were timed in each process."""
+        """Arrange the times of the named cases, which must have been timed in each process."""
         times_of_cases: list[list[CaseTimes]] = [
             [process.cases[name] for process in processes] for name in names
         ]
 
         def arranged(attribute: str) -> Reals:
-            """Return one attribute of all times, of shape (cases, processes)."""
             values = [[getattr(times, attribute) for times in row] for row in times_of_cases]
             return np.array(values, dtype=float).reshape(len(names), len(processes))
 
@@ -176,8 +171,7 @@ def _rounds(old: _Side, new: _Side) -> Reals:
 def _from_pair(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
     """Estimate the changes from one process on each side.
 
-    The scatter between processes is estimated from that of the cases' ratios. With fewer than
-    :data:`MIN_CASES` cases it is unknown, and the deviations are the whole log ratios.
+    With fewer than :data:`MIN_CASES` cases, the scatter between processes is unknown.
     """
     # 1. Compute the log ratios, and their variance within the processes.
     log_ratios = new.mean - old.mean
@@ -230,23 +224,18 @@ def _pooled_freedom(old: _Side, new: _Side) -> Reals:
 
 
 _MAX_LEAVE_ONE_OUT = 40
-"""Largest number of cases with which each case is compared with a robust centre that is computed
-without it. If there are more cases, a single changed one hardly moves a common centre."""
+"""Largest number of cases for which a robust centre is computed for each case, from the others. If
+there are more cases, a single changed one hardly affects the robust estimates for all cases."""
 
 
 def _deviations_from_others(
     log_ratios: Reals, within: Reals, freedom: Reals
 ) -> tuple[Reals, Reals, Reals]:
-    """Compare each case with the centre of the others.
+    """Compare the log ratio of each case with the centre of the others.
 
-    Args:
-        log_ratios: logarithm of each case's ratio of times, new over old.
-        within: variance of each log ratio within processes.
-        freedom: degrees of freedom of this variance.
-
-    Returns:
-        Three values per case: its deviation from the centre of the others, the variance of that
-        centre, and the variance between processes of a typical other case.
+    Return three values per case: its deviation from the centre of the others, the variance of that
+    centre, and the variance between processes of a typical other case. ``within`` is the variance
+    of each log ratio within processes, with ``freedom`` degrees of freedom.
     """
     count = len(log_ratios)
     # 1. With many cases, one robust centre serves all of them.
@@ -321,15 +310,10 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
 
 
 def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals, Reals]:
-    """Return the deviation of each value from the mean of all others, and the mean's variance.
+    """Return the deviation of each value from the mean of all others, and that mean's variance.
 
     The mean excludes the value itself, because a changed case would otherwise move its own
     reference.
-
-    Args:
-        values: one value for each case.
-        weights: weight of each value in the mean.
-        variances: variance of each value.
     """
     weighted_sum_of_others = (weights * values).sum() - weights * values
     mean_of_others = weighted_sum_of_others / np.maximum(weights.sum() - weights, _TINY)
@@ -345,8 +329,8 @@ def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals
 def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
     """Estimate the changes from several processes on at least one side.
 
-    The scatter between processes is measured for each case. With fewer than :data:`MIN_CASES` cases
-    it is not compared with that of other cases, and the deviations are the whole log ratios.
+    The scatter between processes is measured for each case. With fewer than :data:`MIN_CASES`
+    cases, it is not compared with that of other cases.
     """
     freedom = float((old.size - 1) + (new.size - 1))
     # Variance of the difference between both sides' means, if each process has the variance 1.

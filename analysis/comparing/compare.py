@@ -5,7 +5,7 @@ config. If a hand-written kernel chose its own config, its cases match even if t
 between the recordings.
 
 A ratio is the new time over the old one. Its interval has 99% confidence to limit false alarms,
-because a comparison judges hundreds of cases. The interval combines those of both medians with the
+because a comparison judges hundreds of cases. It combines the intervals of both medians with the
 scatter of medians between processes (:mod:`analysis.recordings.repetition`).
 
 The verdict is the first of these that applies:
@@ -52,13 +52,12 @@ class Comparison:
     """Cases that have times in both recordings, and cases that have a time in only one of them.
 
     Attributes:
-        old: the old recording.
-        new: the new recording.
         table: one row per case with both times: the columns that identify the case, problem, class,
-            old_us, new_us, ratio, ratio_lo, ratio_hi and verdict.
+            old_us, new_us, ratio, ratio_lo, ratio_hi and verdict. ``config`` is that of the new
+            recording.
         lost: cases that have a time in the old recording and failed in the new one, with the
             reason.
-        only_old: number of cases with a time in the old recording that the new recording lacks.
+        only_old: number of cases that have a time in the old recording and no row in the new one.
         only_new: number of cases that have a time only in the new recording.
     """
 
@@ -140,12 +139,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
 def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, pd.Series]:
     """Return the distances from each log ratio down and up to the ends of its 99% interval.
 
-    Both distances are NaN where a median has no interval.
-
-    Args:
-        pairs: one row per case, with the times of both recordings and their intervals.
-        between: standard deviation of log medians between processes, for each run of the two
-            recordings.
+    Both distances are NaN where a median has no interval. ``between`` has the standard deviation of
+    log medians between processes, for each run of the two recordings.
     """
 
     def error(which: str, end: str) -> pd.Series:
@@ -202,7 +197,7 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the whole comparison for JSON: summary, counts, and every case as a record."""
+    """Return the whole comparison for JSON; what is not known about a case is None."""
     columns = [*IDENTITY, "old_us", "new_us", "ratio", "ratio_lo", "ratio_hi", "verdict"]
     cases = comparison.table[columns].astype(object)
     lost = comparison.lost.astype(object)
@@ -224,7 +219,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def comparison_text(comparison: Comparison) -> str:
     """Return human-readable text: versions, counts, the largest changes and a table of classes.
 
-    It also lists cases that are no longer timed.
+    The text lists at most 20 cases each that are slower, faster or no longer timed.
     """
     counts = comparison.counts()
     table = comparison.table

@@ -1,9 +1,9 @@
 """Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
-A ratio is the vendor library's time over the time of the kernel. If it is above 1, the kernel is
+A ratio is the vendor library's time over the kernel's time, so it is above 1 if the kernel is
 faster. The library's time is the shortest that was measured, with or without its autotuner. The
 kernel's time is measured with the config that the time model ranks first, without a tuning run.
-Where all candidates were timed, the chosen config is also compared with the best of them.
+Where all candidates were tried, the chosen config is also compared with the best of them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
     Returns:
         One row per shape and family, and one per shape for :data:`BEST`. The columns are problem,
-        op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi, found and
-        best_config. The interval contains the ratio of a repeated recording with 95% probability.
+        op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi, best_config and
+        found. The interval contains the ratio of a repeated recording with 95% probability.
         ``found`` is the chosen config's speed relative to that of the best candidate, at most 1.
         ``found`` and ``best_config`` are missing for :data:`BEST`, and for shapes whose candidates
         were not all tried. ``found`` is also missing if the chosen config has no time among the
@@ -96,7 +96,7 @@ def shape_class(problem: Problem) -> str:
     """Return the problem's class; tf32 GEMMs in layouts other than nt have a separate class.
 
     Hopper's Tensor Cores read tf32 operands only in layout nt, in which both operands are
-    contiguous along K. Other layouts are therefore slow with any kernel.
+    contiguous along K. In other layouts, tf32 is therefore slow with any kernel.
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
         return "tf32, not nt"
@@ -104,13 +104,13 @@ def shape_class(problem: Problem) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one row per operation, family and class; class ``all`` has every shape.
+    """Return one row per operation, family and class; class ``all`` has every shape of a family.
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
     ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of intervals above 1.
     ``worst`` is the smallest ratio, and ``worst_shape`` is its shape. ``found`` is the geometric
-    mean of the chosen config's speed relative to the best config's. ``searched`` is the number of
-    shapes in that mean.
+    mean of the chosen config's speed relative to the best candidate's; None if no shape has it.
+    ``searched`` is the number of shapes in that mean.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -139,8 +139,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 def write_families(recording: Recording, table: pd.DataFrame) -> str:
     """Write families.csv, which has all shapes, and the summary as families.json and families.md.
 
-    Returns:
-        The text of families.md.
+    Return the text of families.md.
     """
     summary = summarise(table)
     text = _markdown(recording, summary)
@@ -178,12 +177,10 @@ def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
 def _with_search(
     table: pd.DataFrame, search_rows: pd.DataFrame, complete: set[tuple[Problem, str]]
 ) -> pd.DataFrame:
-    """Add ``found`` and ``best_config`` for the shapes and families that were fully searched.
+    """Add the columns ``found`` and ``best_config``, which only fully searched shapes have.
 
-    Args:
-        table: one row per shape and family, with the chosen config.
-        search_rows: rows of the sweeps that time every config.
-        complete: the fully searched shapes and families, from :func:`_fully_searched`.
+    ``search_rows`` are the rows of the sweeps that time every config. ``complete`` is the result of
+    :func:`_fully_searched`.
     """
     keys = ["problem", "family"]
     candidates = search_rows.rename(columns={"implementation": "family"})

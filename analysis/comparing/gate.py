@@ -16,11 +16,11 @@ rejected by a one-sided test at a false-discovery rate of 4% over all cases (Ben
 Hochberg). The common shift is tested separately, with a false-alarm rate of 1%, so an unchanged
 program fails in at most 5% of runs. The null hypothesis is "not slower", because "slower by less
 than the threshold" would be nearly useless: a slowdown of exactly the threshold would then be found
-with at most 5% probability. A case that is significantly slower, but by less than the threshold, is
+with at most 4% probability. A case that is significantly slower, but by less than the threshold, is
 unclear if its true slowdown may still reach the threshold.
 
 The *detectable change* is the smallest slowdown that new runs like these find with a probability
-of 80%, if only one case is slower. Several slower cases are found more easily.
+of 80%, if only one case is slower.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _FALSE_CASES = 0.04
 _FALSE_SHIFT = 0.01
 """Probability of calling a common shift significant if no speed changed, for each direction."""
 _FALSE_BELOW = 0.05
-"""Probability that a case whose slowdown equals the threshold is judged to be below it."""
+"""Probability that the upper limit of a slowdown is below the threshold, if the slowdown equals the
+threshold."""
 _MOST_ROUNDS = 10
 """Largest recommended multiple of the number of rounds. Beyond it, more processes are better."""
 _MOST_PROCESSES = 100
@@ -92,9 +93,10 @@ class GateResult:
         found: whether each case is significantly slower than the others, by any amount.
         p: probability of a deviation at least this large if the case did not change; NaN if the
             error of the deviation is unknown.
-        detectable: smallest slowdown that would have been found, as a logarithm; NaN if unknown.
+        detectable: the detectable change, as a logarithm; NaN if the error is unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
-            rounds do not help, or if more than ten times as many would be needed.
+            this is unknown, if rounds do not help, or if more than ten times as many rounds in all
+            would be needed.
         more_processes: further processes on each side that would make the threshold detectable
             with the same number of rounds; NaN if this is unknown, or if more than a hundred would
             be needed.
@@ -128,11 +130,11 @@ class GateResult:
         return np.exp(self.log_ratio - half_width), np.exp(log_hi)
 
     def count(self, verdict: str) -> int:
-        """Return the number of cases with a verdict."""
+        """Return the number of cases with the given verdict."""
         return self.case_verdicts.count(verdict)
 
     def has(self, verdict: str) -> np.ndarray:
-        """Return a mask of the cases that have a verdict."""
+        """Return a mask of the cases with the given verdict."""
         return np.array(self.case_verdicts) == verdict
 
     @property
@@ -203,17 +205,15 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 
 
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
-    """Return the verdict on the common shift, and the part of the shift that each ratio includes.
+    """Return the verdict on the common shift, and the log of the part that each ratio includes.
 
-    Ratios leave out a shift that may only be a difference between runs. If such a shift reaches the
-    threshold, the verdict is :data:`UNCLEAR`. Without a shift, the verdict is an empty string.
+    Each ratio includes the whole shift, or nothing of a shift that may only be a difference between
+    runs. If such a shift reaches the threshold, the verdict is :data:`UNCLEAR`. If no shift was
+    estimated, the verdict is an empty string.
 
     Args:
         shift: the common shift; None if it was not estimated.
         limit: logarithm of the ratio that is the threshold.
-
-    Returns:
-        The verdict, and the counted part as a logarithm: the whole shift, or 0.
     """
     if shift is None:
         return "", 0.0
@@ -226,11 +226,10 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
 
 
 def _reach(freedom: Any, probability: float) -> Any:
-    """Return the detectable change, in standard errors, of a test with a given error probability.
+    """Return the detectable change, in standard errors with ``freedom`` degrees of freedom.
 
-    ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` is
-    the degrees of freedom of the standard error: a number, or an array with one element per case.
-    The result has the shape of ``freedom``.
+    ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` and
+    the result are numbers, or arrays with one element per case.
 
     A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
     the critical value ``t``. The standard error of this run, in which ``k`` is expressed, and that
@@ -252,7 +251,7 @@ def _reach(freedom: Any, probability: float) -> Any:
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
     """Return the number of further rounds per process that each case needs.
 
-    The number is NaN if rounds do not help, or if more than ten times as many would be needed.
+    The number is NaN in the cases of :attr:`GateResult.more_rounds`.
     """
     # The threshold is detectable if the standard error is at most this large. The variance between
     # processes uses up a part of its square, and rounds can reduce only the variance within them.
@@ -266,9 +265,9 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return the number of further processes per side that each case needs; NaN beyond 100.
+    """Return the number of further processes per side that each case needs.
 
-    The number is also NaN if the scatter between processes is unknown.
+    The number is NaN in the cases of :attr:`GateResult.more_processes`.
     """
     probability = _FALSE_CASES / len(changes.names)
     sizes = changes.processes
@@ -379,7 +378,7 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
-    """Say how large the common shift is, whether the ratios of the cases include it, and why."""
+    """Say how large the common shift is, and why the ratios of the cases include it or not."""
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
         return (
@@ -398,7 +397,7 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
 
 
 def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> list[str]:
-    """Return a title and a line for each of the chosen cases; nothing if no case is chosen.
+    """Return a title and a line for each of the first 20 chosen cases; empty if none is chosen.
 
     Args:
         result: the result of the gate.
@@ -432,7 +431,7 @@ def _count_of_unlisted(count: int) -> str:
 
 
 def _needed(result: GateResult) -> Iterator[str]:
-    """Yield sentences on the measurements that unclear cases and an unclear shift need."""
+    """Yield sentences about the further measurements that would settle an unclear answer."""
     threshold = _percent(math.log1p(result.threshold))
     unclear = result.has(UNCLEAR)
     are_enough = _are_enough(result.changes.processes)
@@ -513,18 +512,15 @@ def _percent(log: float) -> str:
 
 
 def _number(value: float) -> float | None:
-    """Return a number for JSON; None if it is NaN or infinite."""
+    """Convert a number for JSON; None if it is NaN or infinite."""
     return float(value) if math.isfinite(value) else None
 
 
 def _change(log: float) -> float | None:
-    """Return a change for JSON as a fraction, given as the logarithm of a ratio.
-
-    Return None if it is unknown (NaN), or larger than the report shows.
-    """
+    """Convert the log of a ratio to a fraction for JSON; None if it is NaN or over 1,000%."""
     return math.expm1(log) if log <= _LARGEST else None
 
 
 def _whole(value: float) -> int | None:
-    """Return a whole number for JSON; None if it is NaN."""
+    """Convert a whole number for JSON; None if it is NaN."""
     return int(value) if math.isfinite(value) else None

@@ -52,7 +52,8 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 from sweeps.capture.captured import Attention, Work
 
 USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
-"""Use of Tensor Cores by an operation: it uses them, could use them, or cannot use them."""
+"""Use of Tensor Cores by an operation: it uses them; it could, but does not; or nothing shows that
+it could."""
 
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
 _MOST_NAMED = 3  # maximum number of operations that a finding names after the first
@@ -87,12 +88,12 @@ class ExpectedTime(NamedTuple):
 
 
 class TraceFinding(NamedTuple):
-    """A way to save time, and the total time that it could save.
+    """A way to save time.
 
     Attributes:
         subject: name of the operations, or of the idle time.
         text: reasons and remedies in words.
-        saves_us: time that could be saved in µs.
+        saves_us: time in µs that could be saved in all calls of the operations.
     """
 
     subject: str
@@ -113,15 +114,14 @@ class ExplainedOperation:
 
     Attributes:
         operation: the operation, with its traced time.
-        tensor_cores: one of :data:`USED`, :data:`ELIGIBLE` and :data:`NOT_ELIGIBLE`; None if the
-            operation could use them, and no kernel name shows whether it does.
+        tensor_cores: result of :func:`tensor_core_use`.
         expected: expected time of one call; None if it is not known.
         peak_share: share of the machine's peak that the operation's arithmetic reaches; None if the
             shape, the time or the peak of its dtype is not known.
         bandwidth_share: share of the machine's bandwidth that the operation's minimum traffic uses;
             None if the minimum traffic or the time is not known.
         finding: remedies that could save time, and reasons why the operation is slow; empty if too
-            little time could be saved.
+            little time could be saved, or if the expected time is not known.
         change: sizes to change, such as ``N 50257 → 50264``; empty if no change is recommended.
         advice: the advice behind ``change``; None without a change.
         saves_us: time in µs that the best remedy could save over all calls; 0 without a finding.
@@ -150,8 +150,8 @@ class TraceVerdict:
         findings: ways to save time, the largest saving first.
         source: measurements or constants that the expected times rest on, in words.
         slowdown: median ratio of traced to expected times if most shapes took too long, else 1.
-            Such a ratio is attributed to the whole machine, so only operations that exceed even
-            this ratio are findings.
+            Such a ratio is attributed to the whole machine, so an operation only counts as slow if
+            it exceeds even this ratio.
     """
 
     files: tuple[str, ...]
@@ -190,10 +190,11 @@ def explain_traces(
     Raises:
         UserError: in any of these cases:
 
-            - A trace or a recording cannot be read.
+            - No trace is given, or a trace or a recording cannot be read.
             - The machine is not known.
             - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
             - ``against`` is not a folder, or contradicts ``machine``.
+            - The query does not fit a shape.
     """
     account = account_of(paths)
     basis = _basis(account, machine, results, against)
@@ -208,8 +209,8 @@ def _basis(
     :func:`explain_traces` explains the arguments.
 
     Raises:
-        UserError: if the trace does not name one known machine, if the machine's recording cannot
-            be read, or if ``against`` is not a folder or contradicts ``machine``.
+        UserError: if the machine is not known, its recording cannot be read, or ``against`` is not
+            a folder or contradicts ``machine``.
     """
     # 1. If the given folder belongs to one machine, compare with that machine.
     if against is not None:
@@ -280,7 +281,7 @@ def judge_account(
 
     Args:
         files: names of the traces.
-        account: traced time by operation, and idle time by reason.
+        account: times of the traces.
         basis: model and measurements of the machine.
         question: the query, as in :func:`explain_traces`.
 
@@ -328,9 +329,9 @@ def judge_account(
 
 
 def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> float:
-    """Return the median ratio of traced to expected times if most shapes take too long, else 1.
+    """Return :attr:`TraceVerdict.slowdown`.
 
-    The result is also 1 if fewer than :data:`_LEAST_SHAPES` operations have an expected time.
+    It is also 1 if fewer than :data:`_LEAST_SHAPES` operations have an expected time.
     """
     traced_and_expected: list[tuple[float, ExpectedTime]] = []
     for operation in account.operations:
@@ -396,17 +397,16 @@ def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
 
 
 def subject_of(operation: ProfiledOperation) -> str:
-    """Return an operation's name, module and shape as text; without a shape, name its kernel."""
+    """Name an operation by its name, module and shape, or by its kernel if the shape is unknown."""
     shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
 
 
 def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of a call of each shape.
+    """Return the expected time of a call of each shape; shapes without one are left out.
 
-    Shapes without an expected time are left out. For an fp32 shape on a GPU with TF32, the result
-    also has the expected time in TF32.
+    For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
     """
     machine = basis.model.machine
     works = dict.fromkeys(work for operation in account.operations for work in operation.works)
@@ -503,7 +503,7 @@ def _explained(
         machine: the machine that the operation is compared with.
         times: expected time of one call of each shape.
         advice: recommended sizes for each problem.
-        slowdown: factor by which the whole machine is slower than expected.
+        slowdown: factor by which the whole machine is slower than expected, at least 1.
     """
     # 1. Describe the operation.
     expected = _sum_of([times.get(work) for work in operation.works])
@@ -551,13 +551,8 @@ def _savings_at_this_size(
 ) -> list[_Saving]:
     """Return what could be saved without changing a size.
 
-    Args:
-        operation: the operation.
-        expected: expected time of one call.
-        times: expected time of one call of each shape.
-        machine: the machine that the operation is compared with.
-        slowdown: factor by which the whole machine is slower than expected.
-        tensor_cores: result of :func:`tensor_core_use`.
+    ``expected`` is the expected time of one call of the operation, and ``tensor_cores`` is the
+    result of :func:`tensor_core_use`. :func:`_explained` explains the other arguments.
     """
     traced_us = operation.each_us
     savings: list[_Saving] = []
@@ -584,10 +579,9 @@ def _savings_at_this_size(
 
 
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
-    """Return the sum of the expected times of all parts of a call.
+    """Return the sum of the expected times of all parts of a call, with the first part's source.
 
-    Its source is that of the first part. Return None if one of the times is not known, or if
-    ``parts`` is empty.
+    Return None if one of the times is not known, or if ``parts`` is empty.
     """
     known_parts = [part for part in parts if part is not None]
     if not known_parts or len(known_parts) < len(parts):
@@ -604,7 +598,8 @@ def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | Non
     """Return :data:`USED`, :data:`ELIGIBLE` or :data:`NOT_ELIGIBLE` for an operation.
 
     An operation in fp32 could use Tensor Cores by computing in TF32. Return None if the operation
-    could use Tensor Cores, and no kernel name shows whether it does.
+    could use Tensor Cores, and no kernel name shows whether it does. Without known shapes, only
+    kernel names can show that an operation uses them; otherwise it is :data:`NOT_ELIGIBLE`.
     """
     uses_tensor_cores = operation.uses_tensor_cores
     if uses_tensor_cores:
@@ -616,20 +611,16 @@ def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | Non
 
 
 def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return the share of the machine's peak that an operation's arithmetic reaches.
-
-    Return None if the shape, the time or the peak of the dtype is not known.
-    """
+    """Return :attr:`ExplainedOperation.peak_share` of an operation."""
     if not operation.flops or not operation.each_us or operation.dtype not in machine.peaks:
         return None
     return operation.flops / (operation.each_us * 1e-6) / machine.peak(operation.dtype)
 
 
 def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return the share of the machine's bandwidth that an operation's minimum traffic uses.
+    """Return :attr:`ExplainedOperation.bandwidth_share` of an operation.
 
-    Return None if the minimum traffic or the time is not known. The traffic of attention and of
-    grouped GEMMs is not known.
+    The minimum traffic of attention and of grouped GEMMs is not known.
     """
     if not operation.bytes or not operation.each_us:
         return None
@@ -639,8 +630,7 @@ def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | 
 def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> list[str]:
     """Return possible reasons why an operation is slow, judging by its kernels and their times.
 
-    ``tensor_cores`` is the result of :func:`tensor_core_use`. The list is empty if nothing about
-    the kernels is unusual.
+    ``tensor_cores`` is the result of :func:`tensor_core_use`.
     """
     reasons = []
     if tensor_cores == ELIGIBLE:
@@ -663,7 +653,7 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
 
 
 def _transposed_share(operation: ProfiledOperation) -> float:
-    """Return the share of an operation's time that kernels need to convert the layout of images."""
+    """Return the share of an operation's time that is spent on converting the layout of images."""
     kernel_us = operation.kernels
     total_us = sum(kernel_us.values())
     converting_us = sum(us for name, us in kernel_us.items() if _CONVERTS.search(name))
@@ -676,10 +666,10 @@ def _best_change(
     advice: Mapping[Problem, Advice],
     slowdown: float,
 ) -> tuple[Advice, float] | None:
-    """Return the change of size that saves an operation the most time, and that saving in µs.
+    """Return the change of size that saves an operation the most time, and its saving in µs.
 
-    Return None if no change saves time, or if the expected time is not known. :func:`_explained`
-    explains the arguments.
+    The saving is over all calls. Return None if no change saves time, or if the expected time is
+    not known. :func:`_explained` explains the arguments.
     """
     expected = _sum_of([times.get(work) for work in operation.works])
     if expected is None:

@@ -148,7 +148,7 @@ def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, 
 
 
 def headline(verdict: TraceVerdict) -> str:
-    """Summarise a verdict: the traced time, and the largest saving."""
+    """Return a line with the traced time and the largest possible saving."""
     account = verdict.account
     traces = verdict.files[0] if len(verdict.files) == 1 else f"{len(verdict.files)} traces"
     noun = "kernels" if account.kind == "gpu" else "operations"
@@ -166,7 +166,7 @@ def headline(verdict: TraceVerdict) -> str:
 
 
 def _saving(verdict: TraceVerdict, saves_us: float) -> str:
-    """Format a saving with its share of the traced time, such as ``5.5 ms (28.1%)``."""
+    """Format a saving with its share of the trace's span, such as ``5.5 ms (28.1%)``."""
     return f"{duration(saves_us)} ({saves_us / verdict.account.span_us:.1%})"
 
 
@@ -232,18 +232,14 @@ def _percent(share: float | None) -> str:
 
 
 def _shortened(kernel: str) -> str:
-    """Return a kernel's name without its template, cut to the length that a table shows."""
+    """Return a kernel's name, or the name within CUTLASS's template, cut to 41 characters."""
     match = _TEMPLATE.search(kernel)
     name = match.group(1) if match else kernel.removeprefix("void ")
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def _closing(verdict: TraceVerdict) -> list[str]:
-    """Return the sentences below the table.
-
-    The sentences state the idle time and Amdahl's bound, if these are known, the limits of the
-    trace, and the source of the expected times.
-    """
+    """Return the sentences below the table, such as Amdahl's bound and the notes."""
     account = verdict.account
     lines = []
     if account.idle_us and account.span_us:

@@ -39,6 +39,9 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
     """Return a recording as the JSON of pytest-benchmark.
 
     The statistics of a case without samples come from its median and interval.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
     rows = keyed(recording.rows)
     rows = rows[rows["status"] == "ok"]
@@ -77,14 +80,22 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
 
 
 def as_csv(recording: Recording) -> bytes:
-    """Return a CSV file with one line for each measured case; spaces separate the samples."""
+    """Return a CSV file with one line for each measured case; spaces separate the samples.
+
+    Raises:
+        UserError: as :func:`as_pytest_benchmark`.
+    """
     frame = _frame(recording)
     frame[SAMPLES] = [" ".join(map(repr, samples)) for samples in frame[SAMPLES]]
     return frame.to_csv(index=False).encode()
 
 
 def as_parquet(recording: Recording) -> bytes:
-    """Return a Parquet file with one row for each measured case; samples are lists of numbers."""
+    """Return a Parquet file with one row for each measured case; samples are lists of numbers.
+
+    Raises:
+        UserError: as :func:`as_pytest_benchmark`.
+    """
     buffer = io.BytesIO()
     _frame(recording).to_parquet(buffer, index=False)
     return buffer.getvalue()
@@ -144,10 +155,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
-    """Return the samples of each row in µs, sorted by place (worker and GPU), then by round.
-
-    A row without recorded samples has an empty list.
-    """
+    """Return the column :data:`SAMPLES` of rows; a list is empty if no samples were recorded."""
     rounds = rounds_of(recording)
     return [
         [seconds * 1e6 for _, seconds in sorted(rounds.get(case, {}).items())]
@@ -156,7 +164,7 @@ def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
 
 
 def _frame(recording: Recording) -> pd.DataFrame:
-    """Return one row for each measured case: the columns of measurements.csv, and the samples."""
+    """Return the rows with times: their columns of measurements.csv, and the samples."""
     rows = recording.ok
     columns = [name for name in COLUMNS if name in rows]
     return rows[columns].assign(**{SAMPLES: _samples(recording, rows)})
@@ -173,13 +181,14 @@ def _plain(value: Any) -> Any:
 def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the statistics of a case in seconds, under pytest-benchmark's names.
 
-    ``samples_us`` has the samples in µs; it is empty if none were recorded. ``row`` has the case's
-    columns of measurements.csv.
-
     Without samples, the mean is set to the median, and the minimum and maximum to the ends of the
     interval. The standard deviation is set to the value that would give the case's interval. If
     the case has no interval, the minimum and maximum are also set to the median, and the standard
     deviation is 0.
+
+    Args:
+        samples_us: the samples in µs; empty if none were recorded.
+        row: the case's columns of measurements.csv.
     """
     if samples_us:
         samples_s = [sample_us * 1e-6 for sample_us in samples_us]
@@ -224,6 +233,6 @@ def _statistics(samples_s: Sequence[float]) -> dict[str, Any]:
         "median": statistics.median(ordered), "iqr": iqr, "q1": first, "q3": third,
         "iqr_outliers": iqr_outliers, "stddev_outliers": stddev_outliers,
         "outliers": f"{stddev_outliers};{iqr_outliers}",
-        "ld15iqr": ordered[first_inside], "hd15iqr": ordered[min(end_inside, count) - 1],
+        "ld15iqr": ordered[first_inside], "hd15iqr": ordered[end_inside - 1],
         "ops": 1 / mean, "total": sum(ordered),
     }  # fmt: skip

@@ -5,9 +5,7 @@ under continuous load. Short bursts run at boost clocks, which hide differences 
 and power supply. A survey of five large systems found that the time of a program varies between
 GPUs of one model by 8% on average and by up to 22%, and that single GPUs take 1.5 times as long as
 the median GPU (P. Sinha et al., "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors
-therefore run without pauses; they are called sustained. If sustained anchors were timed on at least
-half of the GPUs, a GPU's speed is its speed in these anchors. Otherwise, the next of the
-:data:`KINDS` with enough GPUs takes their place.
+therefore run without pauses; they are called sustained.
 """
 
 from __future__ import annotations
@@ -60,10 +58,10 @@ class FleetDevice:
     """A GPU, or the CPU of one worker, as a recording identifies it.
 
     Attributes:
-        gpu: number of the GPU on its node; None for a CPU.
+        gpu: number of the GPU within its run; None for a CPU.
         id: hash that identifies the GPU; empty if it is unknown.
-        node: number of the node; None if it is unknown.
-        worker: name of the worker that measured on the device.
+        node: number of the node within its run; None if it is unknown.
+        worker: name of the worker that last measured on the device.
         power_limit_w: power limit in watts; NaN if it is unknown.
         sm_limit_mhz: limit of the SM clock in MHz; NaN if it is unknown.
     """
@@ -81,7 +79,7 @@ class Fleet:
     """Times of the anchors on each device.
 
     ``log_time``, ``error``, and the values of ``sensors`` and ``throttled`` are arrays of shape
-    (phases, devices, anchors). Numbers are NaN where nothing was measured.
+    (phases, devices, anchors). Unknown numbers are NaN.
 
     Attributes:
         devices: the GPUs, or the CPU of each worker.
@@ -133,13 +131,11 @@ def read_anchors(folder: Path) -> Anchors:
 
 
 def anchor_folders(place: Path) -> list[Path]:
-    """Return the folders of recordings with anchors.
-
-    The result is the given folder if it is a recording, and otherwise all recordings directly in
-    it.
+    """Return the folders of recordings with anchors: the given folder, or those directly in it.
 
     Raises:
-        UserError: if there is no such recording.
+        UserError: if there is no such recording, or if the given folder is a recording without
+            anchors.
     """
     if (place / "run.json").exists():
         if not (place / FILE).exists():
@@ -152,7 +148,7 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """Classify a case as one of the :data:`KINDS` of anchor.
+    """Return which of the :data:`KINDS` of anchor a case is on a machine.
 
     The machine's peak and bandwidth decide what limits the case.
     """
@@ -164,7 +160,7 @@ def kind_of(case: Case, machine: Machine) -> str:
         return "small"
     if memory_seconds > compute_seconds:
         return "memory"
-    return case.mode if case.mode in KINDS else "burst"
+    return case.mode  # the names of both modes are kinds, too
 
 
 def _written_by() -> str:
@@ -239,8 +235,8 @@ def _fleet(
     Args:
         table: the valid rows of anchors.csv. Their column ``case`` has positions in ``cases``.
         cases: all cases of the file.
-        machine: the machine.
-        run: the run.json of the recording.
+        machine: the machine, whose facts decide the kinds of the anchors.
+        run: the run.json of the recording, which has the limits of the devices.
     """
     # 1. Identify each device by its id, or by its node, GPU number and worker if it has no id.
     node = table["node"].fillna(-1).astype(str)
@@ -252,7 +248,7 @@ def _fleet(
     latest_run = table.groupby(["device", "case"])["run"].transform("last")
     table = table[table["run"] == latest_run]
     table = table.drop_duplicates(["device", "case", "phase"], keep="last")
-    # 3. Number the devices in the order of their nodes, and number the cases that are left.
+    # 3. Number the devices in the order of their nodes and GPUs, and number the cases left.
     latest_rows = table.drop_duplicates("device", keep="last")
     latest_rows = latest_rows.sort_values(["node", "gpu", "device"])
     device_numbers = {device: number for number, device in enumerate(latest_rows["device"])}
@@ -292,17 +288,12 @@ def _fleet(
 
 
 def standard_error(log_lo: Array, log_hi: Array) -> Array:
-    """Return the standard error of a log median, given both ends of its log 95% interval."""
+    """Return the standard error of a log median, given both ends of its 95% interval as logs."""
     return (log_hi - log_lo) / (2 * Z95)
 
 
 def _devices(latest_rows: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
-    """Return the device of each row, with its limits if run.json has them.
-
-    Args:
-        latest_rows: the latest row of each device.
-        run: the run.json of the recording.
-    """
+    """Return the device of each of the latest rows, with its limits if run.json has them."""
     entries = run.get("gpus", [])
     by_id = {entry["id"]: entry for entry in entries if entry.get("id")}
     by_place = {(entry["node"], entry["gpu"]): entry for entry in entries}

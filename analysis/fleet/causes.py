@@ -37,7 +37,7 @@ class SlowCause:
     """Cause of a GPU's slowness.
 
     ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` are sentences
-    for people, which follow the sentence "GPU … is slow".
+    for people, which follow the sentence "GPU … is slow"; empty if nothing can be said.
     """
 
     code: str
@@ -45,10 +45,10 @@ class SlowCause:
 
 
 def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
-    """Judge whether the clock of a device explains why it computes slowly.
+    """Judge whether the clock of device ``i`` of a fleet explains why it computes slowly.
 
     Args:
-        fleet: the devices with their limits, and the times of the anchors.
+        fleet: the devices with their limits.
         speeds: speeds in the kind of compute in which the device is slow.
         i: position of the device in the fleet.
         margin: part of the slowness that may remain unexplained, as a fraction of the fleet's
@@ -87,11 +87,9 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
 
 
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
-    """Yield each cause that lowers the clock of device ``i``, as a code and in words.
-
-    Unknown limits and readings are NaN. Comparisons with NaN are False, so an unknown value is
-    never a cause.
-    """
+    """Yield each cause that lowers the clock of device ``i``, as a code and in words."""
+    # Unknown limits and readings are NaN. Comparisons with NaN are False, so an unknown value is
+    # never a cause.
     device = fleet.devices[i]
     # 1. Check for a clock limit that somebody set, and for abnormal reasons that were reported.
     mhz = device.sm_limit_mhz
@@ -129,7 +127,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """Return the devices' median of a limit such as ``power_limit_w``."""
+    """Return the median of the devices' known limits; ``name`` is a field of the devices."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 

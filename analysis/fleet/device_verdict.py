@@ -3,7 +3,7 @@
 A GPU is slow if the whole 95% interval of its speed in any kind of anchor is more than a margin
 below the fleet's median. With fewer than three GPUs, none is called slow. A slow GPU need not be an
 outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the GPUs are
-expected to be 6% or more below the median. If the fleet's spread is known, the sentence about a
+expected to be 6% or more below the median. Where the fleet's spread is known, the sentence about a
 slow GPU therefore says whether the spread explains the slowness.
 """
 
@@ -84,7 +84,8 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
     Args:
         fleet: the times of the anchors.
         speeds: speeds of that fleet.
-        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
+        margin: how far the whole interval of a speed must be below the fleet's median for a device
+            to be slow, as a fraction of the median.
     """
     # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}
@@ -113,16 +114,9 @@ def _verdict(
     slow: tuple[str, ...],
     throttled: tuple[str, ...],
 ) -> DeviceVerdict:
-    """Judge one device by its slow kinds of anchor and its throttling.
+    """Judge device ``i`` by its slow kinds of anchor and its throttling.
 
-    Args:
-        fleet: the times of the anchors.
-        speeds: speeds of the fleet.
-        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
-        i: position of the device.
-        name: name of the device.
-        slow: kinds of anchor in which the device is slow.
-        throttled: abnormal reasons for throttling that the device reported.
+    :func:`judge` and :class:`DeviceVerdict` explain the arguments.
     """
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
@@ -148,14 +142,8 @@ def _slow_sentence(
 ) -> str:
     """Return sentences that say how slow device ``i`` is, why, and whether the spread explains it.
 
-    Args:
-        speeds: speeds of the fleet.
-        i: position of the device.
-        name: name of the device.
-        noun: what the sentences call a device.
-        slow: kinds of anchor in which the device is slow, at least one.
-        cause: the cause in words; empty if nothing can be said about it.
-        in_spread: see :class:`DeviceVerdict`.
+    ``noun`` is the word for any device of the fleet, ``slow`` has at least one kind of anchor, and
+    ``cause`` is the cause in words. :class:`DeviceVerdict` explains the other arguments.
     """
     # Only the first kind is printed with its interval.
     first_kind, *other_kinds = slow
@@ -185,19 +173,19 @@ def _slow_sentence(
 def _cause(
     fleet: Fleet, speeds: FleetSpeeds, i: int, slow: tuple[str, ...], margin: float
 ) -> SlowCause:
-    """Return the cause of a device's slowness, in words and as a code.
+    """Return the cause of the slowness of device ``i``, as a code and in words.
 
-    If its compute is slow, its clock may be the cause. Otherwise, its slow kinds of anchor suggest
-    a cause. If its compute was not timed, the cause is empty.
+    If its compute is slow, its clock may be the cause. If its compute is known not to be slow, its
+    slow kinds of anchor may point to a cause. Otherwise, nothing can be said.
     """
     slow_compute = [kind for kind in slow if kind in COMPUTE]
     if slow_compute:
         return clock_cause(fleet, speeds.kinds[slow_compute[0]], i, margin)
-    # If its compute was not timed, nothing is known about the clock.
-    timed_kinds = {
+    # Without a known interval, its compute may be slow, too.
+    known_kinds = {
         kind for kind, kind_speeds in speeds.kinds.items() if math.isfinite(kind_speeds.half[i])
     }
-    if not timed_kinds & set(COMPUTE):
+    if not known_kinds & set(COMPUTE):
         return SlowCause("", "")
     if slow == ("small",):
         return SlowCause(
@@ -236,14 +224,9 @@ def _not_slow_sentence(
     *,
     has_enough_devices: bool,
 ) -> str:
-    """Return the sentence about a device that is not significantly slow.
+    """Return the sentence about device ``i``, which is not significantly slow.
 
-    Args:
-        speeds: speeds of the fleet.
-        i: position of the device.
-        name: name of the device.
-        throttled: abnormal reasons for throttling that the device reported.
-        has_enough_devices: True if there are enough devices to compare it with.
+    ``throttled`` has the abnormal reasons for throttling that the device reported.
     """
     throttling = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
     if not has_enough_devices or not speeds.overall:
