@@ -170,10 +170,12 @@ def judge_changes(
     # 2. Find those of them whose ratio reaches the threshold, and the cases that are below it.
     detectable = _reach(freedom, _FALSE_CASES / len(p)) * error
     log_ratio = changes.deviation + counted_shift
+    # The counted shift is a part of each slowdown; this deviation is the rest of the threshold.
+    deviation_limit = limit - counted_shift
     highest = log_ratio + stats.t.isf(_FALSE_BELOW, freedom) * error
     with np.errstate(invalid="ignore"):
         is_slower = found & (log_ratio >= limit) & are_enough
-        is_below = (highest < limit) | (~found & (detectable <= limit - counted_shift))
+        is_below = (highest < limit) | (~found & (detectable <= deviation_limit))
     verdicts = np.select([is_slower, is_below], [SLOWER, BELOW], UNCLEAR).tolist()
     # 3. Combine the verdicts on the cases and on the shift.
     lost = lost or {}
@@ -193,8 +195,8 @@ def judge_changes(
         found=found,
         p=p,
         detectable=detectable,
-        more_rounds=_more_rounds(changes, limit),
-        more_processes=_more_processes(changes, limit),
+        more_rounds=_more_rounds(changes, max(deviation_limit, 0.0)),
+        more_processes=_more_processes(changes, max(deviation_limit, 0.0)),
         lost=lost,
     )
 
@@ -249,11 +251,8 @@ def _reach(freedom: Any, probability: float) -> Any:
 
 
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
-    """Return the number of further rounds per process that each case needs.
-
-    The number is NaN in the cases of :attr:`GateResult.more_rounds`.
-    """
-    # The threshold is detectable if the standard error is at most this large. The variance between
+    """Return :attr:`GateResult.more_rounds` for a deviation of ``limit``, which is at least 0."""
+    # This deviation is detectable if the standard error is at most this large. The variance between
     # processes uses up a part of its square, and rounds can reduce only the variance within them.
     largest_error = limit / _reach(changes.freedom, _FALSE_CASES / len(changes.names))
     allowed_within = largest_error**2 - changes.between
@@ -265,10 +264,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return the number of further processes per side that each case needs.
-
-    The number is NaN in the cases of :attr:`GateResult.more_processes`.
-    """
+    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, at least 0."""
     probability = _FALSE_CASES / len(changes.names)
     sizes = changes.processes
     least = max(0, _LEAST_PROCESSES - min(sizes))

@@ -307,6 +307,21 @@ def test_equal_samples_have_no_scatter(seconds: float) -> None:
     assert (unknown.error, unknown.freedom) == (0.0, math.inf)
 
 
+def test_a_counted_shift_leaves_less_of_the_threshold_to_each_case() -> None:
+    ones = np.ones(6)
+    changes = CaseChanges(
+        names=tuple("abcdef"), old=0 * ones, new=0 * ones, deviation=0.005 * ones,
+        within=0.006**2 * ones, between=0 * ones, freedom=math.inf * ones, rounds=20 * ones,
+        shift=CommonShift(math.log1p(0.02), 0.001, 4.0), processes=(3, 3),
+    )  # fmt: skip
+    result = judge_changes(changes, 0.03)
+    # Each case would be found at 2%, and the shift has already used up 2% of the 3%.
+    assert result.counted > 0
+    assert set(result.case_verdicts) == {UNCLEAR}
+    assert (result.more_rounds > 0).all()
+    assert "To detect a slowdown of 3%" in gate_text(result)
+
+
 def test_absurd_times_are_json_too() -> None:
     times = (1e-300, 1e290)
     processes = [[TimedProcess("", {"a": CaseTimes(math.log(seconds))})] for seconds in times]
