@@ -238,10 +238,11 @@ def _fleet(
         machine: the machine, whose facts decide the kinds of the anchors.
         run: the run.json of the recording, which has the limits of the devices.
     """
-    # 1. Identify each device by its id, or by its node, GPU number and worker if it has no id.
+    # 1. Identify each GPU by its id, or by its node and number if it has no id. A GPU may have
+    #    served several workers. A CPU is identified by its node and worker.
     node = table["node"].fillna(-1).astype(str)
     gpu = table["gpu"].fillna(-1).astype(str)
-    place = node + " " + gpu + " " + table["worker"]
+    place = node + " " + gpu + " " + table["worker"].where(table["gpu"].isna(), "")
     table = table.assign(device=table["gpu_id"].where(table["gpu_id"] != "", place))
     # 2. Keep the latest run of each anchor on each device, and the run's latest time in each phase.
     table = table.sort_values("time_utc", kind="stable")

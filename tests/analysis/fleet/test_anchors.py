@@ -81,6 +81,18 @@ def test_without_ids_places_tell_gpus_apart(folder: Path) -> None:
     assert {device.power_limit_w for device in fleet.devices} == {700.0}
 
 
+def test_a_gpu_without_an_id_that_served_two_workers_is_one_device(folder: Path) -> None:
+    rows: Rows = [{**row, "gpu_id": ""} for row in rows_in(folder)]
+    resumed = [
+        {**row, "worker": "2/2", "time_utc": "2026-01-02T04:00:00Z"}
+        for row in rows if row["gpu"] == "0"
+    ]  # fmt: skip
+    write_rows(folder, [*rows, *resumed])
+    devices = read_anchors(folder).fleet.devices
+    assert [device.gpu for device in devices] == list(range(6))
+    assert devices[0].worker == "2/2"
+
+
 def test_without_gpus_nodes_tell_devices_apart(folder: Path) -> None:
     rows: Rows = [{**row, "gpu": "", "gpu_id": "", "worker": f"{int(row['node']) + 1}/2"}
                   for row in rows_in(folder) if row["gpu"] in ("0", "3")]  # fmt: skip
