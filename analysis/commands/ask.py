@@ -89,6 +89,8 @@ def predict_command(
     # if only --attention is given.
     if not (gemm or conv or attention or file):
         raise UserError("give at least one --gemm, --conv or --attention, or a --file.")
+    if attention_kernel and not attention:
+        raise UserError("--attention-kernel needs --attention; add a call, or leave it out.")
     calls = [parse_attention(text) for text in attention or ()]
     problems = problems_given(gemm, conv, file) if gemm or conv or file else []
     # 2. Predict all shapes on each machine.

@@ -12,7 +12,7 @@ import typer
 from analysis.commands.app import ResultsOption, app, basis_of
 from analysis.words import names_in, share_of
 from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
-from kernels.common.checks import check_option, is_whole
+from kernels.common.checks import check_folder, check_option, is_whole
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, needs_extra
@@ -221,11 +221,8 @@ def audit_command(
         ) from None
     check_option("--causal", causal, ("half", "full"))
     for file in (csv, markdown):
-        if file is not None and not file.parent.is_dir():
-            raise UserError(
-                f"{file.parent} is not a folder, so {file.name} cannot be written there; name a "
-                "file in an existing folder."
-            )
+        if file is not None:
+            check_folder(file)
     run_options = Runtime(
         kind=runtime,
         fuse=names_in(fuse or None, "fuse"),

@@ -9,7 +9,7 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from kernels.cli import JsonOption, print_json
-from kernels.common.errors import UserError
+from kernels.common.checks import check_folder
 from kernels.common.program import RESULTS
 
 
@@ -77,11 +77,8 @@ def explain_command(
     from analysis.explain.explain_report import TraceExplanation
 
     for file in (csv, markdown):
-        if file is not None and not file.parent.is_dir():
-            raise UserError(
-                f"{file.parent} is not a folder, so {file.name} cannot be written there; name a "
-                "file in an existing folder."
-            )
+        if file is not None:
+            check_folder(file)
     has_limit = pad is not None or choose is not None
     question = question_of(pad, choose, ANY_DIMENSION) if has_limit else None
     verdict = explain_traces(traces, machine, results, against, question)

@@ -110,10 +110,13 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
     """
     lines = []
     # Because one edge is infinite, all edges are floats. Their labels should be whole numbers.
-    by_m = pd.cut(rows["m"], list(_M_EDGES)).astype(str).str.replace(".0", "", regex=False)
+    by_m = pd.cut(rows["m"], list(_M_EDGES)).cat.rename_categories(
+        lambda interval: str(interval).replace(".0", "")
+    )
     for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
         lines += ["", title]
-        for name, group in rows.groupby(key, sort=False):
+        # Ranges of M are sorted; limits and classes come in the order of the rows.
+        for name, group in rows.groupby(key, sort=title == "by M", observed=True):
             errors = Errors.from_times(group["predicted"].to_numpy(), group["measured"].to_numpy())
             lines.append(_error_line(f"  {name}", errors))
     return lines

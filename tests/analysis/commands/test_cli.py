@@ -108,6 +108,7 @@ def test_calibrate_plot_and_table(results: Path) -> None:
         (("predict", "--machine", "nvidia-h200", "--gemm", "8,8"), "--gemm takes"),
         (("recommend", "--machine", "nvidia-h200", "--gemm", "8,8,8,bf16", "--pad", "x"), "--pad"),
         (("predict", "--machine", "nvidia-v100-sxm2-16gb", "--gemm", "8,8,8,bf16"), "compute bf16"),
+        (("predict", "--gemm", "8,8,8,bf16", "--attention-kernel", "vllm"), "needs --attention"),
         (("rules", "--plots", "x"), "--plots needs --table"),
         (("plot", "square", "--sweep", "steps", "--machine", "cpu-intel-xeon-avx512bf16-1t"),
          "with --sweep steps; leave this option out"),
