@@ -31,9 +31,10 @@ class RuleInputs:
     """Recordings and profiled models of one machine, by which rules are judged.
 
     Attributes:
-        recordings: recordings of the same machine, PyTorch and driver.
+        recordings: recordings of the same machine, PyTorch and driver; at least one.
         steps: profiled training steps of models.
-        folder: folder for the machine's sweeps, even if it has none. Verdicts are written there.
+        folder: folder that verdicts are written to: that of the machine's sweeps, which need not
+            exist.
     """
 
     recordings: Sequence[Recording]
@@ -47,24 +48,31 @@ class RuleInputs:
 
     @property
     def public(self) -> bool:
-        """True if the first recording was imported; few rules can be tested with an import."""
+        """True if the recordings were imported; few rules can be tested with an import."""
         return self.recordings[0].public
 
     @property
     def caption(self) -> str:
-        """Caption of the results: the machine, and what its recordings were measured with.
+        """Caption of the first recording, with the dates of all recordings.
 
-        It has the versions and dates of runs, or the source and the cache state of an import.
+        The caption of an import has its source and cache state instead of versions and dates.
         """
-        dates = sorted({recording.run["run"][:10] for recording in self.recordings})
+        # A merged recording is named after the time of merging, so its dates are those of its runs.
+        dates = sorted(
+            {
+                run["run"][:10]
+                for recording in self.recordings
+                for run in recording.run.get("merged") or [recording.run]
+            }
+        )
         return self.recordings[0].caption(() if self.public else dates)
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """Collect what rules are judged by on a machine: its recordings and profiled steps.
+    """Collect the recordings of a machine's sweeps and of its measurements for rules.
 
-    The recordings are those of sweeps and those of measurements for rules. Only recordings with the
-    same machine, PyTorch and driver as the newest recording are used.
+    Only recordings with the same machine, PyTorch and driver as the newest recording are used, and
+    the profiled steps in their folders.
 
     Args:
         machine: name of the machine or a part of it; None for the machine that was measured last.
@@ -75,22 +83,24 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
             rules by, or if a recording cannot be read.
     """
     # 1. Find the folders of the sweeps and of the measurements for rules.
-    asked_slug = None
+    slug = ""
     if machine is not None:
         recorded = recorded_machines(results / "rules") | recorded_machines(results)
-        asked_slug = slug_meant(machine, [*known_machines(), *sorted(recorded)])
-    for_rules = _find(asked_slug, results / "rules")
-    sweeps = _find(asked_slug, results)
-    # A published recording has its measurements for rules next to it, and is never mixed with a
-    # user's own measurements.
-    if sweeps is not None and sweeps.parent == results / PUBLISHED:
+        slug = slug_meant(machine, [*known_machines(), *sorted(recorded)])
+    elif runs := [*results.glob("*/run.json"), *results.glob("rules/*/run.json")]:
+        slug = max((path.parent for path in runs), key=_time_of_change).name
+    for_rules = _find(slug, results / "rules")
+    sweeps = _find(slug, results)
+    # A published or imported recording is never mixed with a user's own measurements. A published
+    # recording has its measurements for rules next to it.
+    if sweeps is not None and sweeps.parent != results:
         if for_rules is None:
-            for_rules = _find(asked_slug, results / PUBLISHED / "rules")
+            for_rules = _find(slug, sweeps.parent / "rules")
         else:
             sweeps = None
     folders = [folder for folder in (for_rules, sweeps) if folder is not None]
     if not folders:
-        scope = f" of machine {asked_slug!r}" if asked_slug else ""
+        scope = f" of machine {slug!r}" if slug else ""
         raise UserError(
             f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
         )
@@ -105,35 +115,32 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
             recordings += usable_runs(recording) or [recording]
     # 3. Keep the recordings with the machine, PyTorch and driver of the newest recording.
     newest = max(recordings, key=lambda recording: _time_of_change(recording.folder))
-    slug = newest.machine.slug
+    recorded_slug = newest.machine.slug
     kept = [
         recording
         for recording in recordings
-        if recording.machine.slug == slug and _versions(recording) == _versions(newest)
+        if recording.machine.slug == recorded_slug and _versions(recording) == _versions(newest)
     ]
     steps = [step for recording in kept for step in read_profiled_steps(recording.folder)]
     # 4. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
     parents = (results, results / PUBLISHED, results / PLACE)
     sweep_folders = [recording.folder for recording in kept if recording.folder.parent in parents]
-    verdict_folder = sweep_folders[0] if sweep_folders else results / slug
+    verdict_folder = sweep_folders[0] if sweep_folders else results / recorded_slug
     return RuleInputs(kept, steps, verdict_folder)
 
 
 def _time_of_change(folder: Path) -> float:
-    """Return the time at which a recording was last written, in seconds since the epoch."""
+    """Return the time at which a folder's run.json was written, in seconds since the epoch."""
     return (folder / "run.json").stat().st_mtime
 
 
-def _find(machine: str | None, results: Path) -> Path | None:
+def _find(slug: str, results: Path) -> Path | None:
     """Return the folder of a machine's recording in a folder of results; None if there is none."""
-    try:
-        return find_recording(machine, results)
-    except UserError:
-        return None
+    return find_recording(slug, results) if slug in recorded_machines(results) else None
 
 
 def _versions(recording: Recording) -> tuple[Any, ...]:
-    """Return a recording's versions of PyTorch and the driver; other versions change times."""
+    """Return a recording's versions of PyTorch and the driver; None for an unknown version."""
     return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
 
 
@@ -143,8 +150,8 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     Cases of different recordings are never paired. An unusable recording contributes no pairs.
 
     Raises:
-        UserError: if a rounds.csv cannot be read or is too badly damaged, or if an import is
-            incomplete.
+        UserError: if a rounds.csv cannot be read or is too badly damaged, or if the predictions of
+            an import are missing or damaged.
     """
     evidence = [
         Evidence.from_unusable(recording)
@@ -158,8 +165,8 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 def imported_rules(results: Path) -> list[dict[str, Any]]:
     """Return the verdicts on the rules that each complete import can test.
 
-    The result has one document per imported table: the machine's slug and name, the table's source
-    and package, and the rows of its ``rules.json`` that have a verdict.
+    The result has one document per import: the machine's slug and name, the source and package of
+    the table, and the rows of its ``rules.json`` that have a verdict.
 
     Raises:
         UserError: if no rule was tested with an imported table, or if the run.json or rules.json of

@@ -7,7 +7,7 @@ cases of a pair come from one run. Verdicts depend on measured effects and their
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.config import HAND_WRITTEN
 from kernels.machine import Machine
-from kernels.operation import Series, Workload, products_of
+from kernels.operation import Series, products_of
 from kernels.problem import TIMED_DTYPES, Problem
 from kernels.timemodel.estimate import Array
 from kernels.timemodel.workload_time import moving_seconds, workload_seconds
@@ -56,8 +56,9 @@ class RuleResult:
             95% intervals. For ``tc-used``, it is the lowest share.
         hi: upper end of this interval. For ``tc-used``, it is the highest share.
         predicted: the effect that the model predicts; None if there is no verdict, if the rule is
-            about whole models, or if the model predicts none of the pairs.
-        cases: number of pairs; for rules about whole models, the number of models or steps.
+            about whole models, or if the model predicts none of the effect's pairs.
+        cases: number of pairs; for rules about whole models, the number of models or steps; 0 if
+            there is no verdict.
         reason: what was compared, or what the rule needs to be judged.
     """
 
@@ -90,8 +91,8 @@ class Evidence:
         machine: machine that ran the cases.
         cases: timed cases.
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
-        public: True if the cases come from an imported or public table, which has no sweeps and no
-            intervals.
+        public: True if the cases come from an imported or public table, whose sweeps and intervals
+            are not used.
         planned: sweeps that the run planned to measure; its budget may have excluded some of their
             cases.
         unusable: sweeps that an unusable run measured; empty for a usable run.
@@ -111,7 +112,7 @@ class Evidence:
 
     @classmethod
     def from_unusable(cls, recording: Recording) -> Evidence:
-        """Return evidence that has no cases, but names the sweeps that an unusable run measured."""
+        """Return evidence without cases that names the sweeps that an unusable run measured."""
         measured = frozenset(recording.ok["sweep"])
         return replace(cls.none(recording.machine), unusable=measured)
 
@@ -119,9 +120,9 @@ class Evidence:
     def from_recording(cls, recording: Recording) -> Evidence:
         """Return a recording's cases of vendor libraries that were timed in short batches.
 
-        Cases with fewer than six samples are left out, because their times have no interval. A case
-        that two sweeps contain appears twice. Each GEMM and convolution is predicted with a model
-        that was fitted without it.
+        In our own recordings, cases with fewer than six samples are left out, because their times
+        have no interval. A case that two sweeps contain appears twice. Each GEMM and convolution is
+        predicted with a model that was fitted without it.
 
         Raises:
             UserError: if the recording's rounds.csv cannot be read or is too badly damaged, or if
@@ -159,18 +160,16 @@ class Evidence:
             predicted[is_fitted] = calibration.held_out.estimate.time
         others = np.flatnonzero(~is_fitted)
         predicted[others] = predicted_seconds([cases[i] for i in others], model)
-        # 3. Keep the cases that rules are about: bursts of vendor libraries. The error of a case
-        # with fewer than six samples is NaN.
-        is_library = ~rows["implementation"].isin(list(HAND_WRITTEN))
-        is_burst = rows["mode"] == "burst"
-        kept = np.flatnonzero(is_library & is_burst & np.isfinite(error))
+        # 3. Keep the cases that rules are about. The error of a case with fewer than six samples is
+        # NaN.
+        kept = np.flatnonzero(_are_bursts_of_libraries(rows) & np.isfinite(error))
         planned = frozenset(recording.run["plan"]["sweeps"])
         kept_cases = [cases[i] for i in kept]
         return cls(recording.machine, kept_cases, predicted[kept], planned=planned)
 
     @classmethod
     def _from_imported(cls, recording: Recording) -> Evidence:
-        """Return the cases of an imported table, like :meth:`from_public`.
+        """Return the cases of an imported table, without intervals.
 
         Each prediction comes from a fit without the predicted case. Cases in fp8 are left out,
         because their times include the quantisation of the activations.
@@ -188,16 +187,37 @@ class Evidence:
             predicted_us = np.empty(0)
         if len(predicted_us) != len(products):
             raise UserError(f"{path} is missing or damaged. {import_again(recording.folder)}")
-        is_kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
-        products = products[is_kept]
-        seconds = products["time_us"].to_numpy(dtype=float) * 1e-6
-        cases = _cases_with_times(workloads_of(products), products["implementation"], seconds)
-        return cls(recording.machine, cases, predicted_us[is_kept] * 1e-6, public=True)
+        is_timed_dtype = products["dtype"].isin(TIMED_DTYPES)
+        kept = np.flatnonzero(is_timed_dtype & _are_bursts_of_libraries(products))
+        rows = products.iloc[kept]
+        # The columns have the order of the fields of a timed case.
+        columns = (
+            workloads_of(rows),
+            rows["implementation"],
+            rows["config"].fillna(""),
+            rows["cache"],
+            rows["sweep"],
+            rows["time_us"].to_numpy(dtype=float) * 1e-6,
+        )
+        cases = [TimedCase(*row, error=np.nan) for row in zip(*columns, strict=True)]
+        return cls(recording.machine, cases, predicted_us[kept] * 1e-6, public=True)
 
     @classmethod
     def from_public(cls, source: PublicRows, model: Model) -> Evidence:
-        """Return the cases of a public table: one time per case, without an interval."""
-        cases = _cases_with_times(source.problems, source.implementations, source.seconds)
+        """Return the cases of a public table, without intervals."""
+        rows = zip(source.problems, source.implementations, source.seconds, strict=True)
+        cases = [
+            TimedCase(
+                problem,
+                implementation,
+                config="",
+                cache="",
+                sweep="",
+                seconds=float(seconds),
+                error=np.nan,
+            )
+            for problem, implementation, seconds in rows
+        ]
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
@@ -215,23 +235,9 @@ class Evidence:
         return cases, matches, self.predicted[positions]
 
 
-def _cases_with_times(
-    workloads: Sequence[Workload], implementations: Iterable[str], seconds: Array
-) -> list[TimedCase]:
-    """Return cases that have only a time: no sweep, no configuration and no interval."""
-    rows = zip(workloads, implementations, seconds, strict=True)
-    return [
-        TimedCase(
-            workload,
-            implementation,
-            config="",
-            cache="",
-            sweep="",
-            seconds=float(time),
-            error=np.nan,
-        )
-        for workload, implementation, time in rows
-    ]
+def _are_bursts_of_libraries(rows: pd.DataFrame) -> pd.Series:
+    """Return a mask of the cases that rules are about: short batches of vendor libraries."""
+    return ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
 
 
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
@@ -284,7 +290,7 @@ def judge_all(
 ) -> list[RuleResult]:
     """Return the result of every rule, each from the run with the strongest evidence.
 
-    The result of a rule without matches says what the rule needs.
+    The result of a rule that cannot be judged says what the rule needs.
 
     Args:
         evidence: evidence of the runs of one machine. Cases of different runs are never paired.
@@ -331,7 +337,8 @@ def not_measured(
 
     Args:
         rule: rule that could not be judged.
-        on_gpu: True if the machine has what the rule needs; every GPU is assumed to have it.
+        on_gpu: True if the machine has what the rule's ``needs`` asks for, as every GPU is assumed
+            to have.
         planned: True if a run planned to measure any of the rule's sweeps. The reason then asks for
             a larger budget.
         unusable: True if an unusable run measured any of the rule's sweeps. The reason then asks
@@ -362,16 +369,9 @@ def not_measured(
 def _judge_rule(
     rule: Rule, evidence: Evidence, cases: list[TimedCase], matches: list[Match], predicted: Array
 ) -> RuleResult:
-    """Judge a rule by its matches among the cases of one run.
+    """Judge a rule by what :meth:`Evidence.matches` returned for it, with at least one match.
 
     If the effect has no finite interval, the result says that the rule was not measured.
-
-    Args:
-        rule: rule to judge.
-        evidence: evidence of the run, of which only the machine is used.
-        cases: cases that the rule may use.
-        matches: pairs of these cases, by positions in ``cases``.
-        predicted: predicted seconds of each case.
     """
     if rule.claim is not None:
         matches = [replace(match, claim=rule.claim) for match in matches]
@@ -404,10 +404,7 @@ def _judge_rule(
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
-    """Say what was compared, what the source claims, and which groups have the largest effects.
-
-    A group's effect is large if it is far from 1.
-    """
+    """Say what was compared, what the source claims, and the effects of several groups."""
     prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
     text = f"{prefix}{rule.effect}{claim}; {counted(pairs, 'pair')}"

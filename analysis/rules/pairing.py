@@ -1,8 +1,7 @@
 """Find pairs of cases in a run: a case against a rule's advice, and a case following it.
 
-Every pairing takes the cases and a machine, and yields matches. A match has the positions of two
-cases, the ratio that a source claims, and the words that name the pair's group. If the pair is
-compared per unit of work, the match also has the ratio of the cases' work (second over first).
+Every pairing takes the timed cases of one run and the machine that timed them, and yields matches.
+Some pairings do not need the machine.
 """
 
 from __future__ import annotations
@@ -51,12 +50,13 @@ class Match:
     Attributes:
         against: the case against the advice.
         following: the case that follows the advice.
-        work: factor on the pair's ratio of times, such as the ratio of FLOPs (second over first).
+        work: factor that the ratio of times (``against`` over ``following``) is multiplied by, such
+            as the ratio of FLOPs (``following`` over ``against``).
         claim: ratio that the rule's source claims; NaN if it claims no number.
-        words: words that name the pair's group, by kind, such as ``{"dim": "m"}``.
-        plus: case whose time is added to that of ``against``.
+        words: words that may name the pair's group, by kind, such as ``{"dim": "m"}``.
+        plus: case whose time is added to that of ``against``; None if no time is added.
         control: two more cases, one against the advice and one following it. The pair's ratio is
-            divided by the ratio of these two cases.
+            divided by the ratio of these two cases. None if the pair has no control.
     """
 
     against: int
@@ -83,8 +83,7 @@ def switch(
         machine: not used.
         axis: what differs: ``config``, ``dtype`` or ``layout``.
         against: value on this axis in the case against the advice.
-        following: values that follow the advice. ``against`` is paired with each of these
-            values.
+        following: values that follow the advice, each of which is paired with ``against``.
     """
     # Positions of the cases that differ only on the axis, by their values on it.
     by_key: dict[Any, dict[str, int]] = defaultdict(dict)
@@ -103,25 +102,31 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     A separable convolution is a depthwise and a pointwise convolution, whose times are added. The
     speeds of the separable and the dense convolution are compared.
     """
-    by_shape: dict[Any, dict[str, int]] = defaultdict(dict)
+    pointwise: dict[Any, int] = {}
+    depthwise: dict[Any, int] = {}
+    dense: dict[Any, int] = {}
     for i, case in enumerate(cases):
         conv = case.workload
-        if not isinstance(conv, Conv):
+        # The pointwise convolution reads the output of the depthwise one, so all images of a pair
+        # must have the same size.
+        if not isinstance(conv, Conv) or (conv.p, conv.q) != (conv.h, conv.w):
             continue
-        shape = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_
-        if conv.groups == 1:
-            kind = "pointwise" if conv.r == conv.s == 1 else "dense"
-        else:
-            kind = "depthwise" if conv.groups == conv.c else "grouped"
-        by_shape[(*shape, case.config, case.gpu)][kind] = i
-    for by_kind in by_shape.values():
-        if {"depthwise", "pointwise", "dense"} <= by_kind.keys():
-            depthwise = by_kind["depthwise"]
-            pointwise = by_kind["pointwise"]
-            dense = by_kind["dense"]
-            flops = cases[depthwise].workload.flops + cases[pointwise].workload.flops
-            work = cases[dense].workload.flops / flops
-            yield Match(depthwise, dense, work, plus=pointwise)
+        sizes = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_
+        key = *sizes, case.config, case.cache, case.gpu
+        window = conv.r, conv.s, conv.stride, conv.padding, conv.dilation
+        if conv.groups == 1 and conv.r == conv.s == 1:
+            pointwise[key] = i
+        elif conv.groups == 1:
+            dense[key, window] = i
+        elif conv.groups == conv.c:
+            depthwise[key, window] = i
+    for (key, window), first in depthwise.items():
+        second = pointwise.get(key)
+        following = dense.get((key, window))
+        if second is not None and following is not None:
+            flops = cases[first].workload.flops + cases[second].workload.flops
+            work = cases[following].workload.flops / flops
+            yield Match(first, following, work, plus=second)
 
 
 def rounded(
@@ -145,8 +150,8 @@ def rounded(
             change together.
         unit: number that a size should be a multiple of.
         units: exceptions to ``unit``, by dtype.
-        among: only sizes that are multiples of this number are paired.
-        whole: if True, each size is paired only with the next larger multiple, and their times are
+        among: number that a size must be a multiple of to be paired.
+        whole: if True, each size is paired only with the nearest larger multiple, and times are
             compared, because the larger size does all of the work. Otherwise, each size is paired
             with the nearest multiples on both sides, and speeds are compared.
     """
@@ -169,13 +174,10 @@ def rounded(
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Pair cases of given sizes with otherwise equal cases of padded sizes.
+    """Pair cases of given sizes with otherwise equal cases of padded sizes, and compare times.
 
-    Args:
-        cases: timed cases of one run.
-        machine: not used.
-        dims: fields of the workload that may be padded.
-        to: padded sizes by original size. The original sizes are text, because they are TOML keys.
+    ``to`` has the padded sizes by original size. The original sizes are text, because they are TOML
+    keys.
     """
     for dim, by_size in _lines(cases, dims):
         for small, large in to.items():
@@ -195,7 +197,8 @@ def doubled(
     Args:
         cases: timed cases of one run.
         machine: not used.
-        dims: fields of the workload that may be doubled.
+        dims: fields of the workload, one of which is doubled; ``m+n+k`` means equal fields that are
+            doubled together.
         per: ``flops`` or ``bytes``.
         claim: ratio that the rule's source claims; NaN if it claims no number.
     """
@@ -224,13 +227,13 @@ def threshold(
         cases: timed cases of one run.
         machine: not used.
         dims: fields of the workload, one of which differs.
-        small: largest size that is called small.
-        large: smallest size that is called large.
+        small: largest size that is small.
+        large: smallest size that is large.
         claim: ratio that the rule's source claims; NaN if it claims no number.
         least: smallest size that is paired with a large size.
         dtypes: dtypes whose cases are paired; all if empty.
-        over: if given, pairs that were also measured in this dtype are compared by their speed-ups
-            over it, and the claim is about speed-ups. Without such pairs, speeds are compared
+        over: if given, the claim is about speed-ups over this dtype, and only pairs that were also
+            measured in it are compared, by their speed-ups. Without such pairs, speeds are compared
             without a claim.
     """
     matches = []
@@ -254,10 +257,10 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches whose cases were also measured in the dtype ``over``.
+    """Return the matches whose cases were also measured in the dtype ``over``, as their controls.
 
-    The cases in that dtype are the controls of the returned matches. ``claim`` is the ratio that a
-    source claims between the two speed-ups over that dtype.
+    Matches in that dtype itself are left out. ``claim`` is the ratio that a source claims between
+    the two speed-ups over it.
     """
     # The key is equal for cases that differ only in dtype.
     keys = [_split_axis(case, "dtype")[1] for case in cases]
@@ -278,10 +281,10 @@ def _speed_ups(
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
-    """Pair a GEMM just past a tile or wave edge with the GEMM just before the edge.
+    """Pair a GEMM just past a tile or wave edge with the GEMM just before it, and compare times.
 
-    The times of the two GEMMs are compared. The edges are those of the tile that the library uses
-    for large GEMMs on this machine.
+    The edges along M and N are those of the tile that the library uses for large GEMMs on this
+    machine. The two sizes differ by at most 16.
 
     Args:
         cases: timed cases of one run.
@@ -307,17 +310,17 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
             more_waves = waves_after > waves_before
             if kind == "wave" and more_waves:
                 yield Match(against, following, 1.0, waves_after / waves_before, {"dim": dim})
-            # A CPU computes no waves, so all of its tile edges count.
             within_wave = machine.kind == "cpu" or not more_waves
             if kind == "tile" and tiles_after > tiles_before and within_wave:
                 yield Match(against, following, 1.0, math.nan, {"dim": dim})
 
 
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair a layer of low arithmetic intensity with the GEMM M = 512, N = 4096, K = 1024.
+    """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    The GEMM is a linear layer at batch 512. Speeds are compared. The claim is the ratio of the
-    speeds that the machine's roofline allows.
+    The layers are those that only move memory, and the same linear layer at batch 1. The claim is
+    the ratio of the speeds that the machine's roofline allows. There are no pairs in a dtype that
+    the machine does not support. Several GPUs of one run may have timed the cases of a pair.
     """
 
     def roof(workload: Workload) -> float:
@@ -328,7 +331,7 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     largest: dict[tuple[str, str], int] = {}
     for i, case in enumerate(cases):
         name = _intensity_name(case.workload)
-        if not name:
+        if not name or case.workload.dtype not in machine.peaks:
             continue
         key = name, case.workload.dtype
         if key not in largest or case.workload.bytes > cases[largest[key]].workload.bytes:
@@ -355,14 +358,15 @@ def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
     There is one pair per dtype of the GEMMs, and none on a CPU. The ratio of a pair is the GEMM's
-    FLOP/s over the layer's bytes/s, divided by the same ratio from the datasheet.
+    FLOP/s over the layer's bytes/s, divided by the same ratio from the datasheet. Several GPUs of
+    one run may have timed the cases of a pair.
     """
     if machine.kind == "cpu":
         return
     layers = [i for i, case in enumerate(cases) if isinstance(case.workload, Layer)]
     by_dtype: dict[str, list[int]] = defaultdict(list)
     for i, case in enumerate(cases):
-        if isinstance(case.workload, Gemm):
+        if isinstance(case.workload, Gemm) and case.workload.dtype in machine.peaks:
             by_dtype[case.workload.dtype].append(i)
     if not layers:
         return
@@ -428,7 +432,7 @@ def pairs_of(
 
 
 def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
-    """Return one word of a group's name: from the pairing, or a property of the first case."""
+    """Return one word of a group's name: from ``words``, or else a property of ``case``."""
     if name in words:
         return words[name]
     workload = case.workload
@@ -467,9 +471,9 @@ def _fields_of(workload: Workload) -> dict[str, Any]:
 
 
 def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[str, dict[int, int]]]:
-    """Yield every line of cases that differ only in one dimension, together with the dimension.
+    """Yield every line of cases that differ only in one of ``dims``, together with the dimension.
 
-    A line maps each size to the position of its case.
+    A line maps each size to the position of its case; the last of several cases of one size counts.
     """
     for dim in dims:
         tied = dim.split("+")  # fields that change together, such as m+n

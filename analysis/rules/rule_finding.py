@@ -21,8 +21,8 @@ from scipy.stats import norm, t
 from kernels.timemodel.estimate import Array
 
 MIN_EFFECT = 1.02
-"""Smallest gain that is large enough to be significant, as a ratio. Effects closer to 1 are too
-small to act on, however certain they are."""
+"""Smallest effect that can be significant, as a ratio. Effects closer to 1 are too small to act on,
+however certain they are."""
 
 UNCERTAIN = "the times are too uncertain to tell"
 
@@ -46,10 +46,10 @@ class Pairs:
         following: position of the case that follows the advice, per pair.
         log_work: logarithm of the factor that a ratio is multiplied by, per pair.
         log_claim: logarithm of the ratio that a source claims, per pair; NaN if it claims none.
-        log_predicted: logarithm of the ratio that the model predicts, per pair.
+        log_predicted: logarithm of the ratio that the model predicts, per pair; NaN if it cannot.
         group: name of the group, per pair.
-        control: positions of the control's two cases, as one row per pair; None if pairs have no
-            control.
+        control: positions of the control's two cases, the one against the advice first, as one row
+            per pair; None if pairs have no control.
     """
 
     log_time: Array
@@ -124,10 +124,9 @@ class Effect:
 
 
 def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
-    """Return the effect of the pairs, with an interval of coverage 1 − ``level``.
+    """Return the effect of at least one pair, with an interval of coverage 1 − ``level``.
 
-    The log of the effect is a weighted sum of log times. A case that several pairs share
-    contributes to each of them. The interval is the widest of these:
+    The interval is the widest of these:
 
     1. The interval from the measured errors of the cases.
     2. The interval from the scatter of the ratios r, if errors of cases are independent and have
@@ -140,7 +139,8 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     4. The interval of a mean of independent ratios, after averaging the pairs whose controls share
        the second case.
 
-    Fewer than four pairs with measured errors are judged only by the first interval.
+    Fewer than four pairs with measured errors are judged only by the first interval. A single pair
+    without measured errors has an infinite interval.
     """
     n = len(pairs)
     ratios = pairs.log_ratio
@@ -171,11 +171,6 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
     """Return half the width of the mean log ratio's interval, from the cases' measured errors.
 
     The result is NaN if a case with a nonzero weight has no measured error.
-
-    Args:
-        error: standard error of each case's log time; NaN if unknown.
-        weights: weight of each case in the mean log ratio.
-        level: one minus the coverage of the interval.
     """
     # A case whose weights cancel does not count, even if its error is unknown.
     counted_error = np.where(weights != 0, error, 0.0)
@@ -187,13 +182,7 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
     """Return half the width of the mean log ratio's interval, from the scatter of the ratios.
 
     The result is infinite for a single pair, and for pairs that share cases in such a way that s²
-    cannot be estimated. :func:`mean_effect` explains the symbols.
-
-    Args:
-        ratios: log ratio of each pair.
-        contrast: sign of each case (column) in each pair's log ratio (row), which is D.
-        weights: weight of each case in the mean log ratio.
-        level: one minus the coverage of the interval.
+    cannot be estimated. :func:`mean_effect` explains the symbols; ``contrast`` is D.
     """
     n = len(ratios)
     # Covariance of the ratios, divided by s². Pairs that share a case are correlated.
@@ -226,7 +215,7 @@ def _independent_half_width(ratios: Array, level: float) -> float:
 
 
 def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
-    """Return the mean ratio of each distinct key.
+    """Return the mean log ratio of each distinct key.
 
     If there is only one key, return the ratios themselves, because one mean shows no scatter.
     """
@@ -269,9 +258,10 @@ def find_verdict(
         pairs: pairs of cases that test the rule; at least one.
         largest: if True, the claim is "up to", so that the effect of the best group is judged.
         tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
-            claimed), within this fraction. The verdict is then ``holds`` if the whole interval is
-            within the tolerance, ``no longer`` if the whole interval is outside it, ``depends: …``
-            if only some groups are outside, and ``holds, weaker`` otherwise.
+            claimed), within this fraction. The verdict is then ``depends: …`` if the intervals of
+            only some groups are wholly outside the tolerance, or if groups are outside on both
+            sides. Otherwise, it is ``holds`` if the interval of all pairs is within the tolerance,
+            ``no longer`` if it is wholly outside, and ``holds, weaker`` in all other cases.
     """
     # 1. Compute the effect of each group and of all pairs.
     by_group = pairs.by_group()
@@ -305,14 +295,7 @@ def find_verdict(
 
 
 def _judge_claim(effect: Effect, claim: float | None) -> str:
-    """Return the verdict on the claim that following the advice is faster.
-
-    A claimed ratio is not refuted if the effect's interval reaches 90% of the ratio.
-
-    Args:
-        effect: the effect to judge.
-        claim: the claimed ratio; None if no number is claimed.
-    """
+    """Return the verdict on the claim that following the advice is faster, by the claimed ratio."""
     if effect.sign < 0:
         return "no longer"
     if effect.sign == 0:
@@ -326,19 +309,13 @@ def _judge_claim(effect: Effect, claim: float | None) -> str:
 def _judge_equality(
     effect: Effect, groups: Mapping[str, Effect], claim: float, within: float
 ) -> str:
-    """Return the verdict on the claim that ratios are within the factor ``within`` of ``claim``.
-
-    Args:
-        effect: the effect of all pairs.
-        groups: the effect of each group. If only some groups refute the claim, the verdict is
-            ``depends: …``.
-        claim: the claimed ratio.
-        within: factor above 1 by which a ratio may be larger or smaller.
-    """
+    """Return the verdict on the claim that ratios are within the factor ``within`` of ``claim``."""
     low = claim / within
     high = claim * within
-    outside = [name for name, group in groups.items() if group.hi < low or group.lo > high]
-    if outside and len(outside) < len(groups):
+    below = [name for name, group in groups.items() if group.hi < low]
+    above = [name for name, group in groups.items() if group.lo > high]
+    outside = [*below, *above]
+    if (outside and len(outside) < len(groups)) or (below and above):
         return f"depends: not {_listed(outside, groups)}"
     if effect.hi < low or effect.lo > high:
         return "no longer"
@@ -348,11 +325,11 @@ def _judge_equality(
 
 
 def _contradiction(groups: Mapping[str, Effect]) -> str:
-    """Return ``depends: …`` if groups significantly contradict one another, else an empty string.
+    """Return ``depends: …`` if groups contradict one another, else an empty string.
 
-    A group contradicts the groups that gain if it is significantly slower, or if its interval ends
-    below half of their smallest gain (both as logarithms). A group with a wide interval, as groups
-    of few pairs usually have, contradicts nothing.
+    A group contradicts the groups that gain if it is significantly slower, or if its effect is not
+    significant and its interval ends below half of their smallest gain (both as logarithms). A
+    group with a wide interval, as groups of few pairs usually have, contradicts nothing.
     """
     gaining = [name for name, group in groups.items() if group.sign > 0]
     losing = [name for name, group in groups.items() if group.sign < 0]

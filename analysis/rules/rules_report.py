@@ -18,12 +18,7 @@ from sweeps.store import make_folder, write_whole
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """Write ``rules.csv``, ``.json`` and ``.md``, and ``tensor-cores.md`` if models were profiled.
 
-    Args:
-        inputs: recordings and profiled models of the machine, and the folder to write to.
-        rows: results of the rules.
-
-    Returns:
-        The paths of the Markdown files.
+    Return the paths of the Markdown files.
     """
     folder = inputs.folder
     machine = inputs.machine
@@ -42,10 +37,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
     """Return the report on the rules in Markdown; rules with a verdict come first.
 
-    Args:
-        rows: results of the rules.
-        machine: machine that the rules were judged on.
-        caption: source of the measurements, as :attr:`RuleInputs.caption` gives it.
+    ``caption`` is the source of the measurements, as :attr:`RuleInputs.caption` gives it.
     """
     measured = [row for row in rows if row.verdict != NOT_MEASURED]
     not_measured = [row for row in rows if row.verdict == NOT_MEASURED]
@@ -92,7 +84,7 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
 
 
 def terminal_table(rows: Sequence[RuleResult]) -> str:
-    """Return one aligned line per rule, for a terminal."""
+    """Return one aligned line per rule: its id, effect, number of cases, and verdict."""
     lines = []
     for row in rows:
         # The verdict "not measured here" would hide that an unusable run measured the rule.

@@ -45,6 +45,7 @@ IDS = """
     amdahl tc-used
 """.split()  # noqa: SIM905  as the list of the field's advice has them
 VERDICT = re.compile(r"holds|holds, weaker|no longer|no effect|not measured here|depends: .+")
+A100 = known_machine("nvidia-a100-sxm-80gb")
 NOISE = 0.03
 Law = Callable[[Workload], float]
 
@@ -264,6 +265,62 @@ def test_a_users_verdicts_never_go_into_a_published_folder(tmp_path: Path) -> No
     inputs = rule_inputs(H100.slug, tmp_path)
     assert [r.folder for r in inputs.recordings] == [own_for_rules, own]
     assert inputs.folder == own
+
+
+def test_without_a_name_both_folders_are_those_of_the_machine_measured_last(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    sweeps = record(tmp_path / H100.slug, case, [1e-5])
+    other = record(tmp_path / A100.slug, case, [1e-5], machine=A100)
+    for_rules = record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    measured_in_turn(sweeps, other, for_rules)
+    inputs = rule_inputs(None, tmp_path)
+    assert [recording.folder for recording in inputs.recordings] == [for_rules, sweeps]
+
+
+def test_a_longer_slug_is_another_machine(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    machine, longer = (replace(H100, slug=slug) for slug in ("nvidia-x9", "nvidia-x9-ti"))
+    for_rules = record(tmp_path / "rules" / machine.slug, case, [1e-5], machine=machine)
+    other = record(tmp_path / longer.slug, case, [1e-5], machine=longer)
+    measured_in_turn(for_rules, other)
+    inputs = rule_inputs("nvidia-x9", tmp_path)
+    assert [recording.folder for recording in inputs.recordings] == [for_rules]
+
+
+def test_a_later_import_does_not_replace_own_measurements(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    for_rules = record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    imported = record(tmp_path / "public" / H100.slug, case, [1e-5])
+    (imported / "validation.json").write_text("{}")
+    measured_in_turn(for_rules, imported)
+    inputs = rule_inputs(H100.slug, tmp_path)
+    assert [recording.folder for recording in inputs.recordings] == [for_rules]
+
+
+def test_the_caption_of_a_merged_recording_has_the_dates_of_its_runs(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    days = ("2026-01-02", "2026-01-03")
+    merged = [{"worker": "1/2", "run": f"{day}T03:04:05Z", "health": None} for day in days]
+    record(tmp_path / H100.slug, case, [1e-5], merged=merged)
+    inputs = rule_inputs(H100.slug, tmp_path)
+    assert inputs.caption.endswith("measured 2026-01-02 and 2026-01-03")
+
+
+def test_an_import_gives_only_bursts_of_libraries_with_their_cache(tmp_path: Path) -> None:
+    (case,) = gemm_cases([(512, 512, 512)])
+    cases = [
+        case,
+        replace(case, cache="warm"),
+        replace(case, mode="sustained"),
+        replace(case, implementation="triton-tiled"),
+    ]
+    recording = load(record(tmp_path, cases, [1e-5, 2e-5, 3e-5, 4e-5]))
+    (tmp_path / "predicted.csv").write_text("time_us\n1\n2\n3\n4\n")
+    imported = replace(recording, run={**recording.run, "public": {}})
+    evidence = Evidence.from_recording(imported)
+    found = [(case.cache, case.seconds) for case in evidence.cases]
+    assert found == [("cold", pytest.approx(1e-5)), ("warm", pytest.approx(2e-5))]
+    assert evidence.predicted == pytest.approx([1e-6, 2e-6])
 
 
 def test_recordings_of_another_software_do_not_judge_with(tmp_path: Path) -> None:

@@ -74,6 +74,22 @@ def test_a_separable_convolution_is_compared_with_the_dense_one() -> None:
     assert pairs.error[pairs.against[0]] == pytest.approx(math.hypot(2, 1) / 3 * 0.01)
 
 
+def test_a_separable_convolution_has_the_window_and_image_of_the_dense_one() -> None:
+    shapes = ("3,3,1,1,1,64", "1,1,1,0,1,1", "5,5,1,2,1,1", "3,3,1,1,1,1", "3,3,2,1,1,64")
+    cases = [case(Conv.parse(f"8,64,14,14,64,{shape},bf16")) for shape in shapes]
+    (match,) = separable([*cases, case(Conv.parse("8,64,14,14,64,3,3,2,1,1,1,bf16"))], H100)
+    assert (match.against, match.plus, match.following) == (0, 1, 3)
+    assert not list(separable([*cases[:3], cases[4]], H100))
+
+
+def test_a_dtype_that_the_datasheet_lacks_has_no_pairs() -> None:
+    machine = replace(H100, peaks={"fp32": H100.peak("fp32")})
+    cases = gemms((1, 4096, 1024), (512, 4096, 1024))
+    cases.append(case(Layer("relu", 64, 1024, 1, 1, "bf16")))
+    assert not list(intensity(cases, machine))
+    assert not list(ridge(cases, machine))
+
+
 def test_times_of_two_gpus_are_not_paired() -> None:
     one, other = gemms((1024, 1024, 1024), (1028, 1024, 1024))
     assert list(rounded([one, other], H100, ["m"], 8))

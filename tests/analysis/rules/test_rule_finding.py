@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,14 @@ def planted(
         log_predicted=np.zeros(pairs),
         group=[f"group {i % groups}" for i in range(pairs)],
     )
+
+
+def test_groups_on_both_sides_of_the_tolerance_do_not_cancel() -> None:
+    both = planted(1.0, 0, pairs=2, shared=2, groups=2)
+    opposite = replace(both, log_time=np.log([1.0, 1.0, 0.5, 2.0]), error=np.full(4, 0.01))
+    found = find_verdict(opposite, tolerance=0.15)
+    assert found.effect.value == pytest.approx(1.0)
+    assert found.verdict.startswith("depends: not ")
 
 
 @pytest.mark.parametrize("told", [True, False])
