@@ -1,8 +1,7 @@
 """Report which operations could use Tensor Cores, which do, and how much a step could gain.
 
-The report has the table that PyProf and DLProf used to print. The table is made from traces of
-training steps, for the models that ``models.json`` names. The command ``explain`` makes a similar
-table from any trace.
+The tables, like those that PyProf and DLProf used to print, come from traces of the training steps
+that ``models.json`` lists. The command ``explain`` makes a similar table from any trace.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class TimedStep:
 
     Attributes:
         name: name of the model.
-        dtype: dtype of the step.
+        dtype: dtype of the step; ``tf32`` is a step in fp32 that allows TF32.
         kind: kind of the machine, ``gpu`` or ``cpu``.
         account: where the time of the traced step went.
         seconds: time of each timed step, in seconds.
@@ -66,10 +65,7 @@ class TimedStep:
 
     @property
     def bound(self) -> float:
-        """Amdahl's bound: the speed-up if matrix operations took no time.
-
-        The bound is infinite if there are no other operations.
-        """
+        """Amdahl's bound; see :attr:`ProfileAccount.bound`."""
         return self.account.bound
 
     @property
@@ -77,7 +73,7 @@ class TimedStep:
         """Share of the eligible operations' time that is spent in operations using Tensor Cores.
 
         Operations whose kernels' names do not show whether they use Tensor Cores are left out. The
-        share is None if no operation remains.
+        share is None if the remaining operations took no time.
         """
         with_known_use = [
             operation
@@ -101,13 +97,12 @@ class TimedStep:
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder; empty if no model was profiled.
 
-    Models are left out if an earlier version of Rooftile profiled them, because earlier versions
-    kept no traces. They are also left out if their traces show no matrix operation, or only the
-    CPU's part of a GPU's step.
+    Steps without a trace are left out, because earlier versions of Rooftile kept no traces. So are
+    steps whose trace shows no matrix operation, or only the CPU's part of a GPU's step.
 
     Raises:
-        UserError: if ``models.json`` is damaged or has another schema version, or if a file cannot
-            be read.
+        UserError: if ``models.json`` or a trace cannot be read, or if ``models.json`` has another
+            schema version.
     """
     path = folder / "models.json"
     if not path.exists():
@@ -153,7 +148,7 @@ def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str)
 
 
 def step_markdown(step: TimedStep) -> str:
-    """Return the table of a step in Markdown, with Amdahl's bound below it."""
+    """Return the section of a step in Markdown: its longest operations, and Amdahl's bound."""
     lines = [
         f"## {plain(step.name)} in {plain(step.dtype)}",
         "",
@@ -209,9 +204,10 @@ class _SpeedUp(NamedTuple):
 
 
 def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
-    """Judge the ``amdahl`` rule: TF32 speeds up only matrix operations.
+    """Judge the ``amdahl`` rule by the model whose speed-up comes closest to its bound.
 
-    The speed-up of TF32 over FP32 must therefore stay below the bound of the FP32 step.
+    TF32 speeds up only matrix operations, so the speed-up of TF32 over FP32 must stay below the
+    bound of the FP32 step.
     """
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}
@@ -261,10 +257,10 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 
 
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
-    """Judge the ``tc-used`` rule by the shares of eligible time in Tensor Core kernels.
+    """Judge the ``tc-used`` rule by each step's :attr:`~TimedStep.used_share`.
 
-    Steps in FP32 are left out. The interval of the effect extends from the lowest share of any step
-    to the highest share.
+    Steps in FP32 are left out. The effect is the mean share; its interval extends from the lowest
+    to the highest.
     """
     rule = all_rules()["tc-used"]
     shares = {

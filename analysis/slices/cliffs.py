@@ -13,8 +13,9 @@ from analysis.slices.series import DIMENSIONS
 _NEAR = 1.02  # Largest ratio of two neighbouring sizes.
 _SMALLEST = 16  # From this size on, two sizes that differ by 1 are neighbours at any ratio.
 _REPEATED = 0.5  # Share of a cliff's log ratio that another table must show to confirm it.
-_SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
-"""Columns in which the two cases of a pair agree, in addition to their two other sizes."""
+_SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode", "run", "worker", "gpu")
+"""Columns in which the two cases of a pair agree, in addition to their two other sizes. Times of
+different runs, workers or GPUs are not comparable."""
 
 
 def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
@@ -24,22 +25,22 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     larger. From 16 on, sizes that differ by 1 are also neighbours.
 
     Args:
-        rows: measured cases, with columns of measurements.csv. The columns that distinguish cases
-            of the same sizes may be missing.
+        rows: measured GEMMs without configurations, with columns of measurements.csv, of which only
+            the sizes and times are required. If a case was measured several times, its shortest
+            time is used.
         along: the dimension that differs: m, n or k.
 
     Returns:
         A table with one row per pair. It has the columns of ``rows`` for the smaller size, and:
 
         - ``after``: the larger size;
-        - ``after_us``: its time in µs;
+        - ``after_us``: time at the larger size, in µs;
         - ``ratio``: time at the larger size over time at the smaller size;
         - ``certain``: True if the interval of the ratio
           (:func:`analysis.recordings.repetition.steady_ratio`) does not contain 1, or if the ratio
           has no interval.
     """
-    # 1. Sort the sizes of each line. If a size was measured several times, the shortest time is
-    #    used.
+    # 1. Sort the sizes of each line.
     fixed = [name for name in DIMENSIONS if name != along]
     keys = [*fixed, *(name for name in _SAME if name in rows)]
     ordered = rows.sort_values([*keys, along, "time_us"]).drop_duplicates([*keys, along])
@@ -94,13 +95,16 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
         with np.errstate(invalid="ignore"):
             change = np.log(pairs["ratio"])
             is_confirmed = np.log(other_ratio) * np.sign(change) >= _REPEATED * np.abs(change)
+        is_confirmed &= change != 0  # otherwise, there is no change to repeat
         confirmed.append(pairs.assign(again=other_ratio, by=name)[is_confirmed.to_numpy()])
     if not confirmed:
         return pairs.assign(again=np.nan, by="").head(0)
-    # If several tables confirm a pair, keep the row with the smallest change.
+    # If several tables confirm a pair, keep the row with the smallest change. All rows of a pair
+    # have the index of the pair.
     combined = pd.concat(confirmed)
     combined["height"] = np.abs(np.log(combined["again"]))
-    return combined.sort_values("height").drop_duplicates(shape).drop(columns="height")
+    by_height = combined.sort_values("height").drop(columns="height")
+    return by_height[~by_height.index.duplicated()]
 
 
 def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -117,7 +121,7 @@ def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
     """Find the largest certain cliff upwards along any dimension.
 
     Args:
-        lines: for each dimension, the measured cases to search, as for :func:`neighbouring_pairs`.
+        lines: for each dimension, the rows to search, as :func:`neighbouring_pairs` takes them.
 
     Returns:
         The dimension, and the cliff's row of :func:`neighbouring_pairs`. None if there is no

@@ -41,13 +41,12 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
     """Return the smallest size from which all sizes reach the share NEARLY of the best speed.
 
+    The result is None if the largest size does not reach that share.
+
     Args:
         group: rows of :func:`square_series` in one dtype.
-        speeds: column with the speeds to compare. The results for the two columns :data:`ENDS`
-            show how certain the size is.
-
-    Returns:
-        The smallest such size; None if the largest size does not reach that speed.
+        speeds: column with the speeds that must reach the share of the best measured speed. The
+            results for the two columns :data:`ENDS` show how certain the size is.
     """
     # Speeds without an interval are compared by their measured value.
     judged = group[speeds].fillna(group["tflops"])
@@ -57,14 +56,11 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return a line of cases along each dimension that the sweep ``steps`` varies.
+    """Return a line of cases along each dimension (m, n or k) that the sweep ``steps`` varies.
 
-    A line is all cases with the same sizes in the two other dimensions. If there are several lines
-    along a dimension, the result has the line with the most sizes. A dimension without a line of at
-    least four sizes is left out.
-
-    Returns:
-        The rows of the table for each line, by dimension: m, n or k.
+    A line is all cases of the vendor library, in any dtype, with the same sizes in the two other
+    dimensions. If there are several lines along a dimension, the result has the line with the most
+    sizes. A dimension without a line of at least four sizes is left out.
     """
     rows = library_rows(table[table["sweep"] == "steps"])
     lines = {}
@@ -111,14 +107,9 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """Return the speed of each row over that of the base row; the base row gets exactly 1.
+    """Return the columns relative, relative_lo and relative_hi of :func:`alignment_series`.
 
-    Args:
-        rows: cases as :func:`with_steady_times` returns them, including the base.
-        base: the row of the base.
-
-    Returns:
-        The columns relative, and relative_lo and relative_hi, the ends of its 95% interval.
+    ``base`` is one of the rows. Its relative speed and the ends of the interval are exactly 1.
     """
     work = rows["flops"] / base["flops"]
     is_base = rows.index == base.name
@@ -134,8 +125,8 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return the speeds of forward convolutions with as many input as output channels.
 
-    Only cases with the default config are returned. The rows are sorted by the number of channels.
-    Speeds are in TFLOP/s, as in :func:`square_series`.
+    Only cases with the default config are returned, sorted by the number of channels. Speeds are in
+    TFLOP/s, in the same columns as in :func:`square_series`.
     """
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
@@ -188,9 +179,7 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
 def roofline_series(table: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
     """Return the points of a roofline plot, one for each case that was timed in short batches.
 
-    Args:
-        table: table of measured and predicted times.
-        cache: cache state of the cases, ``cold`` or ``warm``.
+    Only cases in the state ``cache`` of the cache, ``cold`` or ``warm``, are returned.
 
     Returns:
         The columns intensity (FLOP/byte), tflops (measured), tflops_lo, tflops_hi,

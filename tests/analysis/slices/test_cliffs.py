@@ -61,6 +61,23 @@ def test_only_steps_that_another_collection_shows_are_repeated() -> None:
     assert confirmed_pairs(neighbouring_pairs(ours), {}).empty
 
 
+def test_equal_times_are_not_confirmed() -> None:
+    pairs = neighbouring_pairs(rows((20, 10.0), (21, 10.0)))
+    assert confirmed_pairs(pairs, {"theirs": rows((20, 5.0), (21, 9.0))}).empty
+
+
+def test_a_shape_is_confirmed_in_each_of_its_layouts() -> None:
+    ours = rows((20, 10.0), (21, 20.0))
+    pairs = neighbouring_pairs(pd.concat([ours.assign(layout="nt"), ours.assign(layout="nn")]))
+    found = confirmed_pairs(pairs, {"theirs": ours, "others": ours})
+    assert sorted(found["layout"]) == ["nn", "nt"]
+
+
+def test_times_of_two_gpus_are_not_compared() -> None:
+    line = rows((20, 10.0), (21, 20.0)).assign(gpu=[0, 1])
+    assert neighbouring_pairs(line).empty
+
+
 def test_of_several_collections_the_one_that_shows_least_is_named() -> None:
     ours = rows((20, 10.0), (21, 20.0))
     others = {"much": rows((20, 1.0), (21, 3.0)), "less": rows((20, 1.0), (21, 1.6)),
