@@ -3,9 +3,10 @@
 An operation runs on a thread of the host, often within other operations. It launches each kernel
 by a call of CUDA's runtime or driver, and the kernel's event has the number of that call
 (``correlation``). A kernel therefore belongs to the innermost operation that was running on the
-call's thread when the call began. If the record of the call is lost, the kernel's ``External id``
-names the operation. The kernels of a CUDA graph were all launched by one call, so no operation is
-known for them. Copies and memsets are joined with operations in the same way.
+call's thread when the call began. If there is no such operation, or the record of the call is lost,
+the kernel's ``External id`` names the operation. The kernels of a CUDA graph were all launched by
+one call, so no operation is known for them. Copies and memsets are joined with operations in the
+same way.
 
 Events are kept as columns of numbers. An event with its links takes about 200 bytes, so a trace of
 gigabytes fits in memory.
@@ -35,7 +36,7 @@ KERNEL, COPY, MEMSET = range(3)
 """Kinds of device events: a kernel, a copy and a memset."""
 
 NOTHING = -1
-"""Number that marks a missing event, name or id."""
+"""Number that stands for a missing position or id."""
 
 _HOST_KINDS = {
     "cpu_op": OPERATION, "user_annotation": ANNOTATION, "python_function": MODULE,
@@ -47,13 +48,13 @@ _INSTANCE = re.compile(r"_\d+\b")  # number that distinguishes modules of one cl
 
 MATRIX = re.compile(
     r"(^|_)(mm|addmm|bmm|baddbmm|linear|matmul|mv|addmv)_?(_v2)?$"
-    r"|convolution|conv\d|conv_|attention|_rnn|lstm"
+    r"|addmm_activation|convolution|conv\d|conv_|attention|_rnn|lstm"
 )
 """Pattern that matches the names, without ``aten::``, of operations that multiply matrices."""
 
 _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-"""Arguments of an operation that describe its inputs. Only the first two are in every trace with
-shapes; earlier versions of PyTorch did not write the others."""
+"""Arguments of an operation that describe its inputs. Earlier versions of PyTorch write only the
+first two."""
 
 # Largest time in µs: 285 years, so that every clock in use fits. In ns, it is kept as a signed
 # 64-bit integer.
@@ -73,7 +74,7 @@ class OperationInputs:
     """Inputs of an operation as the trace has them, with one element per argument.
 
     Attributes:
-        name: name of the operation, with ``aten::``.
+        name: name of the operation, usually with ``aten::``.
         dims: sizes of each tensor; empty for an argument that is not a tensor.
         strides: strides of each tensor, in elements; an empty tuple if the trace has no strides.
         types: name of each argument's type, such as ``c10::BFloat16``.
@@ -102,7 +103,7 @@ class HostEvents:
         correlation: id by which device events name the call that launched them.
         sequence: number of the autograd node that a forward operation made, or that an operation of
             the backward pass evaluates.
-        backward: 1 for an operation of the backward pass.
+        backward: 1 for an operation of the backward pass, else 0.
     """
 
     kind: array[int] = field(default_factory=lambda: array("b"))
@@ -129,7 +130,7 @@ class DeviceEvents:
         duration: duration in ns.
         external: id of the operation that launched the event.
         correlation: id of the call that launched the event.
-        graph: 1 for a kernel that the trace describes as part of a CUDA graph.
+        graph: 1 for an event that the trace describes as part of a CUDA graph, else 0.
     """
 
     kind: array[int] = field(default_factory=lambda: array("b"))
@@ -171,8 +172,9 @@ def read_trace(path: Path) -> TraceEvents:
     """Read the events of one trace.
 
     Raises:
-        UserError: if the file cannot be read, is damaged or not a trace, has too many events, has
-            neither operations nor events of a device, or if its times span more than a day.
+        UserError: if the file cannot be read or is damaged; if it is not a trace, or has too many
+            events, or neither operations nor events of a device; or if its times span more than a
+            day.
     """
     header: dict[str, Any] = {}
     trace = TraceEvents(path)
@@ -273,16 +275,7 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add an event of the host to its columns.
-
-        Args:
-            kind: ``OPERATION``, ``ANNOTATION``, ``MODULE`` or ``LAUNCH``.
-            name: printable name of the event.
-            begin: time at which the event began, in ns.
-            duration: duration in ns.
-            event: the whole event.
-            arguments: the event's ``args``; empty if it has none.
-        """
+        """Add an event of the host to its columns; times are in ns."""
         host = self._trace.host
         if kind == MODULE:
             name = _INSTANCE.sub("", name.removeprefix(_MODULE_NAME))
@@ -310,16 +303,7 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add an event of a device to its columns.
-
-        Args:
-            kind: ``KERNEL``, ``COPY`` or ``MEMSET``.
-            name: printable name of the event.
-            begin: time at which the event began, in ns.
-            duration: duration in ns.
-            event: the whole event.
-            arguments: the event's ``args``; empty if it has none.
-        """
+        """Add an event of a device to its columns; times are in ns."""
         device = self._trace.device
         # Traces show each device as a process, whose number is that of the device.
         device_id = arguments.get("device", event.get("pid"))
@@ -372,7 +356,7 @@ class _Columns:
 
 
 def _time_ns(value: Any) -> int | None:
-    """Convert a time from µs to ns; return None if the value is not a time."""
+    """Convert a time from µs to ns; return None if the value is not a possible time."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # NaN fails the comparison, too.
@@ -416,7 +400,7 @@ class TraceJoin:
         calls: links to calls of CUDA's runtime and driver, sorted by thread and time.
         parent: link from each host event to the innermost operation or annotation around it.
         own_ns: time of each operation and annotation, minus the time of those within it, in ns; for
-            all other host events, the duration.
+            all other host events, the duration. Rounded times may make it negative.
         module: for each host event, the position in ``modules`` of the path of modules around it,
             or NOTHING if there are none. A gradient has the path of its forward operation.
         modules: paths of modules, written with their classes, such as
@@ -438,7 +422,7 @@ class TraceJoin:
 
 
 def join(trace: TraceEvents) -> TraceJoin:
-    """Find the operation around each host event, and what launched each device event."""
+    """Find what is around each host event, and what launched each device event."""
     host = trace.host
     # 1. Find what is around each host event. A longer event that begins at the same time is around
     # a shorter one, so it comes first.
@@ -497,11 +481,10 @@ class _Nesting(NamedTuple):
 
 
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
-    """Find what is around each host event, with a stack of the events running on its thread.
+    """Find what is around each host event.
 
-    Args:
-        trace: events of the trace.
-        order: the host's events, sorted by thread and start time, with longer events first.
+    ``order`` has the host's events sorted by thread and start time. Of events that begin at the
+    same time, the longest comes first.
     """
     host = trace.host
     parent = [NOTHING] * len(order)
@@ -509,7 +492,8 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     own_ns = list(host.duration)
     paths: dict[tuple[int, int], int] = {}  # position of a module's path, by outer path and name
     modules: list[str] = []
-    running: list[tuple[int, int, int]] = []  # end, operation and path of each running event
+    # Stack of the events that are running on the thread: end, operation and path of each.
+    running: list[tuple[int, int, int]] = []
     thread = NOTHING
     for event in order:
         if host.thread[event] != thread:

@@ -24,15 +24,14 @@ EVENTS = "traceEvents"
 """Name of the list of events in a trace."""
 
 DEVICES = "deviceProperties"
-"""Name of the list of the node's GPUs in a trace.
-
-Values other than this list and the events are ignored.
-"""
+"""Name of the list of the node's GPUs in a trace. All other values except the events are ignored."""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
 """Number of characters after which a value that has not ended counts as damaged. An event has
 hundreds of characters, or thousands with a long stack."""
+
+_LONGEST_TAIL = len("e+5")  # characters after which the decoder knows that a number ended
 
 _GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -150,8 +149,9 @@ class _Window:
                 if len(self._text) - self._position > _LONGEST or not self._read_on():
                     raise self.damaged() from None
                 continue
-            # A number at the end of the window may continue: 1 may be the beginning of 12 or 1.5.
-            may_continue = end == len(self._text) or self._text[end] in ".eE"
+            # A number near the end of the window may continue: the decoder reads "1e+" as 1, but it
+            # may be the beginning of 1e+5.
+            may_continue = len(self._text) - end < _LONGEST_TAIL
             if may_continue and self._read_on():
                 continue
             self._position = end

@@ -23,8 +23,8 @@ TRACED_DTYPES = {
     "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16",
     "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8",
 }  # fmt: skip
-"""Rooftile's name of each dtype, by the dtype's name in a trace. A trace does not tell whether
-an fp32 operation was computed in tf32."""
+"""Rooftile's name of each dtype, by the dtype's name in a trace. The inputs of an operation in fp32
+do not tell whether it was computed in tf32."""
 
 _NUMBERS = re.compile(r"\[?(-?\d{1,18}(?:, ?-?\d{1,18})*)?\]?")
 
@@ -33,7 +33,7 @@ def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
     """Return the problems that an operation computes, such as both gradients of a convolution.
 
     The result is empty if the operation is not a known matrix operation, if the dtype is not known,
-    or if the inputs do not fit together.
+    or if the inputs do not determine a valid problem.
     """
     reader = _READERS.get(inputs.name.removeprefix("aten::"))
     if reader is None:
@@ -50,9 +50,10 @@ def _dtype(inputs: OperationInputs, position: int) -> str:
 
 
 def _stored(inputs: OperationInputs, position: int) -> StoredTensor:
-    """Return the sizes and strides of the input at a position, which must be a tensor.
+    """Return the sizes and strides of the input at a position.
 
-    If the trace has no strides, the tensor is assumed to be contiguous.
+    If the trace has no strides, the tensor is assumed to be contiguous. An input that is not a
+    tensor, or a tensor without dimensions, raises a ValueError.
     """
     sizes = inputs.dims[position]
     strides = inputs.strides[position] if inputs.strides else _contiguous(sizes)
@@ -77,11 +78,12 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
     """Return the GEMM of two inputs: A (…, m, k) at position ``first``, and B (…, k, n) after A."""
     a, b = _stored(inputs, first), _stored(inputs, first + 1)
     *batch, m, k = a.sizes
-    if len(batch) > 1 or len(b.sizes) != len(a.sizes) or b.sizes[-2] != k:
+    *batch_of_b, rows_of_b, n = b.sizes
+    if len(batch) > 1 or batch_of_b != batch or rows_of_b != k:
         raise ValueError("not a GEMM")
     # Without strides, a linear layer's layout is assumed, as for a GEMM on the command line.
     layout = _letter(a) + _letter(b) if inputs.strides else "nt"
-    return [Gemm(m, b.sizes[-1], k, _dtype(inputs, first), layout, batch[0] if batch else 1)]
+    return [Gemm(m, n, k, _dtype(inputs, first), layout, batch[0] if batch else 1)]
 
 
 def _linear(inputs: OperationInputs) -> list[Work]:
@@ -158,13 +160,13 @@ def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_:
         first: position of the queries (batch, heads, queries, width). The keys (batch, kv_heads,
             keys, width) and the values (batch, kv_heads, keys, value_width) follow.
         causal_position: position of the setting ``is_causal``.
-        pass_: pass to return, :data:`FORWARD` or :data:`BACKWARD`.
+        pass_: :data:`FORWARD` or :data:`BACKWARD`.
     """
     query_sizes = _stored(inputs, first).sizes
     key_sizes = _stored(inputs, first + 1).sizes
     value_sizes = _stored(inputs, first + 2).sizes
     batch, heads, queries, width = query_sizes
-    if key_sizes[3] != width or value_sizes[2] != key_sizes[2]:
+    if key_sizes[0] != batch or key_sizes[3] != width or value_sizes[:3] != key_sizes[:3]:
         raise ValueError("not attention")
     work = Attention(
         batch=batch,
@@ -236,6 +238,10 @@ def _convolution(
     output_padding = (0,) * dimensions
     if "output_padding" in setting_positions:
         output_padding = per_dimension("output_padding")
+    # Filters of a transposed convolution are (c, kout / groups, …).
+    channels = weight.sizes[0] if is_transposed else weight.sizes[1] * groups
+    if len(weight.sizes) != len(image.sizes) or image.sizes[1] != channels:
+        raise ValueError("not a convolution")
     # 2. Derive the problems from these and the other settings.
     convolution_settings = ConvolutionSettings(
         stride=per_dimension("stride"),
@@ -263,7 +269,7 @@ _SLOW_SETTINGS = {"stride": 4, "padding": 5}  # PyTorch's slow_conv2d, on one th
 def _gradients(
     inputs: OperationInputs, setting_positions: dict[str, int], mask_position: int
 ) -> list[Work]:
-    """Return the gradients of a convolution that a call computes.
+    """Return the gradients of a convolution that a call computes, without that of the bias.
 
     The argument at ``mask_position``, such as ``[True, True, False]``, says for the input, the
     filter and the bias whether the call computes the gradient.

@@ -95,6 +95,17 @@ def test_fp8_and_grouped_gemms_are_read(tmp_path: Path) -> None:
     assert found["_grouped_mm"].works == (GroupedGemm(64, 32, 16, 4, "bf16", "nt"),)
 
 
+def test_a_gemm_with_a_fused_activation_is_read(tmp_path: Path) -> None:
+    made = GpuTrace()
+    bf16 = DTYPE_NAMES["bf16"]
+    made.op(
+        "aten::_addmm_activation", [[32], [64, 16], [16, 32]], [[1], [16, 1], [1, 16]],
+        [bf16] * 3, [""] * 3, [(NVJET, 10.0)],
+    )  # fmt: skip
+    (operation,) = accounted(tmp_path, made).operations
+    assert (operation.matrix, operation.works) == (True, (Gemm(64, 32, 16, "bf16", "nt"),))
+
+
 def gradients(made: GpuTrace, kernels: list[tuple[str, float]], mask: str) -> None:
     dims = [[8, 64, 28, 28], [8, 32, 28, 28], [64, 32, 3, 3]]
     strides = [[50176, 784, 28, 1], [25088, 784, 28, 1], [288, 9, 3, 1]]

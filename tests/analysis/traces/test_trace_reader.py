@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import tracemalloc
 from pathlib import Path
@@ -117,6 +118,13 @@ def test_a_value_without_an_end_is_given_up(
     path.write_text('{"traceEvents": [{"name": "' + "x" * 100_000)
     with pytest.raises(UserError, match="damaged or incomplete"):
         events(path)
+
+
+def test_a_number_is_read_without_the_rest_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_reader, "_WINDOW", 10)
+    file = io.StringIO("1." + "x" * 1000)
+    assert trace_reader._Window(file, Path("trace.json")).value() == 1
+    assert file.tell() == 10  # the rest of the file is not read
 
 
 @pytest.mark.slow
