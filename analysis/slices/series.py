@@ -142,7 +142,8 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
         ends of its interval).
     """
     rows = table[table["sweep"] == "conv-layouts"]
-    keys = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "dtype", "pass", "config"]
+    sizes = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups"]
+    keys = [*sizes, "dtype", "pass", "config"]
     pairs = rows[rows["layout"] == "nhwc"].merge(
         rows[rows["layout"] == "nchw"], on=keys, suffixes=("_nhwc", "_nchw")
     )

@@ -1,11 +1,12 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
 On a GPU, an operation's time is that of its kernels. Copies and memsets are treated as kernels
-here. A kernel belongs to the innermost matrix operation with known shapes around its launch, so
-that the operation's time includes the copies and transposes that it launches. If there is no such
-operation, the kernel belongs to the innermost operation of any kind. Kernels of several streams may
-overlap. Each adds its full time to its operation, and the GPU is busy while any of them runs. On a
-CPU, an operation's time excludes that of the operations within it.
+here. A kernel belongs to the matrix operation with known shapes around its launch, so that the
+operation's time includes the copies and transposes that it launches. A matrix operation does not
+count if it contains another one with known shapes. If there is no such operation, the kernel
+belongs to the innermost operation of any kind. Kernels of several streams may overlap. Each adds
+its full time to its operation, and the GPU is busy while any of them runs. On a CPU, an operation's
+time excludes that of the operations within it.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ LAUNCH_BOUND, HOST_BOUND, COPY_BOUND, BETWEEN_KERNELS, UNKNOWN_IDLE = (
 
 ``launching``: the host launched kernels one after another, but not fast enough. ``host``: the host
 did something else, or waited for the GPU. ``copies``: the activity before or after the idle time
-copied data between host and device. ``between kernels``: the next kernel had been launched in time.
-``unknown``: the trace does not have the launch of the next kernel.
+copied data between host and device. ``between kernels``: the next activity had been launched in
+time. ``unknown``: the trace does not have the launch of the next activity.
 """
 
 GRAPH, NO_OPERATION = "CUDA graph", "no operation"
@@ -92,12 +93,12 @@ class ProfiledOperation:
 
     @property
     def dtype(self) -> str:
-        """Dtype of the operands; empty if it is not known."""
+        """Dtype of the problem; empty if it is not known."""
         return self.works[0].dtype if self.works else ""
 
     @property
     def shape(self) -> str:
-        """Text for the problem that a call computes; empty if it is not known."""
+        """Problem that a call computes, as text; empty if it is not known."""
         if not self.works:
             return ""
         first, last = self.works[0], self.works[-1]
@@ -135,7 +136,7 @@ class ProfiledOperation:
 
     @property
     def uses_tensor_cores(self) -> bool | None:
-        """True if any kernel uses Tensor Cores; None if no kernel's name shows whether it does."""
+        """Whether any kernel uses Tensor Cores, as :func:`any_tensor_cores` finds out."""
         return any_tensor_cores(self.kernels)
 
     def share_of_kind(self, kind: str) -> float:
@@ -183,10 +184,11 @@ class ProfileAccount:
         device_names: names of the GPUs.
         operations: operations of all traces, those with the longest time first.
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
-        calls_without_kernel: number of calls of matrix operations with known shapes whose kernels
-            the trace does not have, because records were lost or a graph was captured.
+        calls_without_kernel: number of calls of matrix operations with known shapes to which the
+            traces of GPUs attribute no kernel, for example because records were lost or a graph was
+            captured.
         with_shapes: True if any matrix operation has the shapes of its inputs.
-        with_strides: False if inputs have shapes without strides, so that layouts are assumed.
+        with_strides: False if any inputs have shapes without strides, so that layouts are assumed.
         left_out: number of events that were left out, because they have impossible times or no
             name.
     """
@@ -244,8 +246,6 @@ class ProfileAccount:
 
 def account_of(paths: Sequence[Path]) -> ProfileAccount:
     """Account for the time of the traces of one job, such as one trace of each rank.
-
-    Calls of operations with the same name, shape and module are added up.
 
     Raises:
         UserError: if no trace is given, or if a trace cannot be read.
@@ -358,10 +358,7 @@ class _Sums:
             self._hosts.append(DeviceTime(trace.path.name, span, span, {}))
 
     def account(self) -> ProfileAccount:
-        """Return the account.
-
-        If any trace has kernels, the times of traces without kernels are ignored.
-        """
+        """Return the account; if any trace has kernels, the times of all others are ignored."""
         on_gpu = bool(self._devices)
         sums = self._gpu_sums if on_gpu else self._cpu_sums
         operations = []
@@ -408,7 +405,7 @@ class _ProductCalls:
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
-        around: for each operation and annotation, the innermost such call around it, which may be
+        around: for each operation and annotation, the one of these calls around it, which may be
             the event itself. The value is NOTHING for other host events, or if there is no such
             call.
     """
@@ -452,7 +449,7 @@ def _by_pass(
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
-    If any kernel uses Tensor Cores, problems in fp32 are returned in tf32.
+    If any kernel uses Tensor Cores, GEMMs and convolutions in fp32 are returned in tf32.
 
     Args:
         works: problems that the call computes.

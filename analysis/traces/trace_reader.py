@@ -24,7 +24,8 @@ EVENTS = "traceEvents"
 """Name of the list of events in a trace."""
 
 DEVICES = "deviceProperties"
-"""Name of the list of the node's GPUs in a trace. All other values except the events are ignored."""
+"""Name of the list of the node's GPUs in a trace. Values other than this list and the events are
+ignored."""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
