@@ -80,7 +80,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
 
     Raises:
         UserError: if the name is unknown or ambiguous, if the machine has no results to judge
-            rules by, or if a recording cannot be read.
+            rules by, or if a recording or a profiled step cannot be read.
     """
     # 1. Find the folders of the sweeps and of the measurements for rules.
     slug = ""

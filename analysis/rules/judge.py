@@ -45,16 +45,15 @@ class RuleResult:
     """Result of a rule: the verdict, the effect with its interval, and their basis.
 
     Attributes:
-        id: id of the rule.
         statement: the claim that was judged.
         source: where the claim comes from.
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
         effect: what the rule's ``effect`` in ``rules.toml`` names: usually a ratio of times or
             speeds, above 1 if the advice pays; None if there is no verdict.
         lo: lower end of the effect's interval, whose confidence level is 95%, or higher for a rule
-            about its best group. For ``amdahl``, this end is computed from the ends of two medians'
-            95% intervals. For ``tc-used``, it is the lowest share.
-        hi: upper end of this interval. For ``tc-used``, it is the highest share.
+            about its best group. The interval of ``amdahl`` is computed from the ends of two
+            medians' 95% intervals. For ``tc-used``, ``lo`` is the lowest share.
+        hi: upper end of this interval; for ``tc-used``, the highest share.
         predicted: the effect that the model predicts; None if there is no verdict, if the rule is
             about whole models, or if the model predicts none of the effect's pairs.
         cases: number of pairs; for rules about whole models, the number of models or steps; 0 if
@@ -88,8 +87,6 @@ class Evidence:
     """Cases of one run on one machine that rules may pair.
 
     Attributes:
-        machine: machine that ran the cases.
-        cases: timed cases.
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
         public: True if the cases come from an imported or public table, whose sweeps and intervals
             are not used.
@@ -125,8 +122,8 @@ class Evidence:
         predicted with a model that was fitted without it.
 
         Raises:
-            UserError: if the recording's rounds.csv cannot be read or is too badly damaged, or if
-                an import is incomplete.
+            UserError: if a rounds.csv cannot be read or is too badly damaged, or if the predictions
+                of an import are missing or damaged.
         """
         if recording.public:
             return cls._from_imported(recording)
@@ -243,9 +240,8 @@ def _are_bursts_of_libraries(rows: pd.DataFrame) -> pd.Series:
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     """Return the predicted seconds of each case: the sum over its GEMMs and convolutions.
 
-    The time of a layer that only moves memory is the time of a launch plus the layer's bytes
-    divided by the machine's bandwidth. A case in a dtype that the machine does not support gets
-    NaN.
+    A layer without GEMMs takes the time of a launch and of its bytes at the machine's bandwidth.
+    The result is NaN for a case in a dtype that the machine does not support.
     """
     machine = model.machine
     # For each case: its GEMMs and convolutions with their counts, and the seconds that it takes if
@@ -337,8 +333,8 @@ def not_measured(
 
     Args:
         rule: rule that could not be judged.
-        on_gpu: True if the machine has what the rule's ``needs`` asks for, as every GPU is assumed
-            to have.
+        on_gpu: True if the machine has what the rule's ``needs`` names. Every GPU is assumed to
+            have it.
         planned: True if a run planned to measure any of the rule's sweeps. The reason then asks for
             a larger budget.
         unusable: True if an unusable run measured any of the rule's sweeps. The reason then asks
@@ -414,10 +410,7 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) ->
 
 
 def _group_effects(groups: Mapping[str, Effect]) -> str:
-    """List the groups with their effects, those farthest from 1 first.
-
-    An ellipsis marks the groups that are left out.
-    """
+    """List at most six groups with their effects, those farthest from 1 first."""
     order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]
     return "; ".join(shown) + ("; …" if len(order) > _MAX_GROUPS else "")

@@ -1,7 +1,7 @@
 """Find pairs of cases in a run: a case against a rule's advice, and a case following it.
 
-Every pairing takes the timed cases of one run and the machine that timed them, and yields matches.
-Some pairings do not need the machine.
+Every pairing takes the timed cases of one run, the machine that timed them, and the ``options`` of
+a rule in ``rules.toml``, and yields matches. Some pairings do not need the machine.
 """
 
 from __future__ import annotations
@@ -74,16 +74,11 @@ Pairing = Callable[..., Iterator[Match]]
 def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
-    """Pair cases that differ only in their configuration, dtype or layout.
+    """Pair cases that differ only on one axis, and perhaps in their implementations.
 
-    Their implementations may differ, too.
-
-    Args:
-        cases: timed cases of one run.
-        machine: not used.
-        axis: what differs: ``config``, ``dtype`` or ``layout``.
-        against: value on this axis in the case against the advice.
-        following: values that follow the advice, each of which is paired with ``against``.
+    - ``axis``: ``config``, ``dtype`` or ``layout``.
+    - ``against``: value on this axis in the case against the advice.
+    - ``following``: values that follow the advice, each of which is paired with ``against``.
     """
     # Positions of the cases that differ only on the axis, by their values on it.
     by_key: dict[Any, dict[str, int]] = defaultdict(dict)
@@ -143,17 +138,14 @@ def rounded(
     Multiples that differ by more than an eighth of the size are too far away to be paired. All
     other properties of the two cases of a pair are equal.
 
-    Args:
-        cases: timed cases of one run.
-        machine: not used.
-        dims: fields of the workload, one of which differs; ``m+n`` means two equal fields that
-            change together.
-        unit: number that a size should be a multiple of.
-        units: exceptions to ``unit``, by dtype.
-        among: number that a size must be a multiple of to be paired.
-        whole: if True, each size is paired only with the nearest larger multiple, and times are
-            compared, because the larger size does all of the work. Otherwise, each size is paired
-            with the nearest multiples on both sides, and speeds are compared.
+    - ``dims``: fields of the workload, one of which differs; ``m+n`` means two equal fields that
+      change together.
+    - ``unit``: number that a size should be a multiple of.
+    - ``units``: exceptions to ``unit``, by dtype.
+    - ``among``: number that a size must be a multiple of to be paired.
+    - ``whole``: if True, each size is paired only with the nearest larger multiple, and times are
+      compared, because the larger size does all of the work. Otherwise, each size is paired with
+      the nearest multiples on both sides, and speeds are compared.
     """
     for dim, by_size in _lines(cases, dims):
         first_case = cases[next(iter(by_size.values()))]  # all cases of a line have one dtype
@@ -194,13 +186,10 @@ def doubled(
 ) -> Iterator[Match]:
     """Pair each size with twice that size, and compare times per FLOP or per byte.
 
-    Args:
-        cases: timed cases of one run.
-        machine: not used.
-        dims: fields of the workload, one of which is doubled; ``m+n+k`` means equal fields that are
-            doubled together.
-        per: ``flops`` or ``bytes``.
-        claim: ratio that the rule's source claims; NaN if it claims no number.
+    - ``dims``: fields of the workload, one of which is doubled; ``m+n+k`` means equal fields that
+      are doubled together.
+    - ``per``: ``flops`` or ``bytes``.
+    - ``claim``: ratio that the rule's source claims; NaN if it claims no number.
     """
     for dim, by_size in _lines(cases, dims):
         for size, against in by_size.items():
@@ -223,18 +212,15 @@ def threshold(
 ) -> Iterator[Match]:
     """Pair each small size with the smallest large size, and compare their speeds.
 
-    Args:
-        cases: timed cases of one run.
-        machine: not used.
-        dims: fields of the workload, one of which differs.
-        small: largest size that is small.
-        large: smallest size that is large.
-        claim: ratio that the rule's source claims; NaN if it claims no number.
-        least: smallest size that is paired with a large size.
-        dtypes: dtypes whose cases are paired; all if empty.
-        over: if given, the claim is about speed-ups over this dtype, and only pairs that were also
-            measured in it are compared, by their speed-ups. Without such pairs, speeds are compared
-            without a claim.
+    - ``dims``: fields of the workload, one of which differs.
+    - ``small``: largest size that is small.
+    - ``large``: smallest size that is large; it must be above ``small``.
+    - ``claim``: ratio that the rule's source claims; NaN if it claims no number.
+    - ``least``: smallest size that is small.
+    - ``dtypes``: dtypes whose cases are paired; all if empty.
+    - ``over``: if given, the claim is about speed-ups over this dtype. Only pairs that were also
+      measured in this dtype are compared, by their speed-ups. Without such pairs, speeds are
+      compared without a claim.
     """
     matches = []
     for dim, by_size in _lines(cases, dims):
@@ -257,7 +243,7 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches whose cases were also measured in the dtype ``over``, as their controls.
+    """Return the matches that were also measured in the dtype ``over``, each with this control.
 
     Matches in that dtype itself are left out. ``claim`` is the ratio that a source claims between
     the two speed-ups over it.
@@ -284,14 +270,9 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
     """Pair a GEMM just past a tile or wave edge with the GEMM just before it, and compare times.
 
     The edges along M and N are those of the tile that the library uses for large GEMMs on this
-    machine. The two sizes differ by at most 16.
-
-    Args:
-        cases: timed cases of one run.
-        machine: machine that timed the cases.
-        kind: ``wave`` for edges that begin another wave; the claim is then the ratio of the numbers
-            of waves. ``tile`` for edges that begin another tile in the same wave; there is then no
-            claim. A CPU has no wave edges, so all of its edges are treated as tile edges.
+    machine. The two sizes differ by at most 16. An edge of the kind ``wave`` begins another wave,
+    and the claim is the ratio of the numbers of waves. An edge of the kind ``tile`` begins another
+    tile in the same wave, and has no claim. A CPU has no waves, so all of its edges are tile edges.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -349,7 +330,7 @@ def _intensity_name(workload: Workload) -> str:
     """Return the name of a layer whose intensity is compared; empty for any other operation."""
     if isinstance(workload, Layer):
         return workload.op
-    if isinstance(workload, Gemm) and (workload.n, workload.k) == (4096, 1024):
+    if isinstance(workload, Gemm) and (workload.n, workload.k, workload.batch) == (4096, 1024, 1):
         return {1: "linear, batch 1", 512: "linear, batch 512"}.get(workload.m, "")
     return ""
 

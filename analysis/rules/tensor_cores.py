@@ -45,11 +45,10 @@ class TimedStep:
     """A model's training step in one dtype, which was timed several times and traced once.
 
     Attributes:
-        name: name of the model.
         dtype: dtype of the step; ``tf32`` is a step in fp32 that allows TF32.
         kind: kind of the machine, ``gpu`` or ``cpu``.
         account: where the time of the traced step went.
-        seconds: time of each timed step, in seconds.
+        seconds: time of each timed step.
     """
 
     name: str

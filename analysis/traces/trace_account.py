@@ -73,7 +73,6 @@ class ProfiledOperation:
         module: classes of the modules around the operation, such as
             ``GPT2Model.GPT2Block.Linear``; empty if the shapes or the modules are not known.
         matrix: True if the operation multiplies matrices, even if the shapes are not known.
-        calls: number of calls.
         time_us: time of all calls, in µs.
         kernels: time of all calls in µs, by the name of the kernel, copy or memset; empty on a CPU.
     """
@@ -163,7 +162,6 @@ class DeviceTime:
     """Busy and idle time of one traced device, in µs.
 
     Attributes:
-        file: name of the trace's file.
         span_us: time from the beginning of the first activity to the end of the last.
         busy_us: time in which any activity was running.
         idle_us: the rest of the span, by reason.
@@ -181,7 +179,6 @@ class ProfileAccount:
 
     Attributes:
         kind: ``gpu`` or ``cpu``.
-        device_names: names of the GPUs.
         operations: operations of all traces, those with the longest time first.
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
         calls_without_kernel: number of calls of matrix operations with known shapes to which the
@@ -388,10 +385,7 @@ class _Sums:
 
 
 def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, ...]) -> _Key:
-    """Return the key by which calls are added up.
-
-    Only matrix operations with known shapes keep their module.
-    """
+    """Return the key of a call; only matrix operations with known shapes keep their module."""
     name = trace.names[trace.host.name[event]]
     module_number = joined.module[event]
     module = joined.modules[module_number] if works and module_number != NOTHING else ""
@@ -547,12 +541,8 @@ def _idle_reason(
 ) -> str:
     """Return the reason why a device was idle between two activities.
 
-    Args:
-        trace: events of the trace.
-        joined: links between the events of the trace.
-        call_before: result of :func:`_calls_before`.
-        around: positions of the activities before and after the idle time.
-        idle_begin: beginning of the idle time, in ns.
+    ``call_before`` is the result of :func:`_calls_before`. ``around`` has the positions of the
+    activities before and after the idle time, which begins at ``idle_begin`` (in ns).
     """
     # 1. Check whether an activity next to the idle time copies between host and device.
     host, device = trace.host, trace.device

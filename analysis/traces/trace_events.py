@@ -90,14 +90,12 @@ class OperationInputs:
 
 @dataclass
 class HostEvents:
-    """Columns of the host's events.
+    """Columns of the host's events; times are in ns.
 
     Attributes:
         kind: ``OPERATION``, ``ANNOTATION``, ``MODULE`` or ``LAUNCH``.
         name: position of the event's name in :attr:`TraceEvents.names`.
         thread: number of the event's thread among the threads of all processes.
-        begin: time at which the event began, in ns.
-        duration: duration in ns.
         inputs: position of a matrix operation's inputs in :attr:`TraceEvents.inputs`.
         external: id by which device events name an operation.
         correlation: id by which device events name the call that launched them.
@@ -120,14 +118,12 @@ class HostEvents:
 
 @dataclass
 class DeviceEvents:
-    """Columns of the devices' events.
+    """Columns of the devices' events; times are in ns.
 
     Attributes:
         kind: ``KERNEL``, ``COPY`` or ``MEMSET``.
         name: position of the event's name in :attr:`TraceEvents.names`.
         device: id of the device.
-        begin: time at which the event began, in ns.
-        duration: duration in ns.
         external: id of the operation that launched the event.
         correlation: id of the call that launched the event.
         graph: 1 for an event that the trace describes as part of a CUDA graph, else 0.
@@ -145,14 +141,9 @@ class DeviceEvents:
 
 @dataclass
 class TraceEvents:
-    """Events of one trace, as columns, with the strings that they share.
+    """Events of one trace, as columns, with the names and inputs that they refer to by position.
 
     Attributes:
-        path: file of the trace.
-        host: events of the host.
-        device: events of all devices.
-        names: names that events refer to by position.
-        inputs: inputs of operations that events refer to by position.
         device_names: names of the GPUs that have events, or of all GPUs of the node if the trace
             lists none of these GPUs.
         left_out: number of events that were left out, because they have impossible times or no
@@ -384,15 +375,13 @@ def _short_text(value: Any) -> str:
 
 
 def _numbers(column: array[int]) -> NDArray[np.int64]:
-    """Return a column as a NumPy array."""
+    """Return a copy of a column as a NumPy array."""
     return np.array(column, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class TraceJoin:
-    """Links between the events of a trace.
-
-    A link is the position of a host event, or NOTHING.
+    """Links between the events of a trace. A link is the position of a host event, or NOTHING.
 
     Attributes:
         order: links to operations and annotations, each after the operation or annotation that
