@@ -195,8 +195,9 @@ class Evidence:
             rows["cache"],
             rows["sweep"],
             rows["time_us"].to_numpy(dtype=float) * 1e-6,
+            np.full(len(rows), np.nan),
         )
-        cases = [TimedCase(*row, error=np.nan) for row in zip(*columns, strict=True)]
+        cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
         return cls(recording.machine, cases, predicted_us[kept] * 1e-6, public=True)
 
     @classmethod

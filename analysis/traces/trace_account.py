@@ -135,7 +135,7 @@ class ProfiledOperation:
 
     @property
     def uses_tensor_cores(self) -> bool | None:
-        """Whether any kernel uses Tensor Cores, as :func:`any_tensor_cores` finds out."""
+        """Result of :func:`any_tensor_cores` for the operation's kernels."""
         return any_tensor_cores(self.kernels)
 
     def share_of_kind(self, kind: str) -> float:
