@@ -71,8 +71,8 @@ class RuleInputs:
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     """Collect the recordings of a machine's sweeps and of its measurements for rules.
 
-    Only recordings with the same machine, PyTorch and driver as the newest recording are used, and
-    the profiled steps in their folders.
+    Only recordings with the same machine, PyTorch and driver as the newest recording are used.
+    Profiled steps come from the folders of these recordings.
 
     Args:
         machine: name of the machine or a part of it; None for the machine that was measured last.

@@ -157,7 +157,7 @@ class Evidence:
             predicted[is_fitted] = calibration.held_out.estimate.time
         others = np.flatnonzero(~is_fitted)
         predicted[others] = predicted_seconds([cases[i] for i in others], model)
-        # 3. Keep the cases that rules are about. The error of a case with fewer than six samples is
+        # 3. Keep the cases that rules may use. The error of a case with fewer than six samples is
         # NaN.
         kept = np.flatnonzero(_are_bursts_of_libraries(rows) & np.isfinite(error))
         planned = frozenset(recording.run["plan"]["sweeps"])
@@ -234,7 +234,7 @@ class Evidence:
 
 
 def _are_bursts_of_libraries(rows: pd.DataFrame) -> pd.Series:
-    """Return a mask of the cases that rules are about: short batches of vendor libraries."""
+    """Return a mask of the cases that rules may use: vendor libraries, timed in short batches."""
     return ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
 
 
@@ -263,9 +263,9 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
 
 
 def _products(case: TimedCase) -> Sequence[tuple[int, Problem]]:
-    """Return (count, operation) for each GEMM and convolution that a case computes.
+    """Return (count, problem) for each GEMM and convolution that a case computes.
 
-    A series that the library fuses is computed as one operation.
+    A series that was timed fused is one GEMM.
     """
     workload = case.workload
     if isinstance(workload, Series) and "fused=on" in case.config:
@@ -366,7 +366,7 @@ def not_measured(
 def _judge_rule(
     rule: Rule, evidence: Evidence, cases: list[TimedCase], matches: list[Match], predicted: Array
 ) -> RuleResult:
-    """Judge a rule by what :meth:`Evidence.matches` returned for it, with at least one match.
+    """Judge a rule by the matches (at least one) that :meth:`Evidence.matches` returned for it.
 
     If the effect has no finite interval, the result says that the rule was not measured.
     """

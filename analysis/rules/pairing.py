@@ -213,10 +213,10 @@ def threshold(
     """Pair each small size with the smallest large size, and compare their speeds.
 
     - ``dims``: fields of the workload, one of which differs.
-    - ``small``: largest size that is small.
-    - ``large``: smallest size that is large; it must be above ``small``.
+    - ``small``: largest size that counts as small.
+    - ``large``: smallest size that counts as large; it must be above ``small``.
     - ``claim``: ratio that the rule's source claims; NaN if it claims no number.
-    - ``least``: smallest size that is small.
+    - ``least``: smallest size that counts as small.
     - ``dtypes``: dtypes whose cases are paired; all if empty.
     - ``over``: if given, the claim is about speed-ups over this dtype. Only pairs that were also
       measured in this dtype are compared, by their speed-ups. Without such pairs, speeds are
@@ -243,7 +243,7 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches that were also measured in the dtype ``over``, each with this control.
+    """Return the matches that were also measured in the dtype ``over``, with controls in it.
 
     Matches in that dtype itself are left out. ``claim`` is the ratio that a source claims between
     the two speed-ups over it.

@@ -1,11 +1,11 @@
 """Combine many ratios of times into an effect, its interval, and a verdict on a claim.
 
 A pair is two cases of one run, one *against* a piece of advice and one *following* it. Its ratio is
-the first case's time over the second case's time. If the two cases compute different amounts of
-work, the ratio is multiplied by the second case's work over the first case's work. A ratio above 1
-means that following the advice is faster. An effect is the geometric mean of the ratios of several
-pairs. If a claim is about a gain, such as the speed-up of one dtype over another, a pair has a
-*control*: two more cases. The pair's ratio is divided by the ratio of its control.
+the first case's time over the second case's time. If speeds are compared, the ratio is multiplied
+by the second case's work over the first case's work. A ratio above 1 means that following the
+advice is faster. An effect is the geometric mean of the ratios of one or more pairs. If a claim is
+about a gain, such as the speed-up of one dtype over another, a pair has a *control*: two more
+cases. The pair's ratio is divided by the ratio of its control.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pairs:
         following: position of the case that follows the advice, per pair.
         log_work: logarithm of the factor that a ratio is multiplied by, per pair.
         log_claim: logarithm of the ratio that a source claims, per pair; NaN if it claims none.
-        log_predicted: logarithm of the ratio that the model predicts, per pair; NaN if it cannot.
+        log_predicted: logarithm of the ratio that the model predicts, per pair; NaN if none.
         group: name of the group, per pair.
         control: positions of the control's two cases, the one against the advice first, as one row
             per pair; None if pairs have no control.

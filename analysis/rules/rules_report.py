@@ -84,7 +84,7 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
 
 
 def terminal_table(rows: Sequence[RuleResult]) -> str:
-    """Return one aligned line per rule: its id, effect, number of cases, and verdict."""
+    """Return one aligned line per rule, for a terminal."""
     lines = []
     for row in rows:
         # The verdict "not measured here" would hide that an unusable run measured the rule.

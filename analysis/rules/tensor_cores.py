@@ -96,8 +96,9 @@ class TimedStep:
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder; empty if no model was profiled.
 
-    Steps without a trace are left out, because earlier versions of Rooftile kept no traces. So are
-    steps whose trace shows no matrix operation, or only the CPU's part of a GPU's step.
+    Steps without a trace are left out, because earlier versions of Rooftile kept no traces. Steps
+    whose trace shows no matrix operation, or only the CPU's part of a GPU's step, are also left
+    out.
 
     Raises:
         UserError: if ``models.json`` or a trace cannot be read, or if ``models.json`` has another

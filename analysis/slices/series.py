@@ -58,7 +58,7 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return a line of cases along each dimension (m, n or k) that the sweep ``steps`` varies.
 
-    A line is all cases of the vendor library, in any dtype, with the same sizes in the two other
+    A line has all cases of the vendor library, in any dtype, with the same sizes in the two other
     dimensions. If there are several lines along a dimension, the result has the line with the most
     sizes. A dimension without a line of at least four sizes is left out.
     """
@@ -180,7 +180,7 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
 def roofline_series(table: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
     """Return the points of a roofline plot, one for each case that was timed in short batches.
 
-    Only cases in the state ``cache`` of the cache, ``cold`` or ``warm``, are returned.
+    ``cache`` is the cache state of these cases, ``cold`` or ``warm``.
 
     Returns:
         The columns intensity (FLOP/byte), tflops (measured), tflops_lo, tflops_hi,

@@ -3,10 +3,10 @@
 On a GPU, an operation's time is that of its kernels. Copies and memsets are treated as kernels
 here. A kernel belongs to the matrix operation with known shapes around its launch, so that the
 operation's time includes the copies and transposes that it launches. A matrix operation does not
-count if it contains another one with known shapes. If there is no such operation, the kernel
-belongs to the innermost operation of any kind. Kernels of several streams may overlap. Each adds
-its full time to its operation, and the GPU is busy while any of them runs. On a CPU, an operation's
-time excludes that of the operations within it.
+count if it contains another one with known shapes. If none counts, the kernel belongs to the
+innermost operation of any kind. Kernels of several streams may overlap. Each adds its full time to
+its operation, and the GPU is busy while any of them runs. On a CPU, an operation's time excludes
+that of the operations within it.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ class _Sums:
             self._hosts.append(DeviceTime(trace.path.name, span, span, {}))
 
     def account(self) -> ProfileAccount:
-        """Return the account; if any trace has kernels, the times of all others are ignored."""
+        """Return the account; once any trace has kernels, the times of CPU traces are ignored."""
         on_gpu = bool(self._devices)
         sums = self._gpu_sums if on_gpu else self._cpu_sums
         operations = []

@@ -3,8 +3,8 @@
 An operation runs on a thread of the host, often within other operations. It launches each kernel
 by a call of CUDA's runtime or driver, and the kernel's event has the number of that call
 (``correlation``). A kernel therefore belongs to the innermost operation that was running on the
-call's thread when the call began. If there is no such operation, or the record of the call is lost,
-the kernel's ``External id`` names the operation. The kernels of a CUDA graph were all launched by
+call's thread when the call began. If none was running, or the record of the call is lost, the
+kernel's ``External id`` names its operation. The kernels of a CUDA graph were all launched by
 one call, so no operation is known for them. Copies and memsets are joined with operations in the
 same way.
 
@@ -355,7 +355,7 @@ def _time_ns(value: Any) -> int | None:
 
 
 def _id(value: Any) -> int:
-    """Return an id from a trace, or NOTHING if it is not a whole number from 0 to 2⁶² − 1."""
+    """Return a value as an id, or NOTHING if it is not a whole number from 0 to 2⁶² − 1."""
     usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_ID
     return value if usable else NOTHING
 
@@ -389,7 +389,7 @@ class TraceJoin:
         calls: links to calls of CUDA's runtime and driver, sorted by thread and time.
         parent: link from each host event to the innermost operation or annotation around it.
         own_ns: time of each operation and annotation, minus the time of those within it, in ns; for
-            all other host events, the duration. Rounded times may make it negative.
+            all other host events, the duration.
         module: for each host event, the position in ``modules`` of the path of modules around it,
             or NOTHING if there are none. A gradient has the path of its forward operation.
         modules: paths of modules, written with their classes, such as

@@ -175,7 +175,7 @@ class _Window:
                 raise self.damaged()
 
     def damaged(self) -> UserError:
-        """Return the error for text that is not JSON, ends too early, or has too long a value."""
+        """Return the error for text that cannot be read as JSON, or ends too early."""
         return UserError(
             f"{self._path} is damaged or incomplete after "
             f"{counted(self._values_read, 'JSON value')}. Copy the trace again, or record it again."

@@ -7,9 +7,7 @@ derivations.
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 import re
 from collections.abc import Callable, Sequence
 
@@ -64,8 +62,7 @@ def _stored(inputs: OperationInputs, position: int) -> StoredTensor:
 
 def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor of these sizes, in elements."""
-    last_to_first = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
-    return tuple(reversed(list(last_to_first)))
+    return tuple(math.prod(sizes[dimension + 1 :]) for dimension in range(len(sizes)))
 
 
 def _letter(tensor: StoredTensor) -> str:
