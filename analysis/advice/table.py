@@ -232,7 +232,8 @@ def _folded(rows: Sequence[str], count: int) -> list[str]:
     """Return a table's lines in a collapsible block; no lines for an empty table."""
     if not rows:
         return []
-    return [f"<details><summary>{counted(count, 'recommended change')}</summary>", "", *rows, "</details>", ""]
+    summary = f"<summary>{counted(count, 'recommended change')}</summary>"
+    return [f"<details>{summary}", "", *rows, "</details>", ""]
 
 
 def _markdown_table(changes: Sequence[Advice]) -> list[str]:
