@@ -59,19 +59,12 @@ class CompileRow:
     """Outcome of compiling the main kernel of one call, and its helper kernels if it has any.
 
     ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
-    ``message`` then says why. Otherwise it explains unusual code, or is empty.
+    ``message`` then says why. Otherwise it explains unusual code, or is empty. ``launches`` is the
+    number of kernels in one call.
 
-    The inner loop is described by these fields:
-
-    - ``products``: its multiply-adds, relative to the tile's bm · bn · bk.
-    - ``copied``: bytes that it copies from global memory, relative to the bytes of its blocks,
-      which have (bm + bn) · bk elements.
-    - ``copy_bytes``: width of its narrowest copy in bytes, as in :class:`InnerLoop`.
-    - ``instructions``: number of machine instructions in one iteration.
-    - ``matrix``: number of these instructions that multiply.
-    - ``waits_for_all``: whether the iteration waits for every wgmma in flight.
-
-    ``launches`` is the number of kernels in one call.
+    The fields of the inner loop are those of :class:`LoopCode` and of :class:`InnerLoop`, where
+    ``mma`` is called ``instruction``. Here, ``products`` and ``copied`` are relative to what the
+    tile needs: bm · bn · bk multiply-adds, and the bytes of (bm + bn) · bk elements.
     """
 
     kernel: str
@@ -100,8 +93,8 @@ class CompileRow:
 class _Facts:
     """Facts about the code of one kernel, or of all kernels of one call.
 
-    For several kernels, the loop is that of the main kernel. The numbers of registers and bytes are
-    the maxima over all kernels.
+    For several kernels, the numbers of registers and bytes are the maxima over all of them, and the
+    other facts except ``launches`` are those of the main kernel.
     """
 
     loop: InnerLoop
@@ -140,7 +133,8 @@ def compile_rows(
             ``machines.toml`` that has it.
         every_candidate: whether to compile all valid configs, not only the chosen one.
         names: names of the families to compile; all families if empty.
-        done: function that is called with each row as soon as it is finished.
+        done: function that is called with each row, in the order of the result, while later rows
+            are still being compiled.
 
     Raises:
         UserError: if an architecture is not known, or is older than the kernels need.
@@ -311,17 +305,14 @@ _NO_FACTS = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
 
 
 def _family_facts(job: _Job) -> _Facts:
-    """Compile all kernels of a family's call, and return the facts about their code.
-
-    The first kernel multiplies, and the others are its helpers. The registers, spilled bytes and
-    shared memory are the largest of any of these kernels; the inner loop is that of the first.
-    """
+    """Compile all kernels of a call, the main kernel and its helpers; return their facts."""
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
     offset = 0 if job.alignment == _ALIGNED else 1
     operands = meta_operands(job.problem, offset)
     calls = family.unbound_calls(job.problem, operands, job.config)
     kernels = [_inspect(call, job.config.warps) for call in calls]
+    # The first kernel is the main one, which multiplies.
     largest = {
         name: max(getattr(facts, name) for facts in kernels)
         for name in ("registers", "spill_bytes", "shared_bytes")
@@ -443,10 +434,11 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
 
 
 def _expected(job: _Job) -> tuple[str, ...]:
-    """Return the acceptable matrix instructions; the kernel should use one of them."""
+    """Return the matrix instructions that are acceptable for a job."""
     if job.problem.dtype == "fp32":
         return ("fma",)
-    best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")
+    major, _ = machine_of_arch(job.arch).capability or (0, 0)
+    best = {9: "wgmma", 10: "tcgen05"}.get(major, "mma.sync")
     # wgmma and tcgen05 need tiles of at least 64 rows.
     if best == "mma.sync" or job.config.bm < 64:
         return ("mma.sync",)

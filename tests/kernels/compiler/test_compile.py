@@ -199,6 +199,12 @@ def test_which_instruction_is_expected(dtype: str, layout: str, wanted: tuple[st
     assert _expected(replace(JOB, problem=problem)) == wanted
 
 
+def test_both_kinds_of_datacenter_blackwell_are_expected_to_use_tcgen05() -> None:
+    for arch in ("sm_100", "sm_103"):
+        assert _expected(replace(JOB, arch=arch)) == ("tcgen05",)
+    assert _expected(replace(JOB, arch="sm_120")) == ("mma.sync",)
+
+
 def test_all_architectures_of_the_contract_have_jobs() -> None:
     for arch in ARCHES:
         assert len(_jobs(arch, every_candidate=False)) == len(GEMM_FAMILIES) * 32 + 24
