@@ -2,7 +2,7 @@
 
 A tile is the block of the result that one CTA computes at a time. A wave is the set of tiles that a
 machine computes at the same time. Except for :func:`next_wave_edge`, the arithmetic works on
-numbers and on NumPy arrays. This module does not need PyTorch.
+numbers and on NumPy arrays.
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ class Config:
         """Parse the text that :meth:`__str__` writes; keys that are left out keep their default.
 
         Raises:
-            UserError: if the text is empty, a key is not known, or a value is neither a whole
-                number nor on or off.
+            UserError: if the text is empty, a key is not known, or a value does not fit its key.
         """
-        field_names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        defaults = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
         values: dict[str, int | bool] = {}
         for setting in text.split(";"):
             key, _, word = setting.partition("=")
-            if key not in field_names:
-                raise UserError(f"config key {key!r} is not known; {nearest(key, field_names)}")
-            if word in ("on", "off"):
+            if key not in defaults:
+                raise UserError(f"config key {key!r} is not known; {nearest(key, defaults)}")
+            if isinstance(defaults[key], bool):
+                if word not in ("on", "off"):
+                    raise UserError(f"config {key} takes on or off, not {word!r}.")
                 values[key] = word == "on"
-            elif is_whole(word):
-                values[key] = int(word)
             else:
-                raise UserError(f"config {key} takes a whole number, on or off, not {word!r}.")
+                if not is_whole(word):
+                    raise UserError(f"config {key} takes a whole number, not {word!r}.")
+                values[key] = int(word)
         return cls(**values)
 
     @property
@@ -78,7 +79,7 @@ class Config:
 
 
 def _word(value: int | bool) -> str:
-    """Return the value of one setting as text: ``on``, ``off`` or a number."""
+    """Return the value of one setting as text, which is ``on`` or ``off`` for a bool."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
@@ -107,8 +108,8 @@ class TileConfig(Config):
         """Return the bytes of shared memory that the compiler allocates for blocks of A and B.
 
         Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks of
-        all stages there. Other instructions read their operands from registers. In this case, the
-        blocks of the current step are already in registers, so shared memory holds one stage fewer.
+        all stages there. For all others, the blocks of the current step are already in registers,
+        so shared memory holds one stage fewer.
         """
         stages_held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
         return stages_held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
@@ -140,14 +141,18 @@ class TileConfig(Config):
     def invalid(self, dtype: str, machine: Machine) -> str | None:
         """Return the first rule that the config breaks, as a sentence; None if it breaks none.
 
-        All three block sizes must be powers of two, and at least 16, as ``tl.dot`` requires.
-        A thread may have at most 128 accumulators, because its 255 registers must also hold the
-        operands. The stages must fit in the CTA's shared memory.
+        All three block sizes must be powers of two, and at least 16, as ``tl.dot`` requires. The
+        number of warps must be a power of two, too. A thread may have at most 128 accumulators,
+        because its 255 registers must also hold the operands. The stages must fit in the CTA's
+        shared memory.
         """
-        for name in ("bm", "bn", "bk"):
-            size = getattr(self, name)
-            if size < 16 or size & (size - 1):
-                return f"{name}={size} is invalid; it must be a power of two, and at least 16."
+        for name, smallest in (("bm", 16), ("bn", 16), ("bk", 16), ("warps", 1)):
+            value = getattr(self, name)
+            if value < smallest or value & (value - 1):
+                return (
+                    f"{name}={value} is invalid; it must be a power of two, and at least "
+                    f"{smallest}."
+                )
         if self.accumulators > 128:
             return (
                 f"{self.accumulators} accumulators per thread do not fit in the registers; "
@@ -164,10 +169,7 @@ class TileConfig(Config):
 
 @dataclass(frozen=True)
 class SplitConfig(TileConfig):
-    """Config of a split-K GEMM, whose sum over K has up to ``split`` parts.
-
-    A second kernel adds the parts.
-    """
+    """Config of a split-K GEMM: a second kernel adds up to ``split`` parts of the sum over K."""
 
     split: int = 1
 
@@ -220,11 +222,7 @@ class PersistentConfig(TileConfig):
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return the first rule that the config breaks, as a sentence; None if it breaks none.
-
-        The rules of :meth:`TileConfig.invalid` apply. In addition, ``specialize`` and ``halves``
-        cannot be combined.
-        """
+        """Return the first broken rule; ``specialize`` and ``halves`` cannot be combined."""
         if self.specialize and self.halves:
             return "specialize=on and halves=on cannot be combined; turn one of them off."
         return super().invalid(dtype, machine)
@@ -235,11 +233,7 @@ class PersistentConfig(TileConfig):
         return self.bn // 2 if self.halves else self.bn
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Return the bytes of shared memory that the kernel needs.
-
-        Shared memory holds the pipeline's stages and, with TMA, the block of the result that is
-        being stored.
-        """
+        """Return the bytes of shared memory for the stages and, with TMA, for the stored block."""
         stored = self.bm * self.stored_columns * DTYPE_BYTES[dtype] if self.tma else 0
         return super().shared_bytes(dtype, machine) + stored
 
@@ -264,8 +258,8 @@ class ConvConfig(SplitConfig):
         """Return the config of a convolution that a GEMM kernel computes with the given config."""
         # The config of a convolution lacks some fields of PersistentConfig, such as ``tma``.
         names = {f.name for f in fields(cls)}
-        shared = {name: value for name, value in vars(config).items() if name in names}
-        return cls(**shared, gemm=True)
+        settings = {name: value for name, value in vars(config).items() if name in names}
+        return cls(**settings, gemm=True)
 
     @property
     def gemm_config(self) -> TileConfig:
@@ -295,7 +289,11 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
-    """Return the experimental feature that the text of a config turns on, or None."""
+    """Return the experimental feature that the text of a config turns on, or None.
+
+    Raises:
+        UserError: if ``implementation`` is a hand-written kernel that has no such config.
+    """
     config_type = HAND_WRITTEN.get(implementation)
     if config_type is None or not config:
         return None
@@ -323,26 +321,18 @@ def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Return the number of tiles divided by the number of slots in all waves.
+    """Return the number of tiles divided by the number that all their waves could compute.
 
-    A slot computes one tile per wave. ``tiles`` is the number of tiles, and ``slots`` the number of
-    tiles in a full wave. The result is 1 if the last wave is full, and otherwise below 1.
+    ``slots`` is the number of tiles in a full wave.
     """
     return tiles / (ceil_div(tiles, slots) * slots)
 
 
 def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: int) -> int:
-    """Return the largest size of a result's dimension that needs no additional wave.
+    """Return the largest size of a result's dimension that needs no more waves than ``size``.
 
-    Args:
-        size: current size of the dimension, in elements.
-        other: size of the result's other dimension, in elements.
-        block: size of a tile along ``size``, in elements.
-        other_block: size of a tile along ``other``, in elements.
-        slots: number of tiles in a full wave.
-
-    Returns:
-        The largest size of the dimension with as many waves as ``size`` needs, in elements.
+    ``other`` is the size of the result's other dimension. ``block`` and ``other_block`` are the
+    sizes of a tile along the two dimensions. ``slots`` is the number of tiles in a full wave.
     """
     tiles_across = ceil_div(other, other_block)
     waves = ceil_div(ceil_div(size, block) * tiles_across, slots)

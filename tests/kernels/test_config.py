@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kernels.common.errors import UserError
 from kernels.config import (
+    PersistentConfig,
     SplitConfig,
     TileConfig,
     ceil_div,
@@ -75,14 +76,19 @@ def test_configs_read_back(bm: int, bn: int, bk: int, stages: int, warps: int, g
 def test_a_config_text_is_checked() -> None:
     with pytest.raises(UserError, match="config key 'bx' is not known; did you mean"):
         TileConfig.parse("bx=128")
-    with pytest.raises(UserError, match="config bm takes a whole number"):
-        TileConfig.parse("bm=many")
+    for text in ("bm=many", "bm=on", "bm"):
+        with pytest.raises(UserError, match="config bm takes a whole number"):
+            TileConfig.parse(text)
+    with pytest.raises(UserError, match="config tma takes on or off, not '1'"):
+        PersistentConfig.parse("tma=1")
 
 
 @pytest.mark.parametrize(
     ("config", "slug", "words"),
     [
         (TileConfig(192, 128), "nvidia-h200", "power of two"),
+        (TileConfig(warps=0), "nvidia-h200", "warps=0 is invalid"),
+        (TileConfig(warps=3), "nvidia-h200", "warps=3 is invalid"),
         (TileConfig(256, 256, warps=8), "nvidia-h200", "256 accumulators"),
         (TileConfig(128, 128, 64, stages=8), "nvidia-h200", "shared memory"),
         (TileConfig(128, 128, 64, stages=5), "nvidia-l40s", "shared memory"),
