@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -99,7 +100,8 @@ def run(app: typer.Typer, program: str) -> None:
 
     - 0: the work was done,
     - 1: the work failed,
-    - 2: the command line or another input is invalid,
+    - 2: the command line or another input is invalid, or PyTorch or Triton is missing,
+    - 3: a gate cannot tell (only ``compare``),
     - 130: the command was interrupted.
 
     An error is printed on stderr without its traceback. With ``--debug`` anywhere on the command
@@ -117,10 +119,8 @@ def run(app: typer.Typer, program: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = 0
     except (Exception, KeyboardInterrupt) as error:
-        if debug:
-            raise
         explanation, exit_code = _explain(error, program)
-        print(explanation, file=sys.stderr)
+        print(traceback.format_exc().rstrip() if debug else explanation, file=sys.stderr)
     sys.exit(exit_code or 0)
 
 

@@ -120,6 +120,7 @@ def test_an_error_is_one_sentence_that_names_a_file_if_there_is_one(
 def test_debug_shows_where() -> None:
     answer = process("check", "--debug", "--gemm", "8,8,8")
     assert "Traceback" in answer.stderr
+    assert answer.returncode == 2  # as without --debug
 
 
 def test_it_runs_from_any_folder(tmp_path: Path) -> None:
