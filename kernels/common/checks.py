@@ -1,7 +1,4 @@
-"""Checks of problems and of command options: known words, and numbers within limits.
-
-This module does not need PyTorch.
-"""
+"""Checks of problems and of command options; the check functions raise :class:`UserError`."""
 
 from __future__ import annotations
 
@@ -22,22 +19,24 @@ _MAX_DIGITS = 20  # digits of the longest number that is parsed
 
 
 def check_word(what: str, word: str, known: Collection[str]) -> None:
-    """Refuse a word that is not known; suggest the nearest known word, or list all known words.
-
-    ``what`` names the kind of word in the message, such as ``dtype``.
-    """
+    """Refuse a word that is not known; ``what`` names the kind of word, such as ``dtype``."""
     if word not in known:
         raise UserError(f"{what} {word!r} is not known; {nearest(word, known)}")
 
 
 def check_option(option: str, word: str, known: Sequence[str]) -> None:
-    """Refuse a word that an option does not take; suggest the nearest valid word, or list all."""
+    """Refuse a word that is not among those that an option takes."""
     if word not in known:
         raise UserError(f"{option} is {word!r}; {nearest(word, known)}")
 
 
 def check_folder(file: Path) -> None:
-    """Refuse a file to write whose folder does not exist, before long work for it begins."""
+    """Refuse a file to write that is a folder, or is not in an existing folder.
+
+    Call this before the long work whose result is to be written.
+    """
+    if file.is_dir():
+        raise UserError(f"{file} is a folder; name a file.")
     if not file.parent.is_dir():
         raise UserError(
             f"{file.parent} is not a folder, so {file.name} cannot be written there; name a file "
@@ -46,14 +45,10 @@ def check_folder(file: Path) -> None:
 
 
 def check_counts(options: object, *names: str) -> None:
-    """Refuse values of the named options that are not integers of at least 1.
+    """Refuse values of the named options that are not Python integers of at least 1.
 
-    Args:
-        options: object with one attribute for each option.
-        names: names of the attributes to check.
-
-    Raises:
-        UserError: if a value is not such an integer.
+    ``options`` has an attribute for each of the ``names``, such as ``loss_chunks`` for the option
+    ``--loss-chunks``.
     """
     for name in names:
         count = getattr(options, name)
@@ -70,23 +65,16 @@ def check_size(value: int, what: str) -> None:
 
 
 def check_positive(problem: object, names: tuple[str, ...]) -> None:
-    """Refuse sizes that are not whole numbers from 1 to :data:`LARGEST_SIZE`.
+    """Refuse fields of a problem that are not whole numbers from 1 to :data:`LARGEST_SIZE`.
 
-    The problem is changed in place: its NumPy integers are replaced by Python integers, which do
-    not overflow.
-
-    Args:
-        problem: a dataclass with sizes, which may be frozen.
-        names: names of the fields to check.
-
-    Raises:
-        UserError: if a field is not such a number.
+    The problem is changed in place, even if it is frozen: NumPy integers in the fields are replaced
+    by Python integers, which do not overflow.
     """
     for name in names:
         value = getattr(problem, name)
         if isinstance(value, Integral) and not isinstance(value, int):
             value = int(value)
-            object.__setattr__(problem, name, value)  # the problem is a frozen dataclass
+            object.__setattr__(problem, name, value)  # the problem may be frozen
         # Python's True is an int, but not a size.
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
@@ -94,10 +82,7 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
 
 
 def check_bytes(problem: Any) -> None:
-    """Refuse a problem that no machine can hold in memory.
-
-    ``problem`` is any workload; its attribute ``bytes`` is its minimum traffic.
-    """
+    """Refuse a workload that no machine can hold in memory, judged by its minimum traffic."""
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
             f"{problem} needs {problem.bytes:.0e} bytes of memory, more than any machine has; "
