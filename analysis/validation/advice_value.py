@@ -1,20 +1,18 @@
 """Measure how much following the advice is worth, on the held-out shapes of a table.
 
-For *choose* queries, Rooftile draws random neighbourhoods. A neighbourhood has all held-out shapes
-that differ from one shape by at most 15% in every dimension. The regret is how much slower (in
-FLOP/s) the recommended shape is than the fastest shape in the neighbourhood.
+For *choose* queries, random neighbourhoods are drawn. A neighbourhood has all held-out shapes that
+differ from one shape only in size, by at most 15% in each dimension. The regret is how much slower
+(in FLOP/s) the picked shape is than the fastest shape in the neighbourhood.
 
-For *pad* queries, Rooftile draws only shapes with a held-out padding. A padding is a larger shape:
-each dimension is equal, or larger by at most 15%. The report gives the mean gain of the advice, the
-95th percentile of its loss, and how many of the shapes that could gain at least 5% are padded.
+For *pad* queries, only shapes with a held-out padding are drawn. A padding is a larger shape: each
+dimension is equal, or larger by at most 15%.
 
-Rooftile advises a change if it is likely to pay off. This rule is compared with four other rules:
+The advice is compared with simpler rules:
 
-- the best guess: the shape that is predicted to be the fastest. It pads a shape only if the model
-  predicts a gain of at least ``MIN_GAIN``;
-- keeping the original shape;
-- the biggest shape (only for choose queries);
-- the best shape in hindsight.
+- ``best_guess`` picks the shape that is predicted to be the fastest, but pads a shape only if the
+  predicted gain is at least :data:`MIN_GAIN`;
+- ``as_asked`` keeps the original shape (only for choose queries);
+- ``biggest`` picks the shape with the most FLOPs (only for choose queries).
 """
 
 from __future__ import annotations
@@ -70,10 +68,11 @@ class AdviceValue:
 
     Attributes:
         neighbourhoods: number of neighbourhoods that were drawn.
-        regret: mean regret of each rule for choosing, by the name of the rule.
+        regret: mean regret of each rule, by its name.
         pads: number of shapes to pad that were drawn.
-        padding: value of each rule for padding, by the name of the rule.
-        hindsight: mean gain of the best padding in hindsight.
+        padding: value of each rule, by its name.
+        hindsight: mean gain if each shape is replaced by its fastest padding, or kept if none is
+            faster.
         overclaimed: share of the advised changes, to pad or to choose, that gained less than the
             lower end of the claimed interval; None if no change was advised.
     """
@@ -100,9 +99,7 @@ class _Claim(NamedTuple):
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     """Judge the advice on those held-out shapes of a validation that have more than 1e9 FLOP.
 
-    Args:
-        validation: the held-out shapes and their predictions. Its seed determines the draws.
-        draws: largest number of neighbourhoods to draw, and of shapes to pad.
+    The validation's seed determines which shapes are drawn.
 
     Raises:
         UserError: if no shape has enough neighbours to choose from, or if no shape has a padding.
@@ -139,14 +136,9 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
 def _judge_choosing(
     rows: _HeldOutRows, centres: Sequence[int]
 ) -> tuple[dict[str, float], list[_Claim]]:
-    """Compare the shape that each rule picks with the fastest shape of the neighbourhood.
+    """Return the mean regret of each rule, and the claims of the advised changes.
 
-    Args:
-        rows: the held-out shapes.
-        centres: positions of the shapes whose neighbourhoods are drawn.
-
-    Returns:
-        The mean regret of each rule, and the claimed and measured gains of the advised changes.
+    ``centres`` are the positions of the shapes whose neighbourhoods are judged.
     """
     speeds = rows.flops / rows.seconds  # in FLOP/s
     predicted_speeds = rows.flops / rows.predicted
@@ -173,15 +165,9 @@ def _judge_choosing(
 def _judge_padding(
     rows: _HeldOutRows, paddable: Sequence[int]
 ) -> tuple[dict[str, Padding], float, list[_Claim]]:
-    """Compare the time of the padding that each rule picks with that of the original shape.
+    """Return the value of each rule, the mean gain in hindsight, and the claims of advised changes.
 
-    Args:
-        rows: the held-out shapes.
-        paddable: positions of the shapes to pad.
-
-    Returns:
-        The value of each rule, the mean gain of the best padding in hindsight, and the claimed and
-        measured gains of the advised changes.
+    ``paddable`` are the positions of the shapes to pad.
     """
     best_gains = []
     picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
@@ -211,8 +197,8 @@ def _padding_value(
     Args:
         seconds: measured seconds of all held-out shapes.
         originals: positions of the original shapes.
-        picked: position of the shape that replaces each original, which may be the original.
-        best_gains: gain of the best padding of each original, in hindsight.
+        picked: position of the shape picked for each original, perhaps the original itself.
+        best_gains: gain of each original in hindsight, at least 0.
     """
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
@@ -227,12 +213,9 @@ def _padding_value(
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """Value of measuring the original shape and the model's best candidates, as fractions.
+    """Value of measuring the original shape and the model's best candidates.
 
-    Attributes:
-        choose_regret: mean regret of the shapes that were chosen with these measurements.
-        pad_gain: mean gain over all shapes, padded or not.
-        pad_loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
+    The fields are fractions, defined as in :class:`AdviceValue` and :class:`Padding`.
     """
 
     choose_regret: float
@@ -245,19 +228,12 @@ def judge_measured(
 ) -> dict[int, MeasuredValue]:
     """Judge the rule that measures the model's best candidates and picks the fastest.
 
-    The measurements come from a second table of the same shapes. The picks are judged by the times
-    in the table of the validation. With only one table, a pick would seem better than it is,
-    because the same noise would affect both the pick and its judgement. A shape is kept unless a
-    candidate is measured to gain at least :data:`MIN_GAIN`.
-
-    Args:
-        validation: the held-out shapes and their predictions. Its seed determines the draws.
-        repeated: a second measurement of the same problems.
-        counts: numbers of candidates to measure.
-        draws: largest number of neighbourhoods to draw, and of shapes to pad.
+    The fastest candidate is picked by the times in the table ``repeated``, and judged by those in
+    the table of the validation. With only one table, a pick would seem better than it is, because
+    the same noise would affect both the pick and its judgement.
 
     Returns:
-        The value of these measurements, by number of candidates.
+        The value of measuring, by each number of candidates in ``counts``.
 
     Raises:
         UserError: if too few shapes were measured twice to draw a neighbourhood or a padding.
@@ -312,15 +288,10 @@ def _draw_neighbourhoods(
     fewest: int,
     draws: int,
 ) -> list[tuple[int, list[int]]]:
-    """Return the first shapes with enough neighbours, each with all shapes of its neighbourhood.
+    """Return up to ``draws`` shapes, each with its neighbourhood of at least ``fewest`` shapes.
 
-    Args:
-        rows: the held-out shapes.
-        measured_twice: positions of the shapes to draw from, in the order in which they are tried.
-            Neighbours that are not among them are left out.
-        smallest_difference: as in :meth:`_HeldOutRows.near`.
-        fewest: smallest number of shapes in a neighbourhood.
-        draws: largest number of neighbourhoods to return.
+    Only shapes and neighbours at the positions ``measured_twice`` are used. The shapes are tried in
+    the order of these positions.
     """
     usable = set(measured_twice)
     drawn: list[tuple[int, list[int]]] = []
@@ -336,10 +307,7 @@ def _draw_neighbourhoods(
 def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> int:
     """Return the fastest candidate, or the original if none gains at least :data:`MIN_GAIN`.
 
-    Args:
-        original: position of the original shape.
-        candidates: positions of the measured candidates.
-        speeds: measured speed of all held-out shapes, in any unit.
+    ``speeds`` are the measured speeds of all held-out shapes, in any unit.
     """
     best = max((original, *candidates), key=lambda j: float(speeds[j]))
     gain = speeds[best] / speeds[original] - 1
@@ -349,8 +317,8 @@ def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> i
 class _HeldOutRows:
     """Held-out shapes with more than 1e9 FLOP, as arrays with one element per shape.
 
-    ``flops`` is the number of FLOPs, ``seconds`` the measured time, and ``predicted`` the predicted
-    time in seconds. Methods identify a shape by its position in these arrays.
+    ``predicted`` is the predicted time in seconds. Methods identify a shape by its position in the
+    arrays. A shape that several implementations computed appears once for each of them.
     """
 
     def __init__(self, validation: Validation) -> None:
@@ -358,7 +326,7 @@ class _HeldOutRows:
         keep = [int(i) for i in np.flatnonzero(flops > _MIN_FLOPS)]
         self._problems = [validation.tested.problems[i] for i in keep]
         self._model = validation.model
-        self._names = [validation.tested.implementations[i] for i in keep]
+        self._implementations = [validation.tested.implementations[i] for i in keep]
         self._frame = validation.prediction.frame().iloc[keep].reset_index(drop=True)
         self.flops = flops[keep]
         self.seconds = validation.tested.seconds[keep]
@@ -367,32 +335,26 @@ class _HeldOutRows:
 
     def times_in(self, source: PublicRows) -> Array:
         """Return each shape's seconds in another table; NaN if the table lacks the shape."""
-        seconds_by_problem = dict(zip(source.problems, source.seconds, strict=True))
-        return np.array([seconds_by_problem.get(problem, np.nan) for problem in self._problems])
+        measured_cases = zip(source.implementations, source.problems, strict=True)
+        seconds_by_case = dict(zip(measured_cases, source.seconds, strict=True))
+        cases = zip(self._implementations, self._problems, strict=True)
+        return np.array([seconds_by_case.get(case, np.nan) for case in cases])
 
     def near(self, original: int, smallest_difference: float) -> list[int]:
         """Return the positions of a shape and of the near shapes that differ from it only in size.
 
-        Args:
-            original: position of the shape.
-            smallest_difference: smallest relative difference in each dimension, such as −0.15 for
-                shapes that may be smaller by 15%. The largest relative difference is 15%.
+        ``smallest_difference`` is the smallest relative difference in each dimension, such as −0.15
+        for shapes that may be smaller by 15%. The largest relative difference is 15%.
         """
-        return [
-            int(j) for j in self._index.near(self._problems[original], smallest_difference, _REACH)
-        ]
+        near = self._index.near(self._problems[original], smallest_difference, _REACH)
+        implementation = self._implementations[original]
+        return [int(j) for j in near if self._implementations[j] == implementation]
 
     def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
-        """Ask for advice about a shape.
+        """Return the position of the advised shape, and the lower end of its gain's interval.
 
-        Args:
-            original: position of the shape.
-            members: positions of the shapes to choose from, with or without the original.
-            query_kind: ``pad`` or ``choose``.
-
-        Returns:
-            The position of the advised shape, which may be the original, and the lower end of the
-            interval of its gain.
+        ``members`` are the positions of the shapes to choose from. The original can always be
+        advised, even if it is not among them.
         """
         # The original shape must be the first option.
         order = [original, *(j for j in members if j != original)]
@@ -401,7 +363,7 @@ class _HeldOutRows:
             problem,
             [self._problems[j] for j in order],
             self._frame.iloc[order],
-            self._model.fit_of(group_of(self._names[original], problem)),
+            self._model.fit_of(group_of(self._implementations[original], problem)),
             Measurements({}),
             Question(query_kind, _REACH),
         )

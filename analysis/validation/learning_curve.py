@@ -16,6 +16,7 @@ from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import validate
 from kernels.common.errors import UserError
 from kernels.machine import Machine
+from kernels.timemodel.constants import foreign_constants
 
 _HOLDOUTS = ("rows", "levels")
 COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
@@ -24,7 +25,7 @@ COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Errors on held-out rows after calibration on ``count`` rows, with one kind of hold-out."""
+    """Errors on held-out rows after calibration on ``count`` rows."""
 
     holdout: str
     count: int
@@ -34,17 +35,16 @@ class CurvePoint:
 def learning_curve(
     source: PublicRows, machine: Machine, seed: int = 0, counts: Sequence[int] = COUNTS
 ) -> list[CurvePoint]:
-    """Validate the model with increasing numbers of calibration rows.
+    """Validate the model with each of ``counts``, the ascending numbers of calibration rows.
 
     There is a curve for each of the hold-outs ``rows`` and ``levels``. A curve ends before the
-    first number for which the source has too few rows.
+    first number for which the source has too few rows. The other arguments are those of
+    :func:`analysis.validation.holdout.validate`.
 
-    Args:
-        source: the measured rows.
-        machine: the machine on which they were measured.
-        seed: as in :func:`analysis.validation.holdout.validate`.
-        counts: numbers of calibration rows, in ascending order.
+    Raises:
+        UserError: if the machine does not support the dtype.
     """
+    foreign_constants(machine, source.dtype)  # otherwise its error would end the curves below
     points = []
     for holdout in _HOLDOUTS:
         for count in counts:
@@ -57,27 +57,25 @@ def learning_curve(
 
 
 def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
-    """Estimate the error of a perfect model from two measurements of the same shapes.
+    """Estimate the errors of a perfect model from two measurements of the same cases.
 
-    This error is the relative difference between the two times, divided by √2.
-
-    Args:
-        first: the measured rows.
-        second: a second measurement of the same shapes.
+    The error of a case is the relative difference between its two times, divided by √2.
 
     Raises:
-        UserError: if the two tables have no shape in common.
+        UserError: if no implementation computed the same problem in both tables.
     """
-    second_times = dict(zip(second.problems, second.seconds, strict=True))
+    second_cases = zip(second.implementations, second.problems, strict=True)
+    second_times = dict(zip(second_cases, second.seconds, strict=True))
+    first_cases = zip(first.implementations, first.problems, strict=True)
     times_of_both = [
-        (seconds, second_times[problem])
-        for problem, seconds in zip(first.problems, first.seconds, strict=True)
-        if problem in second_times
+        (seconds, second_times[case])
+        for case, seconds in zip(first_cases, first.seconds, strict=True)
+        if case in second_times
     ]
     if not times_of_both:
         raise UserError(
-            f"{first.name} and {second.name} have no shape in common; give two tables of the same "
-            "shapes."
+            f"{first.name} and {second.name} have no case in common; give two tables of the same "
+            "shapes and implementations."
         )
     first_seconds, second_seconds = np.array(times_of_both).T  # one column per table
     # Both measurements contribute equally to the noise of the difference, so the standard deviation

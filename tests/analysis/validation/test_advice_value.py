@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.imports.public import read_source
+from analysis.imports.public import PublicRows, read_source
 from analysis.validation.advice_value import judge_advice, judge_measured
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.validation_report import advice_text
@@ -55,6 +55,17 @@ def test_noise_is_not_followed(tmp_path: Path) -> None:
     for moved, words in ((0, "0 of 100 shapes were padded"), (1, "1 of 100 shapes was padded")):
         text = advice_text(replace(worth, padding={"advice": replace(unchanged, moved=moved)}))
         assert words in text
+
+
+def test_another_implementation_of_a_shape_is_not_a_padding(tmp_path: Path) -> None:
+    """The faster implementation would otherwise be the best padding of every shape."""
+    cases = gemm_cases([(m, n, k) for m, n, k in GRID if k == 1024])
+    source = read_source(record(tmp_path, cases, model_law()(problems(cases))), H100)
+    slower = replace(source, implementations=["cutlass"] * len(source), seconds=2 * source.seconds)
+    both = PublicRows.joined([source, slower])
+    worth = judge_advice(validate(both, H100, 16), draws=50)
+    assert worth.hindsight < 0.2
+    assert worth.regret["as_asked"] < 0.2
 
 
 def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:

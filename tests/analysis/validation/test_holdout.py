@@ -291,8 +291,17 @@ def test_the_noise_floor_is_the_difference_of_two_collections_over_root_two(
     floor = noise_floor(source, again)
     assert floor.mean == pytest.approx(0.1 / np.sqrt(2))
     assert floor.rows == len(source)
-    with pytest.raises(UserError, match="no shape in common"):
+    with pytest.raises(UserError, match="no case in common"):
         noise_floor(source.take([0]), source.take([1]))
+    # Two implementations of the same shapes are not repetitions of each other.
+    slower = replace(source, implementations=["cutlass"] * len(source), seconds=2 * source.seconds)
+    both = PublicRows.joined([source, slower])
+    assert noise_floor(both, both).mean == 0
+
+
+def test_the_learning_curve_needs_a_dtype_of_the_machine(source: PublicRows) -> None:
+    with pytest.raises(UserError):
+        learning_curve(replace(source, dtype="fp8"), A100)
 
 
 def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
