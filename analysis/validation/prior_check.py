@@ -1,8 +1,7 @@
 """Judge predictions that combine public tables with a few measurements of a machine.
 
-A collection is the GEMM times in one public table or file. One public collection takes the place of
-the machine's measurements and is not used as a prior. The model is calibrated on some of its rows
-and tested on others.
+A collection is the GEMM times in one public table or file. One collection, which is not used as a
+prior, takes the place of the machine's measurements.
 
 Tested shapes are removed from the priors' collections, because most of a user's shapes are not in
 any table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed,
@@ -47,15 +46,17 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
     """Return the collections that ``--prior`` names.
 
     Args:
-        names: files or slugs of machines, separated by commas. A slug means all public tables of
-            that machine, beginning with the table that ``rooftile import`` would choose.
+        names: files, folders of recordings or slugs of machines, separated by commas. A slug means
+            all public tables of that machine, beginning with the table that ``rooftile import``
+            would choose.
         judged: file with the measurements under test, which must not be a prior.
-        machine: the machine whose times are in that file.
+        machine: the machine whose times are in ``judged``.
         dtype: dtype of the collections.
 
     Raises:
-        UserError: if a name is empty, does not match any collection, or is the file under test; or
-            if a file cannot be read or has rows that are not GEMMs.
+        UserError: if a name is empty, has no times in this dtype other than those under test, or
+            fits no machine or several; if a file or the package of public tables cannot be read; or
+            if a file has rows that are not GEMMs.
     """
     per_name = (
         _find_collections(name.strip(), judged, machine, dtype) for name in names.split(",")
@@ -64,18 +65,20 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
 
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
-    """Return the collections for one name; the arguments are as in :func:`named_collections`."""
+    """Return the collections for one of the names that :func:`named_collections` takes."""
     if not name:
         raise UserError("--prior has an empty name; give machines or files, separated by commas.")
     path = Path(name)
     if path.exists():
         if path.resolve() == judged.resolve():
             raise UserError(f"{name} is the file under test; give another file to --prior.")
-        return [_collection_from_file(name, machine, dtype)]
+        collection = _collection_from_file(path, machine, dtype)
+        if not collection.gemms:
+            raise UserError(f"{name} has no time in {dtype}; give another file to --prior.")
+        return [collection]
     tables = [table for table in find_tables() if table.rows and table.slug in known_machines()]
     table_by_slug = choose_tables(tables)
     slug = slug_meant(name, table_by_slug)
-    # The table that ``import`` would choose comes first.
     tables_of_slug = [table_by_slug[slug]]
     tables_of_slug += [
         table for table in tables if table.slug == slug and table.path != table_by_slug[slug].path
@@ -93,26 +96,25 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
     return collections
 
 
-def _collection_from_file(name: str, machine: Machine, dtype: str) -> Collection:
-    """Read a collection from a public table (.parquet) or from another file, such as a CSV file.
+def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collection:
+    """Read a collection from a public table (.parquet), another file or a folder of a recording.
 
-    A public table states its machine. From another file, only the rows of ``machine`` are read.
+    A public table states its machine. From the others, only the rows of ``machine`` are read.
 
     Raises:
         UserError: if the file cannot be read, or has rows that are not GEMMs.
     """
-    path = Path(name)
     if path.suffix == ".parquet":
         return _collection_from_table(read_table(path), dtype)
     source = read_source(path, machine, dtype)
     gemms = [problem for problem in source.problems if isinstance(problem, Gemm)]
     if len(gemms) < len(source):
-        raise UserError(f"{name} has rows that are not GEMMs; remove these rows from the file.")
+        raise UserError(f"{path} has rows that are not GEMMs; remove these rows from the file.")
     return Collection(machine, source.name, gemms, source.seconds)
 
 
 def _collection_from_table(table: PublicTable, dtype: str) -> Collection:
-    """Read a public table's rows of one dtype."""
+    """Read a public table's rows of one dtype; the collection is empty if there are none."""
     return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
@@ -134,11 +136,9 @@ def validate_with_prior(
 
     Args:
         source: rows that take the place of the machine's measurements. Their times are taken as
-            warm, because predictions from public tables are warm.
+            warm times of the vendor library, because those are in the public tables.
         machine: the machine on which they were measured.
-        named: the public collections, the most trusted first. Calibration fits the weights of the
-            collections. Without calibration, predictions come from the machine's first collection
-            or, if the machine has none, from the first collection of each other machine.
+        named: the collections, the most trusted first.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
         seed: seed of the random part of the choice of calibration rows (see :func:`choose_rows`),
@@ -147,8 +147,8 @@ def validate_with_prior(
 
     Raises:
         UserError: if the hold-out is unknown, the source has problems that are not GEMMs, there are
-            too few rows in the source or in the collections, or there are neither collections nor
-            rows to calibrate on.
+            too few rows in the source or in the collections, there are neither collections nor rows
+            to calibrate on, or the machine does not support the dtype.
     """
     if holdout not in _HOLDOUTS:
         *others, last = _HOLDOUTS
@@ -156,7 +156,7 @@ def validate_with_prior(
         raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
         raise UserError("--prior works only for GEMMs; to judge convolutions, leave out --prior.")
-    source = replace(source, warm=True)
+    source = replace(source, warm=True, implementations=[LIBRARY] * len(source))
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)
     folds = [
@@ -173,10 +173,9 @@ def _validate_once(
     seed: int,
     holdout: str,
 ) -> Validation:
-    """Validate the model on one split of the rows.
+    """Validate the model on one split of the rows, as :func:`validate_with_prior` does.
 
-    The arguments are those of :func:`validate_with_prior`. With ``folds``, ``seed`` is the number
-    of the tested fifth.
+    With ``folds``, ``seed`` is the number of the tested fifth.
     """
     # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
@@ -271,10 +270,10 @@ def _split(
 
 
 def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
-    """Combine the validations of the five folds of a source into one validation.
+    """Combine the validations of the folds; the tested rows are in the order of the folds.
 
-    The tested rows are in the order of the folds. The model and the calibration rows are those of
-    the first fold, and there are no baselines.
+    The model, its prior and the calibration rows are those of the first fold. There are no
+    baselines.
     """
     predictions = []
     rows_before = 0  # number of tested rows in the folds before this one

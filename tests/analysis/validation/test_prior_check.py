@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from analysis.imports.public import read_source
 from analysis.model.nearby import Collection, sizes_of
 from analysis.model.offsets import CollectionTrees, TreeSettings
+from analysis.model.query import group_of
 from analysis.validation.holdout import FOLDS
 from analysis.validation.prior_check import named_collections, validate_with_prior
 from kernels.common.errors import UserError
@@ -94,6 +96,8 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
     judged = table(tmp_path, "VLLM", 1.15, 1)
     with pytest.raises(UserError, match="is the file under test"):
         named_collections(str(judged), judged, H100, "bf16")
+    with pytest.raises(UserError, match="has no time in fp8"):
+        named_collections(str(table(tmp_path, "SGLANG", 1.0, 3)), judged, H100, "fp8")
     source = read_source(judged, H100)
     with pytest.raises(UserError, match="nothing to judge"):
         validate_with_prior(source, H100, [], 0)
@@ -101,6 +105,15 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
         validate_with_prior(source, H100, [], 64, holdout="beyond")
     with pytest.raises(UserError, match="rows to calibrate on; give at most"):
         validate_with_prior(source, H100, [], 10_000)
+
+
+def test_all_rows_are_those_of_the_fitted_group(tmp_path: Path) -> None:
+    source = read_source(table(tmp_path, "VLLM", 1.15, 1), H100)
+    named_otherwise = replace(source, implementations=["torch"] * len(source))
+    validation = validate_with_prior(named_otherwise, H100, [], 32)
+    tested = validation.tested
+    cases = zip(tested.implementations, tested.problems, strict=True)
+    assert {group_of(*case) for case in cases} == set(validation.model.fits)
 
 
 @pytest.mark.slow
