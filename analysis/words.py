@@ -13,7 +13,7 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     ``words`` may also be a sequence with one name per string, or None for no names.
 
     Raises:
-        UserError: if a name is empty, for instance because a script's variable is not set.
+        UserError: if a name is empty.
     """
     if words is None:
         return ()
@@ -33,7 +33,7 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
     0.125
 
     Raises:
-        UserError: if ``value`` is not a share, exceeds ``most``, or is ambiguous, like ``1``.
+        UserError: if ``value`` is not a share, exceeds ``most``, or is ambiguous, like ``"1"``.
     """
     text = str(value).strip()
     is_percentage = text.endswith("%")

@@ -1,7 +1,6 @@
 """Problems that can be timed, and the implementations that compute them.
 
-Importing this package needs neither PyTorch nor Triton; :func:`implementations` imports them when
-it is called.
+Importing this package needs neither PyTorch nor Triton.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["Conv", "Gemm", "implementations"]
 
 
 def implementations() -> dict[str, Implementation]:
-    """Return all implementations by name, with the Triton families if Triton is installed."""
+    """Return all implementations by name; import PyTorch, and Triton if it is installed."""
     from kernels.registry import all_implementations
 
     return all_implementations()

@@ -34,13 +34,8 @@ def baseline_errors(
 ) -> dict[str, Errors | None]:
     """Return the errors of each baseline on held-out measurements.
 
-    The errors of ``four_fitted`` are None if there are no calibration measurements.
-
-    Args:
-        model: the calibrated model.
-        calibrated: measurements on which the model was calibrated.
-        tested: held-out measurements to predict.
-        query: the same held-out cases as a query.
+    The errors of ``four_fitted`` are None if there are no calibration measurements. ``query`` has
+    the cases of ``tested``.
     """
     machine = model.machine
     without_trees = {group: replace(fit, residual=None) for group, fit in model.fits.items()}
@@ -70,10 +65,7 @@ def _finite_errors(seconds: Array, measured: Array) -> Errors:
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return the seconds that arithmetic and memory traffic of each case take at full rate.
-
-    The full rates are the machine's peak and bandwidth.
-    """
+    """Return each case's seconds of arithmetic at the peak, and of traffic at the bandwidth."""
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth
@@ -82,14 +74,10 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a formula with four constants to measured times.
+    """Fit a formula with four constants to the measured seconds of the cases of ``floors``.
 
     The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
     combines the times of arithmetic and memory.
-
-    Args:
-        floors: result of :func:`_floors` for the measured cases.
-        seconds: measured seconds of each case.
 
     Returns:
         A function that takes the result of :func:`_floors` for any cases and returns their

@@ -1,8 +1,8 @@
 """Judge the model on held-out measurements of a recording or of a public table.
 
-The model is calibrated on some rows of a table, and all reported errors are those of other rows.
-The calibration rows are chosen without looking at any time. Constants that were fitted to the
-machine under test are never used, not even as the start of a fit.
+All reported errors are those of rows that the model was not calibrated on. The calibration rows are
+chosen without looking at any time. On a GPU, constants that were fitted to the machine under test
+are never used, not even as the start of a fit.
 """
 
 from __future__ import annotations
@@ -45,17 +45,13 @@ class Validation:
     """Result of a validation.
 
     Attributes:
-        machine: the machine on which the rows were measured.
         source: all measured rows.
-        seed: seed of the draws.
         holdout: way in which the held-out rows were chosen, one of :data:`HOLDOUTS`.
         calibrated: positions in ``source`` of the rows that the model was calibrated on.
-        tested: the held-out rows.
-        prediction: prediction of the held-out rows.
-        model: the calibrated model.
-        constants_from: slug of the machine whose constants are used; empty if the model was
-            calibrated, or comes from public tables.
-        baselines: errors of simpler predictors on the held-out rows; None for those that were not
+        tested: the held-out rows, in the order of ``prediction``.
+        constants_from: slug of the machine whose constants are used, or ``cpu`` for a CPU; empty if
+            the model was calibrated, or comes from public tables.
+        baselines: errors of each baseline on the held-out rows; None for those that were not
             judged.
         prior: names of the public tables from which the calibration started, or from which the rows
             were predicted without calibration.
@@ -90,7 +86,7 @@ class Validation:
 
     @property
     def tile_agreement(self) -> float | None:
-        """Share of predicted tiles that agree with the tile in the kernel's name.
+        """Share of rows whose predicted tile is that in the kernel's name.
 
         Rows whose kernel name contains no tile are left out. The share is None if no row is left.
         """
@@ -114,9 +110,8 @@ class Validation:
     def neighbours(self) -> dict[str, Any]:
         """Errors of the predicted time ratios between shapes and their fastest predicted paddings.
 
-        The keys are ``pairs``, the number of pairs, and ``low`` and ``high``, the 5th and the 95th
-        percentile of log(measured ratio / predicted ratio). Both percentiles are None if there are
-        no pairs.
+        ``low`` and ``high`` are the 5th and the 95th percentile of log(measured ratio / predicted
+        ratio) over all ``pairs``, or None if there are no pairs.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
@@ -197,12 +192,12 @@ def validate(
             and of the choice of the values that ``levels`` withholds.
         holdout: one of :data:`HOLDOUTS`.
         constants: slug of another machine whose constants are used; None for the machine that
-            :func:`foreign_constants` selects.
+            :func:`foreign_constants` selects. For a CPU, ``constants`` has no effect.
 
     Raises:
         UserError: if there are fewer rows to calibrate on than ``calibrate``, if no row is left to
-            test, if ``constants`` is the machine itself or has no shipped constants in this dtype,
-            or if the machine does not support the dtype.
+            test, if ``constants`` is the GPU itself or has no shipped constants in this dtype, or
+            if the machine does not support the dtype.
     """
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)
@@ -264,7 +259,7 @@ def validate(
 def _spread(machine: Machine, dtype: str) -> Spread:
     """Return the uncertainty of another machine's constants.
 
-    It was learned for 16-bit dtypes on GPUs. For everything else, :data:`UNKNOWN` is assumed.
+    Only that of 16-bit dtypes on GPUs is known. For all others, :data:`UNKNOWN` is assumed.
     """
     learned = machine.kind == "gpu" and dtype in TWINS
     return Spread.from_shipped("generation") if learned else UNKNOWN
@@ -276,7 +271,7 @@ def split_rows(
     """Return the positions of the rows that may be calibrated on, and of those that may be tested.
 
     With the hold-outs ``rows`` and ``folds``, both results contain all rows, because
-    :func:`validate` chooses the tested rows later. That function explains the hold-outs.
+    :func:`validate` chooses the tested rows later.
     """
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):

@@ -1,8 +1,8 @@
 """Judge predictions from one public table against the other public tables of its machine.
 
 Each table was measured with one framework and one version of cuBLAS. Other versions choose other
-kernels, and users' operands have other values. Predictions from an imported table are therefore
-compared with all other public tables, called collections, of the same machine.
+kernels. Predictions from an imported table are therefore compared with all other public tables,
+called collections, of the same machine.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class CollectionErrors:
     """Errors of a model's predictions for one collection to which the model was not fitted.
 
     Attributes:
-        slug: the machine of the collection.
+        slug: slug of the collection's machine.
         source: framework and version of the collection.
-        errors: summary of the relative errors.
         log_ratios: log(measured / predicted) of each shape.
         spreads: spread of each prediction: the relative size of its errors.
         pair_errors: errors of the time ratios between shapes and their fastest predicted paddings,
@@ -84,15 +83,9 @@ class CollectionErrors:
     def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> CollectionErrors:
-        """Return the errors of predicted seconds, compared with measured seconds.
+        """Return the errors of the ``predicted`` seconds, compared with the measured ``seconds``.
 
-        Args:
-            slug: the machine of the collection.
-            source: framework and version of the collection.
-            query: the measured shapes as a query.
-            predicted: predicted seconds of each shape.
-            seconds: measured seconds of each shape.
-            spreads: spread of each prediction.
+        ``query`` has the measured shapes. The other arguments are fields of the class.
         """
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _MIN_PREDICTED_GAIN)
@@ -125,8 +118,7 @@ class CollectionErrors:
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
         """Return the share of the times inside the range around the final model's predictions.
 
-        The final model was fitted to the same shapes in the imported table. The result is None if
-        the collection is not compared with an imported table.
+        The result is None if the collection is not compared with an imported table.
         """
         if self.seen is None:
             return None
@@ -171,10 +163,9 @@ def other_collections(
     Only shapes that are in both tables are compared. A collection without such shapes is left out.
 
     Args:
-        folder: folder of the recording of the imported table, with held-out predictions. None of
-            these predictions used another collection.
+        folder: folder of the imported table's recording, with held-out predictions.
         table: the imported table.
-        tables: all public tables, of any machine.
+        tables: public tables of any machine.
         shift: expected difference in time between the imported table's framework and others.
     """
     predictions = _held_out_predictions(folder).join(median_times(table), on=_SIZES)
@@ -188,7 +179,7 @@ def other_collections(
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
-    """Return the other tables of a table's machine, without empty ones."""
+    """Return the other tables of a table's machine, without those that have no bf16 rows."""
     return [
         other
         for other in tables
@@ -221,16 +212,14 @@ def median_times(table: PublicTable) -> pd.Series:
 def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors | None:
-    """Compare a collection with the predictions from an imported table at common shapes.
-
-    The result is None if there are no common shapes.
+    """Compare a collection with predictions at common shapes; return None if there are none.
 
     Args:
         model: final model of the imported table, fitted to all of its shapes.
         predictions: result of :func:`_held_out_predictions`, with the imported table's times in the
             column measured_us.
         table: the collection.
-        shift: expected difference in time between the imported table's framework and others.
+        shift: as in :func:`other_collections`.
     """
     # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")
@@ -255,27 +244,19 @@ def _compare_collection(
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
-    """Return a query for warm times, which are what public tables contain.
-
-    When a warm time is measured, operands that fit into the last-level cache are already there.
-    """
+    """Return a query for warm times, which are what public tables contain."""
     return Query.plain(gemms_of(rows), LIBRARY, warm=True)
 
 
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
-    """Write validation.json: the errors of an imported table's model.
+    """Write validation.json, the errors of an imported table's model, to its recording's folder.
 
-    - ``software`` is the 90% range of the errors on other frameworks. The intervals of answers are
-      widened to this range.
+    - ``software`` is the 90% range of the errors on other frameworks, to which the intervals of
+      answers are widened.
     - ``same`` has the errors of held-out predictions of the table itself.
     - ``other`` has the errors on other frameworks' collections, and the share of their times inside
       the range ``software``. The share is optimistic, because the range was also learned from these
       collections; ``judge_model`` in tests/studies/shipping leaves them out.
-
-    Args:
-        folder: folder of the recording of the imported table.
-        table: the imported table.
-        tables: all public tables, of any machine.
     """
     software = software_of(table.slug)
     collection_errors = other_collections(folder, table, tables, shift_of(table.slug))
@@ -293,9 +274,9 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 
 
 def write_own_validation(folder: Path) -> None:
-    """Write validation.json for a user's file, for which there is no other collection.
+    """Write validation.json for a user's file, with the held-out errors of each group of the model.
 
-    The file has only the errors of held-out predictions, for each group of the model.
+    There is no other collection to compare a user's file with.
     """
     fits = json.loads((folder / "calibration.json").read_bytes())["groups"]
     errors = {
@@ -310,8 +291,9 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     """Return the errors of one collection and the coverage of an interval, as a JSON document.
 
     The coverage is the share of the shapes whose times are inside the interval.
-    ``coverage_by_group`` has the coverage and the number of shapes for each kind of shape. If the
-    collection is compared with an imported table, ``coverage_90_seen`` and ``repeated`` are added.
+    ``coverage_by_group`` has the coverage and the number of shapes of each kind. ``median_width``
+    is the median of the interval's width divided by the predicted time. ``coverage_90_seen`` and
+    ``repeated`` are left out if the collection is not compared with an imported table.
     """
     inside = collection.inside(interval)
     low, high = collection.ends(interval)

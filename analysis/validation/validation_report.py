@@ -31,7 +31,7 @@ def held_out_table(validation: Validation) -> pd.DataFrame:
     - ``m``, ``n`` and ``k``: sizes of the GEMM, or of the implied GEMM of a convolution;
     - ``class``: class of the shape;
     - ``measured`` and ``predicted``: time in µs;
-    - ``limit``: largest part of the predicted time, such as ``memory``, which limits it;
+    - ``limit``: name of the largest part of the predicted time, such as ``memory``;
     - ``error``: predicted / measured − 1.
     """
     gemms = [problem.implied_gemm for problem in validation.tested.problems]
@@ -51,13 +51,7 @@ def held_out_table(validation: Validation) -> pd.DataFrame:
 
 
 def validation_text(validation: Validation) -> str:
-    """Return a report in plain text.
-
-    The first line states what was validated. Then come the errors of the model, the errors of the
-    baselines, and how well the times of an earlier version of a framework predict those of a later
-    version. The last lines give the errors by limit, by M, by class of shapes and by algorithm, the
-    share of times inside the 90% interval, and the share of tiles that agree.
-    """
+    """Return a report in plain text, with the errors of the model and of its baselines."""
     skipped = ", ".join(
         f"{count:,} {_SKIPPED.get(reason, reason)}"
         for reason, count in validation.source.skipped.items()
@@ -103,11 +97,7 @@ def basis(validation: Validation) -> str:
 
 
 def _breakdowns(rows: pd.DataFrame) -> list[str]:
-    """Return lines with the errors by limit, by M and by class of shapes.
-
-    Args:
-        rows: table from :func:`held_out_table`.
-    """
+    """Return lines with the errors of a :func:`held_out_table` by limit, by M and by class."""
     lines = []
     # Because one edge is infinite, all edges are floats. Their labels should be whole numbers.
     by_m = pd.cut(rows["m"], list(_M_EDGES)).cat.rename_categories(
@@ -140,10 +130,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
 def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
     """Describe the value of following the advice, and of measuring the best candidates first.
 
-    Args:
-        worth: value of the advice.
-        measured: value of measuring the best candidates, by their number; None if this was
-            not judged.
+    ``measured`` has the value of measuring, by the number of candidates.
     """
     drawn = counted(worth.neighbourhoods, "neighbourhood")
     lines = [

@@ -1,7 +1,7 @@
 """Lookup of a machine by its slug (short name) or by any unambiguous part of the slug.
 
-Users may write ``h200`` or ``rtx 4090``. Model numbers are never guessed: an L20 is not an L40, so
-only a machine with the same numbers is suggested.
+Model numbers are never guessed: an L20 is not an L40, so only a machine with the same numbers is
+suggested.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ _SIMILAR = 0.5  # lowest difflib ratio at which one name counts as a misspelling
 def slug_meant(word: str, slugs: Iterable[str]) -> str:
     """Return the known slug that a word refers to.
 
-    Args:
-        word: a slug, or parts of one in any order and case: ``4090``, ``H100 PCIe``, ``rtx4090``.
-        slugs: the slugs that are known.
+    ``word`` is a slug, or parts of one in any order and case: ``4090``, ``H100 PCIe``, ``rtx4090``.
 
     Raises:
-        UserError: if the word fits no known slug, or more than one.
+        UserError: if the word fits no known slug, or fits several and is not a whole slug.
     """
     unique_slugs = list(dict.fromkeys(slugs))
     dashed = "-".join(_words(word))

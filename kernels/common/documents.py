@@ -4,7 +4,7 @@ In this module, a shape describes which values are accepted. It is one of these:
 
 - a type: ``str``, ``bool``, ``dict`` or ``list``,
 - a :class:`Number`,
-- ``[shape]`` for a list of values of that shape,
+- ``[shape]`` for a list of values of one shape,
 - a mapping of keys to shapes, in which a key that ends in ``?`` may be missing,
 - :class:`Each` for a mapping with any keys and with values of one shape,
 - :class:`Maybe` for a value that may be null.
@@ -26,7 +26,7 @@ _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 @dataclass(frozen=True)
 class Number:
-    """Finite number from ``low`` to ``high``; ``whole`` allows only whole numbers."""
+    """Number from ``low`` to ``high``; ``whole`` allows only integers, and refuses 3.0."""
 
     low: float = -_LARGEST
     high: float = _LARGEST
@@ -84,7 +84,7 @@ def misfit(value: Any, shape: Any, where: str = "it") -> str:
 
 
 def _first(faults: Iterable[str]) -> str:
-    """Return the first text that is not empty, or "" if all are; later texts are not computed."""
+    """Return the first text that is not empty, or "" if all texts are empty."""
     for fault in faults:
         if fault:
             return fault

@@ -36,8 +36,7 @@ _VERBS = {"kernels list": "implementations"}
 def same_command(fresh: bool) -> str:
     """Return how messages name the command that resumes a run.
 
-    ``fresh`` is True if the user's command sets old runs aside. Repeating that command would also
-    set aside the run that is to be resumed.
+    ``fresh`` is True if the user's command sets old runs aside, and so would not resume this one.
     """
     return f"the same command without {USE_FRESH}" if fresh else "the same command"
 
@@ -53,12 +52,9 @@ def extra(name: str) -> str:
 
 
 def needs_extra(module: str, name: str = "measure", subject: str = "This command") -> str:
-    """Return the sentence that names a missing package and the extra that installs it.
+    """Return the sentence that names a missing package and the command that installs it.
 
-    Args:
-        module: name of the missing package.
-        name: name of the extra that installs the package.
-        subject: subject of the sentence, which says what needs the package.
+    ``name`` is the extra that has the package, and ``subject`` is the subject of the sentence.
     """
     title = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
     return f"{subject} needs {title}, which is not installed; {extra(name)}."
@@ -76,11 +72,9 @@ def verb(package: str, name: str) -> str:
 def command_words(words: Sequence[str]) -> Sequence[str]:
     """Return the arguments with which Python runs a package's command.
 
-    In a checkout, ``words`` may instead name any other module and its arguments. When installed,
-    ``-P`` prevents Python from running a module of the same name in the current folder.
-
-    Args:
-        words: the package, its command and the options, such as ``["sweeps", "run", "--fresh"]``.
+    ``words`` are the package, its command and options, such as ``["sweeps", "run", "--fresh"]``.
+    When installed, ``-P`` prevents Python from running a module called ``rooftile`` in the current
+    folder.
     """
     return ("-P", "-m", *_shown(words)) if INSTALLED else ("-m", *words)
 
@@ -100,10 +94,5 @@ def command(text: str) -> str:
 
 
 def target(make: str, installed: str) -> str:
-    """Return the command line with ``make`` or ``rooftile``, in backquotes for a message.
-
-    Args:
-        make: target and variables of ``make``, for a checkout.
-        installed: command and options of ``rooftile``, for an installation.
-    """
+    """Return the command line of ``make``, or of ``rooftile`` when installed, in backquotes."""
     return f"`rooftile {installed}`" if INSTALLED else f"`make {make}`"

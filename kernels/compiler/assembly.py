@@ -46,7 +46,7 @@ class InnerLoop:
       empty if it has none.
     - ``products`` is the number of multiply-adds that one CTA computes.
     - ``copied`` is the number of bytes that the CTA copies from global memory.
-    - ``copy_bytes`` is the width of its narrowest copy: the bytes that one thread copies, or the
+    - ``copy_bytes`` is the width of the narrowest copy: the bytes that one thread copies, or the
       mean size of the blocks that TMA copies. It is 0 if the iteration copies nothing.
     """
 
@@ -59,12 +59,9 @@ class InnerLoop:
 def inner_loop(ptx: str, warps: int) -> InnerLoop:
     """Read the work of one iteration of the loop over K from a kernel's PTX.
 
-    A warp-specialised kernel has several innermost loops. One iteration of each of them is counted.
-
-    Args:
-        ptx: PTX of one kernel.
-        warps: number of warps that multiply; in a specialised kernel, those of one consumer group,
-            because each group has a separate loop.
+    If the kernel has several innermost loops, one iteration of each is counted, because each group
+    of warps in a warp-specialised kernel has a separate loop. ``warps`` is the number of warps that
+    multiply or, in a specialised kernel, of those in one group.
     """
     # The first family that occurs is preferred to the others, so it is the one that multiplies.
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")

@@ -32,11 +32,7 @@ In the {aligned:,} kernels for aligned rows, one iteration of the inner loop com
 
 
 def compile_markdown(rows: Sequence[CompileRow]) -> str:
-    """Return the Markdown document of the compiled kernels.
-
-    Args:
-        rows: rows of :func:`kernels.compiler.compilecheck.compile_rows`.
-    """
+    """Return the Markdown document of the compiled kernels."""
     arches = list(dict.fromkeys(row.arch for row in rows))
     aligned = [row for row in rows if row.alignment == WIDE_BYTES]
     lines = [
@@ -101,7 +97,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
 
 
 def _cell(rows: Sequence[CompileRow]) -> str:
-    """Return the text of one cell, which summarises the compiled kernels in ``rows``."""
+    """Return the text of one cell: the summary of its rows, or a dash if it has none."""
     if not rows:
         return "–"
     # A row whose compilation failed has no matrix instruction.

@@ -46,7 +46,6 @@ def disassemble(cubin: bytes) -> str:
     """Return the machine code of a binary as text, using the ``nvdisasm`` that Triton includes.
 
     Raises:
-        OSError: if ``nvdisasm`` cannot be run.
         subprocess.CalledProcessError: if ``nvdisasm`` cannot read the binary.
     """
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -85,10 +84,7 @@ def loop_code(sass: str) -> LoopCode:
 
 
 def _encloses(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
-    """Return True if the loop ``outer`` contains the other loop ``inner``.
-
-    Each loop is given as (first line, last line).
-    """
+    """Return True if ``outer`` contains another loop ``inner``, both as (first, last line)."""
     return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
@@ -137,16 +133,15 @@ class _Path(NamedTuple):
 
 
 def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
-    """Return the counts of the best path from the loop's first line to its last.
+    """Return the counts of the best path (:class:`_Path`) from the loop's first line to its last.
 
-    The best path has the most matrix instructions. Among paths with equally many, the shortest
-    is the best. Backward branches inside the loop are ignored: they repeat a wait for a barrier, or
-    belong to another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
+    Backward branches inside the loop are ignored: they repeat a wait for a barrier, or belong to
+    another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
 
     Args:
-        loop: lines of the loop.
+        loop: lines of the loop, at least one.
         begin: position of the loop's first line in the whole code.
-        labels: for each label, the position in the whole code of the instruction after it.
+        labels: result of :func:`_read`.
     """
     # The list holds the best path to each line, without that line, or None if no path reaches it.
     best: list[_Path | None] = [None] * len(loop)
