@@ -1,7 +1,6 @@
 """All implementations by name, and the vendor library that PyTorch calls for a problem.
 
-Importing this module is cheap, because its functions import PyTorch and Triton only when they are
-called. Commands that need neither of the two can therefore import the module, too.
+The functions import PyTorch and Triton when they are called, so importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ from kernels.operation import Workload
 
 @functools.cache
 def all_implementations() -> dict[str, Implementation]:
-    """Return all implementations by name.
-
-    Vendor libraries come first, then the Triton families if Triton is installed.
-    """
+    """Return all implementations by name: vendor libraries, then Triton families if installed."""
     from kernels.library.vendor import libraries
 
     listed: list[Implementation] = [*libraries(), *_triton_families()]
@@ -44,8 +40,7 @@ def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the vendor library that PyTorch calls for a problem.
 
     If no vendor library supports the problem on the machine, return the first library for this kind
-    of machine that computes the operation in at least one dtype. For each kind of machine, every
-    operation has such a library.
+    of machine that computes the operation in at least one dtype. There is always such a library.
     """
     from kernels.library.vendor import libraries
 

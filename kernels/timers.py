@@ -15,10 +15,7 @@ def blocked_autorange(launch: Callable[[], object]) -> float:
 
 
 def do_bench(launch: Callable[[], object]) -> float:
-    """Return the seconds per launch, measured with ``triton.testing.do_bench``.
-
-    Triton's function clears the L2 cache before each launch and returns the median.
-    """
+    """Return the median seconds per launch, by ``triton.testing.do_bench`` with a cold L2 cache."""
     from triton.testing import do_bench as triton_do_bench
 
     milliseconds = float(triton_do_bench(launch, return_mode="median"))
@@ -26,17 +23,13 @@ def do_bench(launch: Callable[[], object]) -> float:
 
 
 def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) -> float:
-    """Return the seconds per launch in a CUDA graph, as AIConfigurator measures its tables.
+    """Return the mean seconds per launch in replays of a CUDA graph, as in AIConfigurator.
 
     Args:
-        launches: callable that makes ``count`` launches. As in AIConfigurator, the launches should
-            use several sets of weights in turn, so that the weights do not stay in the L2. The L2
-            is not flushed between replays.
+        launches: callable that makes the launches. They should use several sets of weights in turn,
+            because the L2 is not flushed between replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
-
-    Returns:
-        Mean seconds per launch over the timed replays.
     """
     # 1. Make the launches outside of a graph, on a side stream. PyTorch requires this before a
     # capture.

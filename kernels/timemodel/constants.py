@@ -49,8 +49,7 @@ class Constants:
     def from_json(cls, data: Mapping[str, float]) -> Constants:
         """Build constants from what :meth:`to_json` returned, in this version or an earlier one.
 
-        A renamed constant may have its old name. A constant that is missing gets its default, if it
-        has one.
+        A constant that is missing gets its default, if it has one.
 
         Raises:
             TypeError: if a constant without a default is missing, or a constant is unknown.
@@ -109,18 +108,14 @@ _SMALLEST = 1e-10  # smaller constants are raised to this value before their log
 
 
 def to_fit_scale(name: str, value: float) -> float:
-    """Convert a constant to the scale on which it is fitted and averaged.
-
-    The scale is logarithmic, or linear if the constant is one of :data:`LINEAR`.
-    """
+    """Convert a constant to the scale on which it is fitted and averaged; see :data:`LINEAR`."""
     return value if name in LINEAR else float(np.log(max(value, _SMALLEST)))
 
 
 def from_fit_scale(name: str, value: Any) -> Any:
-    """Convert a fitted value of a constant back; the inverse of :func:`to_fit_scale`.
+    """Convert a constant, or an array of its values, back from the scale of :func:`to_fit_scale`.
 
-    ``value`` may also be an array of fitted values. A constant of 0 on a logarithmic scale comes
-    back as 1e-10.
+    If the scale is logarithmic, a constant below 1e-10 comes back as 1e-10.
     """
     return value if name in LINEAR else np.exp(value)
 
@@ -135,7 +130,7 @@ def mean_constants(sets: Sequence[Constants]) -> Constants:
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
-    """Return :data:`BOUNDS` for one machine, whose clocks limit ``compute``, the share of the peak.
+    """Return :data:`BOUNDS`; for a GPU, its clocks set the upper bound of ``compute``.
 
     The peak is stated for the Tensor Core clock, and the boost clock may be higher.
     """
@@ -165,17 +160,14 @@ def shipped_fits() -> dict[str, Any]:
     - ``source``: package of the public tables.
     - ``software``: error range of predictions for another framework, over all machines
       (:class:`analysis.model.fit.SoftwareRange`).
-    - ``generation``: error range of constants that are carried over from another machine of the
-      same generation.
+    - ``generation``: error range of constants that come from another machine of the generation.
     - ``generations``: error range of the mean of other generations' constants.
     - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
     - ``groups``: for each kind of shape, the factors for the two ends of an interval
       (:mod:`analysis.model.groups`).
     - ``floor``: errors of predictions of a framework's later version from its earlier one.
-    - ``machines``: for each slug, the error range of predictions for another framework, the
-      measurements that the constants were fitted to, and the fits by group, as in calibration.json.
-      The ``shift`` of a fit is the expected difference in time for users of another framework. It
-      also applies to times from the machine's imported table.
+    - ``machines``: for each slug, the ``source`` of its measurements, its own error range
+      ``software``, and ``groups``, the fits by group as in calibration.json.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -184,11 +176,10 @@ def shipped_fits() -> dict[str, Any]:
 def foreign_constants(
     machine: Machine, dtype: str, slug: str | None = None
 ) -> tuple[Constants, str]:
-    """Return constants for a machine, scaled from those of another machine.
+    """Return constants for a GPU, scaled from those of another GPU (:func:`scaled_constants`).
 
-    The constants are scaled according to the two datasheets (:func:`scaled_constants`). The launch
-    time is that of the machine's generation in constants.toml, if the file has one. For a CPU,
-    return the CPU constants in constants.toml, and the slug ``cpu``.
+    The launch time is that of the machine's generation in constants.toml, if the file has one. For
+    a CPU, return the CPU constants in constants.toml and the slug ``cpu``, whatever ``slug`` is.
 
     Args:
         machine: machine that the constants are for.
@@ -200,8 +191,8 @@ def foreign_constants(
         The constants, and the slug of the machine on which they were measured.
 
     Raises:
-        UserError: if constants.toml has no constants of ``slug`` in this dtype, if ``slug`` names
-            ``machine`` itself, or if ``machine`` does not compute the dtype.
+        UserError: for a GPU, if constants.toml has no constants of ``slug`` in this dtype, if
+            ``slug`` names ``machine`` itself, or if ``machine`` does not compute the dtype.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
@@ -231,26 +222,18 @@ def foreign_constants(
 def scaled_constants(
     c: Constants, there: Machine, here: Machine, dtype: str, exponent: float = 1.0
 ) -> Constants:
-    """Scale the constants of one machine to another, according to the two datasheets.
+    """Scale the constants of the GPU ``there`` to the GPU ``here``, by the facts about both.
 
-    The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s. The
-    latency of a K step is assumed to scale inversely. L2 bandwidth scales with the clock, the
-    number of SMs, and the number of CTAs that share each block that they read. The share of the
-    peak scales with the share that the generation's fastest GEMMs are reported to reach on real
-    data. The constants ``fallback`` and ``fallback_split`` are those of the generation of ``here``.
-    All other constants are kept.
+    The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s, and the
+    latency of a K step inversely. The ratio of the two SMs' FLOP/s is raised to ``exponent``.
 
-    Args:
-        c: constants to scale.
-        there: machine on which the constants were measured.
-        here: machine that the constants are scaled to.
-        dtype: dtype whose peaks are compared.
-        exponent: exponent of the ratio between the two machines' FLOP/s per SM.
+    Raises:
+        UserError: if ``here`` does not compute the dtype.
     """
     # 1. Compare the two datasheets. Each ratio is the value of ``here`` relative to ``there``.
     clock_ratio = here.boost_mhz / there.boost_mhz
-    # If the measured machine does not have this dtype, as Volta does not have bf16, its peak in
-    # fp16 is compared.
+    # If ``there`` does not compute this dtype, as Volta does not compute bf16, its peak in fp16 is
+    # compared.
     peak_there = there.peaks.get(dtype) or there.peak("fp16")
     sm_flops_ratio = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** exponent
     # 2. Compare the facts of the two generations in constants.toml, which explains them.
@@ -274,8 +257,8 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's constants ``fallback`` and ``fallback_split``, by name.
 
-    Plain FMAs in fp32 need no bulk copies, so misaligned rows do not slow their loads. In fp32, and
-    for a generation without these facts in constants.toml, the constants are 0 and 1.
+    In fp32 they are 0 and 1, because plain FMAs need no bulk copies. They are also 0 and 1 for a
+    generation without these facts in constants.toml.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":
@@ -289,8 +272,7 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
 def measured_on(generation: str, dtype: str) -> str | None:
     """Return the slug of the machine that a generation's constants were measured on, or None.
 
-    A generation without measured constants uses those of another generation. The slug is then that
-    of the other generation's machine.
+    The machine may be of another generation (:func:`default_constants`). None stands for a CPU.
     """
     table = _constants_table()
     origin = _entry(table["like"].get(generation, generation), dtype).get("machine")

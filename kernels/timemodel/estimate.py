@@ -10,14 +10,12 @@
   reach.
 - ``launch`` includes a fixed time for each helper kernel, and for the kernel that adds the parts of
   a split K.
-- ``helpers`` is the time in which the helper kernels move their bytes. These kernels run before and
-  after the main kernel. They change layouts, compute Winograd's transforms, or quantise A for an
-  fp8 GEMM.
+- ``helpers`` is the time in which the helper kernels move their bytes. Before and after the main
+  kernel, they change layouts, compute Winograd's transforms, or quantise A for an fp8 GEMM.
 - ``slowed`` lengthens the time of long kernels, which run into the power limit.
 
-The fourth powers let the largest term dominate, with a smooth transition where two terms are equal.
-A plain maximum, a sum and other powers fitted public H100 and A100 tables less well. The choice of
-a Triton config and the calibrated model of ``analysis`` both use this formula.
+The fourth powers let the largest term dominate. A plain maximum, a sum and other powers fitted
+public H100 and A100 tables less well.
 """
 
 from __future__ import annotations
@@ -37,21 +35,14 @@ from kernels.timemodel.constants import Constants
 Array = NDArray[np.float64]
 
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
-"""Names of the parts of an estimated time. The largest part limits the time.
+"""Names of the parts of an estimated time, the largest of which limits the time.
 
-- ``launch``: the launch, with a fixed time for each helper kernel, and for the kernel that adds the
-  parts of a split K.
-- ``compute``: the arithmetic, and the epilogues that write the tiles.
-- ``feed``: the reads of one SM, or of all SMs from the shared L2.
-- ``latency``: the latency of K steps that are too small to hide it.
-- ``memory``: the memory traffic of the main kernel and of the helper kernels.
+Here ``compute`` includes the epilogues, ``feed`` is at least the intake, and ``memory`` includes
+the helpers.
 """
 
 SPLITS = (1, 2, 4, 8, 16)
-"""Numbers of parts into which the estimate may split K for a library's kernel.
-
-Powers of two up to 16 gave the smallest prediction error.
-"""
+"""Numbers of parts into which K may be split; these gave the smallest prediction error."""
 
 ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
 """Algorithms of a convolution: outputs along each side of Winograd's tile, or 0 without one."""
@@ -60,7 +51,7 @@ _STEP_BYTES = 128  # bytes along K in a K step: 64 elements of 16 bits, as in ve
 _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
 _SPLIT_WAVES = 1  # K is not split if the largest tile gives more waves than this
 _SLOW_SECONDS = 2e-3  # kernels of about this time and longer are slowed by the power limit
-_RESIDENT_SHARE = 0.8  # largest share of the last-level cache in which an operand stays resident
+_RESIDENT_SHARE = 0.8  # if A takes this share of the last-level cache, half of its hits are lost
 _CHUNK = 2048  # shapes per pass, so that shapes × candidates fit in a CPU core's L2 cache
 
 
@@ -98,15 +89,10 @@ class Shapes:
     ) -> Shapes:
         """Create the arrays from problems.
 
-        Args:
-            problems: problems to convert.
-            cached: for each problem, whether its operands are in the last-level cache; None means
-                that all operands are in memory.
-            sustained: for each problem, whether it is launched without pauses; None means that all
-                problems are launched in bursts.
-            algorithm: key of :data:`ALGORITHMS`; the algorithm that computes the convolutions. A
-                convolution for which Winograd's algorithm cannot be used is computed as its implied
-                GEMM.
+        ``cached`` says for each problem whether its operands are in the last-level cache, and
+        ``sustained`` whether it is launched without pauses; None means that none is. ``algorithm``,
+        a key of :data:`ALGORITHMS`, computes the convolutions. Those for which Winograd's algorithm
+        cannot be used are computed as their implied GEMM.
         """
         # 1. Convert each problem to a row of the first eleven fields, in their order. The shape is
         # given, so that there are eleven columns even if there are no problems.
@@ -130,7 +116,7 @@ class Shapes:
 
 
 def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
-    """Return the first eleven fields of :class:`Shapes` for a problem and an algorithm.
+    """Return the first eleven fields of :class:`Shapes`, in their order, for one problem.
 
     ``tile`` is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
     """
@@ -169,7 +155,7 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
 
 
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
-    """Return the first eleven fields of :class:`Shapes` for Winograd's algorithm.
+    """Return the row of :func:`_shape_row` for a convolution that Winograd's algorithm computes.
 
     F(2 × 2) is one kernel, which also transforms its input and its result. Before this kernel, a
     helper kernel transforms the filters. F(4 × 4) consists of four kernels, which pass the
@@ -220,16 +206,9 @@ def _row(
     helper_kernels: int = 0,
     helper_bytes: int = 0,
 ) -> tuple[float, ...]:
-    """Return the first eleven fields of :class:`Shapes` for a problem, in their order.
+    """Return the first eleven fields of :class:`Shapes` for a problem that ``gemm`` computes.
 
-    Args:
-        problem: GEMM or convolution that is computed.
-        gemm: GEMM that computes the problem.
-        traffic: minimum traffic of the GEMM, in bytes.
-        density: useful share of the GEMM's multiply-adds.
-        a_bytes: bytes of A in one GEMM of the batch; 0 for a convolution.
-        helper_kernels: number of kernels before and after the GEMM.
-        helper_bytes: bytes that the helper kernels move.
+    ``traffic`` is the field ``bytes``; the arguments after it have the names of their fields.
     """
     return (
         gemm.m,
@@ -256,7 +235,7 @@ class Tiles:
 
     @classmethod
     def library(cls, machine: Machine, dtype: str) -> Tiles:
-        """Return the vendor library's tiles for a machine and a dtype, without splitting K."""
+        """Return the vendor library's tiles for a machine and a dtype, all with K unsplit."""
         pairs = np.array(library_tiles(machine.generation, dtype), dtype=np.float64)
         return cls(pairs[:, 0], pairs[:, 1], np.ones(len(pairs)))
 
@@ -304,12 +283,7 @@ def _choose_fields(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[A
 def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
     """Estimate the time of each shape on its tile, with all parts of the time.
 
-    Args:
-        shapes: problems, as arrays.
-        tiles: tiles, one per problem.
-        machine: machine whose SM count, bandwidth and cache are used.
-        peak: peak FLOP/s of the whole machine in the problems' dtype.
-        c: constants of the machine.
+    There is one tile per shape. ``peak`` is the whole machine's peak FLOP/s in the shapes' dtype.
     """
     work = _work(shapes, tiles, machine, peak, c)
     memory = _memory_seconds(shapes, tiles, work.count, machine, c)
@@ -340,8 +314,8 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
     """Estimate each shape's time on its fastest candidate tile, as a good library would choose it.
 
-    The candidates are the ``tiles``. If the machine is a GPU and the shape has few tiles, the
-    candidates also include each tile with K split (:data:`SPLITS`).
+    The candidates are ``tiles`` and, on a GPU for a shape with few tiles, also each of them with K
+    split (:data:`SPLITS`).
     """
     count = len(shapes)
     best = Tiles(bm=np.empty(count), bn=np.empty(count), split=np.empty(count))
@@ -359,12 +333,10 @@ def candidate_times(
 ) -> tuple[Array, Array]:
     """Return two arrays, shapes (rows) by tiles (columns): seconds, and the number of parts of K.
 
-    The number of parts is the fastest one for the shape on the tile. The times leave out the launch
-    and the helper kernels, which take the same time for all tiles. They include the kernel that
-    adds the parts of a split K. They leave out the slowdown of long kernels, which hardly changes
-    the ranking.
-
-    There must be at least one shape.
+    The number of parts is the fastest one for the shape on the tile. The seconds include the kernel
+    that adds the parts. They leave out the launch and the helper kernels, which take the same time
+    for all tiles, and the slowdown of long kernels, which hardly changes the ranking. There must be
+    at least one shape.
     """
     # 1. Estimate the time of every candidate without splitting K.
     columns = shapes.take((slice(None), np.newaxis))
@@ -418,10 +390,7 @@ class _Work:
 
 
 def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
-    """Return the work of the SMs: waves of tiles, each with K steps and an epilogue.
-
-    A column of shapes and a row of tiles give a result for every pair.
-    """
+    """Return the SMs' work on each shape; a column of shapes and a row of tiles give all pairs."""
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
     waves = _wave_count(count / machine.sms, c)
@@ -450,21 +419,14 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
 
 
 def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:
-    """Return the time of all waves, in units of a full wave's time.
-
-    With ``tail`` = 1, a partial wave takes as long as a full one. With ``tail`` = 0, the result is
-    the number of tiles per SM, or 1 if there are fewer tiles than SMs.
-    """
+    """Return the time of all waves in units of a full wave's time, which is also the minimum."""
     return c.tail * np.ceil(tiles_per_sm) + (1 - c.tail) * np.maximum(tiles_per_sm, 1.0)
 
 
 def _memory_seconds(
     shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants
 ) -> Array:
-    """Return the seconds of the memory traffic at the bandwidth that the active CTAs reach.
-
-    ``count`` is the number of tiles of each shape.
-    """
+    """Return the seconds of the memory traffic; ``count`` is the number of tiles of each shape."""
     # 1. Add up the traffic in bytes. The share of A that hits the cache falls smoothly, from
     # ``resident`` for a small A to 0 for one that is much larger than the cache.
     resident_bytes = _RESIDENT_SHARE * machine.l2_bytes
@@ -481,22 +443,22 @@ def _memory_seconds(
 
 
 def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
-    """Return the bytes that a split K's fp32 partial sums move: they are written and read once."""
+    """Return the bytes of writing and reading the fp32 partial sums of a split K; 0 if unsplit."""
     result_elements = shapes.batch * shapes.m * shapes.n
     bytes_per_sum = 2 * 4  # four bytes, written and read
     return np.where(tiles.split > 1, result_elements * bytes_per_sum * tiles.split, 0.0)
 
 
 def _slow_long_kernels(busy: Array, c: Constants) -> Array:
-    """Lengthen the times of long kernels, because the power limit lowers their clocks.
-
-    The relative slowdown is about ``slow`` for each factor of e by which a time exceeds 2 ms.
-    """
+    """Lengthen the times of long kernels, because the power limit lowers their clocks."""
     return busy * (1 + c.slow * np.log1p(busy / _SLOW_SECONDS))
 
 
 def _scalar_if_uniform(column: Array) -> Array:
-    """Shorten a column of equal elements to one element, which is cheaper to broadcast."""
+    """Shorten a column of equal elements to one element, which is cheaper to broadcast.
+
+    Return any other array unchanged.
+    """
     return column[:1] if column.ndim == 2 and np.ptp(column) == 0 else column
 
 

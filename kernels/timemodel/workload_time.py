@@ -24,8 +24,7 @@ def workload_seconds(
         products: GEMMs and convolutions of each workload, each with its number of occurrences.
         moving: for each workload, its seconds if it has no GEMMs and only moves data.
         seconds_of: function that returns the seconds of problems. Its arguments are the positions
-            of the problems' workloads, and the problems. The function is called once, or not at all
-            if no workload has a GEMM.
+            of the problems' workloads, and the problems.
     """
     # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [
@@ -43,6 +42,9 @@ def workload_seconds(
 
 
 def moving_seconds(workload: Workload, machine: Machine) -> float:
-    """Return the seconds of a launch plus the seconds of the minimum traffic at full bandwidth."""
+    """Return the seconds of a launch plus the seconds of the minimum traffic at full bandwidth.
+
+    The bandwidth must be known; that of a CPU is 0 until it is measured.
+    """
     launch = default_constants(machine.generation, workload.dtype).launch
     return launch + workload.bytes / machine.bandwidth

@@ -4,10 +4,9 @@ A matrix is passed as a pointer and its strides (row, column) in elements. Tiles
 K step is BK deep. The offset of a tile is a 64-bit number, because an operand may have more than
 2³¹ elements. Inside a tile, 32-bit offsets are enough unless WIDE is set.
 
-Kernels take sizes and strides in units of a known number of elements. Triton itself detects only
-which arguments are multiples of 16. If the length of a row is a multiple of 16 bytes, its number of
-elements may be a multiple of only 8 or 4, depending on the dtype. Without the units, Triton would
-copy such a row one element at a time.
+Kernels take sizes and strides in units of a known number of elements, because Triton detects only
+which arguments are multiples of 16. A row whose length is a multiple of 16 bytes may have a
+multiple of only 8 or 4 elements. Without the units, Triton would copy it one element at a time.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def grouped(tile, rows, columns, GROUP: tl.constexpr):
     """Return the (row, column) of tile number ``tile``.
 
     ``rows`` and ``columns`` are the numbers of tiles down and across. Tiles are numbered column by
-    column inside groups of GROUP rows of tiles. Concurrent CTAs then read few different blocks of A
-    and B, so most reads hit the L2 cache.
+    column inside groups of GROUP rows of tiles, so that concurrent CTAs share blocks of A and B in
+    the L2 cache.
     """
     per_group = GROUP * columns
     first_row = tile // per_group * GROUP
@@ -64,8 +63,8 @@ def product(
 ):  # fmt: skip
     """Multiply rows m0… of A (M, K) by columns n0… of B (K, N) into an fp32 block (BM, BN).
 
-    The K steps run from ``first`` to ``last − 1``; there must be at least one. Strides are (row,
-    column) in elements. PRECISION is the ``input_precision`` of ``tl.dot``.
+    The K steps run from ``first`` to ``last − 1``; there must be at least one. PRECISION is the
+    ``input_precision`` of ``tl.dot``.
 
     - EVEN: M and N are multiples of BM and BN.
     - EVEN_K: K is a multiple of BK.
@@ -115,7 +114,7 @@ def store(
 ):  # fmt: skip
     """Write a tile's sums at row m0, column n0 of C (M, N), in C's dtype.
 
-    The stride of C is (row, column) in elements. EVEN and WIDE are as in :func:`product`.
+    EVEN and WIDE are as in :func:`product`.
     """
     m, n = tl.arange(0, BM), tl.arange(0, BN)
     m_in, n_in = m0 + m < M, n0 + n < N
@@ -137,8 +136,8 @@ def add_parts(
 ):  # fmt: skip
     """Sum ``parts`` dense fp32 arrays (D0, D1, D2, D3) into out, which may have any strides.
 
-    The parts are added in order, so that the result has the same bits in every run. The first three
-    axes are flattened into rows. Each program adds one block of ROWS × COLUMNS elements.
+    The parts are added in order, so that the result has the same bits in every run. Each program
+    adds one block of ROWS × COLUMNS elements, with the first three axes flattened into rows.
     """
     # 1. Find the rows and columns of this program's block. Blocks are numbered row by row.
     across = tl.cdiv(D3, COLUMNS)

@@ -2,11 +2,10 @@
 
 One kernel computes the forward pass and the input's gradient. The rows of its GEMM are pixels of
 the result, and the columns are channels of the result. The sum runs over the taps (positions within
-the filter) and the channels of the source. The source is the convolution's input or, in the
-backward pass, the gradient of its output. A block of the GEMM's left operand is gathered from the
-source: each row computes which pixel its tap hits, and reads zeros where the tap hits padding. In
-NHWC the channels of a pixel are contiguous, so the gather uses copies as wide as those of a plain
-GEMM kernel.
+the filter) and the channels of the source, which is the convolution's input or, in the backward
+pass, the gradient of its output. A block of the GEMM's left operand is gathered from the source,
+with zeros where a tap hits padding. In NHWC the channels of a pixel are contiguous, so the gather
+uses copies as wide as those of a plain GEMM kernel.
 
 With stride s, the input's gradient consists of s × s plain convolutions, one for each phase of the
 destination pixels (their row and column modulo s). All pixels of a phase use the same taps, so the
@@ -14,10 +13,8 @@ zeros between strided pixels are never multiplied.
 
 A second kernel computes the filter's gradient, for which the right operand is gathered from the
 input. This GEMM sums over pixels, and often has few tiles with very long sums. Both kernels can
-split their sums into parts.
-
-A 1×1 convolution with stride 1, no padding and one group is already a GEMM in memory, which the
-GEMM kernels can compute.
+split their sums into parts. The kernels of the GEMM families can compute a convolution that is a
+plain GEMM (:func:`as_gemm`).
 """
 
 from __future__ import annotations
@@ -87,8 +84,7 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
 def within(place, size):
     """Return True for positions along an axis that are pixels, and False for padding.
 
-    A negative position becomes larger than any size if it is read as an unsigned number. One
-    comparison therefore replaces two.
+    As an unsigned number, a negative position is larger than any size, so one comparison is enough.
     """
     if place.dtype == tl.int64:
         return place.to(tl.uint64, bitcast=True) < tl.cast(size, tl.uint64)
@@ -100,8 +96,8 @@ def within(place, size):
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
     """Return bits for each position along an axis: bit t is set if tap t hits a pixel there.
 
-    There are at most 32 taps. No bit is set for positions that are not ``wanted``. The loop is
-    unrolled, because the compiler would change the layout of a loop's result in every K step.
+    No bit is set for positions that are not ``wanted``. The loop is unrolled, because the compiler
+    would change the layout of a loop's result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):
@@ -367,10 +363,9 @@ class TritonConv(TritonFamily):
     ops = ("conv",)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Return why the family cannot compute the problem, whatever the GPU; None if it can.
+        """Refuse NCHW, in which the gather would read one element at a time, and too many pixels.
 
-        Only NHWC is supported, because in NCHW the gather would read one element at a time. The
-        kernels count pixels in 32 bits, so there must be fewer than 2³¹ pixels.
+        The kernels count the pixels of all images in 32 bits.
         """
         assert isinstance(problem, Conv)
         if problem.layout != "nhwc":
@@ -384,13 +379,11 @@ class TritonConv(TritonFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return tiles of up to 128×256, each with an unsplit sum and with every useful split.
 
-        A useful split gives at most two waves of CTAs, with at least two K steps each. The largest
-        tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell, whose
-        Tensor Cores read their operands from shared memory. They also need every K step to stay
-        within one tap, because otherwise the kernel computes divisions, which take too many
-        registers. For a filter's gradient, every tile must stay within one tap instead. For a dense
-        1×1 convolution, which is a GEMM (:func:`as_gemm`), the candidates of the GEMM families are
-        returned, too.
+        A useful split gives at most two waves of CTAs, and each CTA at least two K steps. The
+        largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell,
+        whose Tensor Cores read their operands from shared memory. They also need what
+        :func:`_stays_in_tap` checks, because otherwise the kernel computes divisions, which take
+        too many registers. If the convolution is a GEMM, configs of GEMM kernels come first.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -422,16 +415,12 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of the GEMM that the kernel computes.
-
-        For the input's gradient of a strided convolution, this GEMM is the batched GEMM of the
-        phases.
-        """
+        """Estimate the seconds of the convolution (:func:`_computed_problem`) with each config."""
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the memory for partial results; () if the result has one part."""
+        """Return the shape of the memory for partial results; () if the kernels write none."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -455,10 +444,7 @@ class TritonConv(TritonFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launches that compute the result, or its parts and then their sum.
-
-        ``scratch`` is memory of the shape that :meth:`scratch` returns, for the parts.
-        """
+        """Return the launches that compute the result, or its parts and then their sum."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -488,9 +474,9 @@ class TritonConv(TritonFamily):
 
 
 def as_gemm(conv: Conv) -> Gemm | None:
-    """Return the GEMM that is equal to a dense 1×1 convolution; None for any other convolution.
+    """Return the GEMM that an NHWC convolution is equal to, or None.
 
-    Here, a convolution is called dense if it has stride 1, no padding and only one group.
+    There is one if the filter is 1×1, the stride 1, the padding 0, and the number of groups 1.
     """
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
@@ -558,10 +544,9 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 
 
 def _computed_problem(conv: Conv) -> Problem:
-    """Return the problem that the kernel computes.
+    """Return the problem that the kernel computes: the convolution, or the GEMM of its phases.
 
-    It is the convolution itself or, for the input's gradient of a strided convolution, the batched
-    GEMM of the phases.
+    Only the input's gradient of a strided convolution has phases; their GEMMs are one batch.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
@@ -694,23 +679,17 @@ def _options(
     }
 
 
-def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
-    """Return the strides (group, image, row, column, channel) of a tensor.
-
-    ``channels`` is the number of channels in a group.
-    """
+def _group_strides(tensor: Tensor, group_channels: int) -> tuple[int, ...]:
+    """Return the strides (group, image, row, column, channel) of a tensor."""
     image_stride, channel_stride, row_stride, column_stride = tensor.stride()
-    group_stride = channels * channel_stride
+    group_stride = group_channels * channel_stride
     return group_stride, image_stride, row_stride, column_stride, channel_stride
 
 
 def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Return the units for ``depth``, ``width``, and all strides other than 1, in elements.
-
-    ``strides`` has the strides of each tensor.
-    """
+    """Return the units for ``depth``, ``width``, and all strides other than 1, in elements."""
     all_strides = itertools.chain.from_iterable(strides)
     stride_unit = wide_unit(dtype, *(stride for stride in all_strides if stride != 1))
     return wide_unit(dtype, depth), wide_unit(dtype, width), stride_unit

@@ -1,8 +1,6 @@
 """Base of all Triton families: where they run, how configs are ranked, how kernels are compiled.
 
-The module of a family holds its kernels and its :class:`TritonFamily`; this module holds what
-several families share. If ``TRITON_INTERPRET=1`` is set before this module is imported, the kernels
-run on CPU tensors.
+If ``TRITON_INTERPRET=1`` is set before this module is imported, the kernels run on CPU tensors.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ class LaunchSpec:
 
 
 class TritonFamily(ABC):
-    """Base of the hand-written kernels; a family defines its calls and its candidate tiles."""
+    """Base of the Triton families; each defines its launches and its candidate configs."""
 
     name: str
     shares_tail = False  # whether all SMs share the work of a partial last wave
@@ -93,16 +91,10 @@ class TritonFamily(ABC):
 
     @abstractmethod
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return candidate configs.
-
-        :meth:`configs` leaves out those that :meth:`TileConfig.invalid` refuses.
-        """
+        """Return candidate configs, including invalid ones, which :meth:`configs` leaves out."""
 
     def refusal(self, problem: Problem) -> str | None:
-        """Return why the family cannot compute the problem, whatever the GPU; None if it can.
-
-        The problem's operation is one of :attr:`ops`.
-        """
+        """Return why the family cannot compute a problem of its operations on any GPU, or None."""
         return None
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
@@ -170,8 +162,7 @@ class TritonFamily(ABC):
     ) -> Launch:
         """Return a launch that computes the problem on each of the operand sets.
 
-        There must be at least one set. A kernel that is not compiled yet is compiled at its first
-        launch.
+        There must be at least one set.
 
         Raises:
             TypeError: if the problem is neither a GEMM nor a convolution, or if the config is not
@@ -196,10 +187,10 @@ class TritonFamily(ABC):
         return Launch(bare, operand_sets)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile all cases in parallel on the CPU cores, and return when all are compiled.
+        """Compile this family's cases in parallel on the CPU cores, and wait for all of them.
 
-        Cases whose config is not one of a Triton family are skipped. Errors of the compiler are not
-        raised here, but at the launch of the case.
+        Cases without a tile config are skipped. A compiler error is not raised here, but at the
+        launch of the case.
         """
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
             # 1. Compile the kernels. The inner context waits until all are compiled.
@@ -217,10 +208,7 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the launches, with a scratch tensor that has no memory.
-
-        Compiling needs no memory, and :meth:`LaunchSpec.launch` replaces the scratch tensor.
-        """
+        """Return the launches with a meta tensor as scratch, which is enough for compiling."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -229,8 +217,8 @@ class TritonFamily(ABC):
 def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel ahead of its first launch.
 
-    Triton 3.6 runs the host's C compiler for every signature. Without this build, the GPU would
-    wait for the compiler at the first launch.
+    Triton 3.6 runs the host's C compiler for every signature, for which the GPU would
+    wait at the first launch.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         # A kernel that was compiled in the background is the result of a future.
@@ -252,7 +240,10 @@ def meta_operands(problem: Problem, offset: int = 0) -> Operands:
 
 
 def add_parts_call(parts: Tensor, out: Tensor) -> LaunchSpec:
-    """Return the launch that adds dense fp32 ``parts`` (count, …) into ``out`` (…), at most 4-D."""
+    """Return the launch that writes the sum of dense fp32 ``parts`` (count, …) to ``out`` (…).
+
+    ``out`` has at most four axes.
+    """
     # The kernel takes four axes. Those that are missing are put in front, with a size of 1.
     missing_axes = 4 - out.dim()
     shape = [*[1] * missing_axes, *out.shape]
@@ -267,10 +258,10 @@ _ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp3
 
 
 def wide_unit(dtype: str, *values: int) -> int:
-    """Return the largest power of two that divides all values.
+    """Return the largest unit, in elements and of at most 16 bytes, that divides all values.
 
-    The result is at most the number of elements that 16 bytes hold. It is 1 if a value reaches 2³¹,
-    so that the value stays a 64-bit argument.
+    The unit is a power of two. It is 1 if a value reaches 2³¹, so that the value stays a 64-bit
+    argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -278,10 +269,7 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
-    """Convert strides to units for :func:`kernels.triton.blocks.elements`.
-
-    A stride of 1 becomes None.
-    """
+    """Convert strides to units for :func:`kernels.triton.blocks.elements`; 1 becomes None."""
 
     def in_unit(stride: int) -> int | None:
         return None if stride == 1 else stride // unit

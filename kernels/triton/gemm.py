@@ -99,12 +99,11 @@ class GemmFamily(TritonFamily):
         to five, depending on the tile.
 
         Misaligned rows, whose length is not a multiple of 16 bytes, are copied a few elements at a
-        time. Each copy passes through registers and needs its own address. A shallow K step and
-        eight warps keep the registers of large tiles from spilling. For example, a 128×128 tile
-        with a K step of 64 elements and four warps spills kilobytes.
+        time, through registers. A shallow K step and eight warps keep the registers of large tiles
+        from spilling: a 128×128 tile with a K step of 64 elements and four warps spills kilobytes.
 
-        A GEMM with few rows, such as a decode step, mostly reads weights. Wide tiles with a K step
-        of 256 bytes take fewer steps and keep more bytes in flight.
+        A GEMM with few rows, as in a decode step, mostly reads weights. Wide tiles with a K step of
+        256 bytes keep more bytes in flight.
 
         If the operands of the Tensor Cores pass through registers, masks leave too few registers
         for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. The
@@ -153,10 +152,7 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
 
 
 def read_alignment(problem: Gemm) -> int:
-    """Return the alignment of all rows of A and B, in bytes and at most 16.
-
-    The rows of C are left out, because C is not read.
-    """
+    """Return the alignment of all stored rows of A and B, in bytes and at most 16."""
     size = DTYPE_BYTES[problem.dtype]
     a_row = problem.k if problem.layout[0] == "n" else problem.m
     b_row = problem.n if problem.layout[1] == "n" else problem.k
@@ -164,10 +160,7 @@ def read_alignment(problem: Gemm) -> int:
 
 
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:
-    """Return the compile-time arguments and options of a GEMM kernel.
-
-    They suit kernels that sum over K with :func:`kernels.triton.blocks.product`.
-    """
+    """Return the compile-time arguments and options of a kernel that calls ``product``."""
     # The reach is an upper bound of the offsets, in elements, inside a block of A, B or C.
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
     reach = 0

@@ -4,15 +4,12 @@ A plain kernel pays for the start of every tile: it computes pointers, fills an 
 waits until the previous tile is written. Here a CTA stays on its SM for all of its tiles. The
 Tensor Memory Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only
 where the block begins. No thread spends registers or instructions on addresses and masks, and
-elements outside the matrix are read as zeros. With ``specialize``, one warp only copies while the
-others only multiply, so that the next tile is copied during the epilogue of the current tile.
-Without ``specialize``, ``flatten`` fuses the loops over tiles and over K into one pipeline.
+elements outside the matrix are read as zeros.
 
-TMA requires that one dimension of a matrix is contiguous, and that each row along this dimension
-starts at a multiple of 16 bytes. The host builds the descriptors of an operand set's matrices, and
-passes them as kernel parameters. Only a kernel with ``specialize`` builds them on the device, so it
-takes several microseconds longer to start. A kernel with plain loads is used if A or B does not
-meet these requirements, on GPUs older than Hopper, and with ``tma=off``.
+The host builds the descriptors of an operand set's matrices, and passes them as kernel parameters.
+Only a kernel with ``specialize`` builds them on the device, so it takes several microseconds longer
+to start. A kernel with plain loads is used with ``tma=off``, as on GPUs older than Hopper, and if
+TMA cannot read A or B (:func:`_tma_order`).
 """
 
 from __future__ import annotations
@@ -180,15 +177,14 @@ class TritonPersistent(GemmFamily):
 
         For tiles above 128×128, the preferred variant stores the result in halves, if the saved
         memory has room for another stage. In tf32 on sm_100, the halves take two buffers instead of
-        one, so they save no memory. Large tiles are also tried without fusing the loops. On sm_90
+        one, so they save no memory. Large tiles are also tried without fusing the loops: on sm_90
         with Triton 3.7, an iteration of the loop over K in bf16 then has 14 to 19 fewer
-        instructions. However, nothing is copied while a tile is stored. The time model gives these
-        variants the same time, so the first in the list is preferred.
+        instructions, but nothing is copied while a tile is stored. The time model gives the
+        variants of a tile the same time, so the first in the list is preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
-        TMA cannot transpose. In layouts other than ``nt``, each iteration of the loop would
-        therefore wait for a transposition in shared memory. Plain copies transpose the operands one
-        element at a time, so the loop does not wait.
+        TMA cannot transpose. In layouts other than ``nt``, plain copies transpose the operands
+        instead, so that no iteration of the loop waits for a transposition in shared memory.
 
         With specialisation, tf32 tiles above 128×128 spill on sm_100. If the rows of C are
         misaligned, all specialised tiles spill except on sm_90. A single K step leaves no loop to
@@ -289,18 +285,12 @@ class TritonPersistent(GemmFamily):
 
 
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Return TMA's descriptor of a (batch, rows, columns) matrix.
+    """Return TMA's descriptor of a (batch, rows, columns) matrix for blocks of rows × columns.
 
-    Args:
-        matrix: tensor to describe. Its stored transpose is described if its columns are contiguous.
-        rows: rows of a block.
-        columns: columns of a block.
-
-    Returns:
-        The descriptor, without the batch dimension if its size is 1.
+    If the matrix is stored transposed, its transpose is described. The descriptor has no batch
+    dimension if there is only one matrix.
     """
     if _tma_order(matrix) == "t":
-        # The stored transpose has the block's rows as columns, and its columns as rows.
         matrix, rows, columns = matrix.mT, columns, rows
     shape = [*matrix.shape]
     stride = [*matrix.stride()[:2], 1]

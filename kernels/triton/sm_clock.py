@@ -1,10 +1,10 @@
 """Mean clock of the SMs during a batch.
 
-NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with one
-CTA per SM stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
-nanoseconds. The kernel is launched before and after a batch, in the same stream. Two readings of
-one SM give its mean clock between the two. If a kernel reaches only 75% of the peak FLOP/s, this
-clock shows whether the kernel itself is slow, or whether the SMs ran at 75% of their peak clock.
+NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with as
+many CTAs as SMs stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
+nanoseconds. The kernel is launched before and after a batch, in the same stream. If the batch
+reaches only 75% of the peak FLOP/s, this clock shows whether its kernel is slow, or whether the SMs
+ran at 75% of their peak clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_counters(out_ptr):
 
 
 class TritonSmClock:
-    """Reader of all SMs' counters at two marks in a stream."""
+    """Reader of the SMs' counters at two marks in a stream."""
 
     def __init__(self, sms: int, device: str) -> None:
         """Compile the kernel, and launch it once for each mark.
@@ -53,7 +53,7 @@ class TritonSmClock:
             self.mark(number)
 
     def mark(self, number: int) -> None:
-        """Read the counters of all SMs; ``number`` is 0 before a batch and 1 after it."""
+        """Read the counters; ``number`` is 0 before a batch and 1 after it."""
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
@@ -70,9 +70,8 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    The result is the median over all valid SMs. An SM is valid if it occurs in both readings, its
-    cycle counter advanced, and its readings are at least 50 µs apart. The result is None if no SM
-    is valid.
+    The result is the median over all SMs that occur in both readings, whose cycle counter advanced,
+    and whose readings are at least 50 µs apart; None if there is no such SM.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -1,8 +1,8 @@
 """``triton-splitk``: the sum over K is split into parts, so that few tiles still fill the machine.
 
-If the result has fewer tiles than the GPU has SMs, some SMs have nothing to do. Here ``split`` CTAs
+If the result has fewer tiles than the GPU has SMs, some SMs have nothing to do. Here several CTAs
 share a tile, each with a part of K. Their fp32 sums go to memory, and a second kernel adds them in
-order. No atomics are used, so the result has the same bits in every run.
+order, without atomics, so that the result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class TritonSplitK(GemmFamily):
     name = "triton-splitk"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with its sum split into two parts, and into more parts where useful.
+        """Return each tile with ``split`` = 2, and with each larger split that is useful.
 
-        More parts are useful as long as there are at most four waves of CTAs, each with at least
+        A larger split is useful if there are at most four waves of CTAs, and each CTA has at least
         two K steps.
         """
         assert isinstance(problem, Gemm)

@@ -27,10 +27,7 @@ from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_optio
 
 @triton.jit
 def run_begin(cta, steps, CTAS: tl.constexpr):
-    """Return the index of the first of the dealt-out ``steps`` that a CTA takes.
-
-    The lengths of two CTAs' runs differ by at most one step.
-    """
+    """Return the index of the first of the dealt-out ``steps`` that a CTA takes."""
     return tl.cast(cta, tl.int64) * steps // CTAS
 
 
@@ -141,11 +138,7 @@ class TritonStreamK(GemmFamily):
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the parts, (ctas, 2, bm, bn).
-
-        Each CTA has two parts: one for the tile in which its run begins, and one for the tile in
-        which its run ends.
-        """
+        """Return the shape of the parts, (ctas, 2, bm, bn); see :func:`matmul_streamk`."""
         assert isinstance(config, StreamConfig)
         return config.ctas, 2, config.bm, config.bn
 
@@ -181,8 +174,8 @@ _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 def streamed_tiles(tiles: int, ctas: int) -> int:
     """Return the number of tiles whose K steps are dealt out to the CTAs.
 
-    These are the tiles of the partial last wave and of the whole wave before it, if there is one.
-    If the tiles fill whole waves, the number is 0.
+    These are the tiles of the partial last wave and of the whole wave before it, if there is one;
+    none if the tiles fill whole waves.
     """
     in_last_wave = tiles % ctas
     if in_last_wave and tiles > ctas:

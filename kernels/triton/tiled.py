@@ -1,8 +1,7 @@
 """``triton-tiled``: one CTA per tile of the result, in groups of tiles that share blocks in L2.
 
-This is the textbook GEMM kernel. A CTA walks along K in steps of BK. The loads of the next steps
-run while the current step multiplies, because Triton pipelines the loop in ``num_stages`` stages.
-Sums are fp32 for every dtype.
+The loads of the next K steps run while the current step multiplies, because Triton pipelines the
+loop in ``num_stages`` stages. Sums are fp32 for every dtype.
 """
 
 from __future__ import annotations
