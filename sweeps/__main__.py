@@ -111,7 +111,7 @@ def show_command(
 
 
 def _list_sweeps(json: bool) -> None:
-    """Print the name and the question of every sweep whose file can be read."""
+    """Print the name and the question of every sweep, and warn about files that cannot be read."""
     sweeps = all_sweeps().values()
     note_broken()
     if json:
@@ -164,12 +164,7 @@ def _show_plan(
 ) -> None:
     """Print how many cases of each sweep fit the budget, and their expected time.
 
-    Args:
-        names: sweeps to plan; if empty, the default sweeps.
-        machine: machine to plan for.
-        budget: measuring time as the user gave it, such as ``10m``; None means the default budget.
-        cores: number of CPU cores that the run may use; None means all.
-        json: True to print JSON instead of text.
+    No names select the default sweeps. None stands for the default budget, and for all cores.
     """
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET
@@ -238,6 +233,10 @@ def doctor_command(
 
     if [name, clock, again].count(True) > 1:
         raise UserError("give only one of --name, --clock and --again.")
+    if cases and not (clock or again):
+        raise UserError("--cases works only with --again or --clock; add one of them.")
+    if strict and (name or clock or again):
+        raise UserError("--strict works only without --name, --clock and --again; leave it out.")
     if clock:
         _check_clock(cases, device, gpu, results, json)
         return

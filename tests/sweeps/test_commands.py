@@ -178,6 +178,8 @@ def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
         (("show", "--machine", "h100"), "--machine needs a sweep or --plan"),
         (("show", "--plan", "--cores", "0"), "greater than or equal to 1"),
         (("doctor", "--again", "--cases", "0"), "greater than or equal to 1"),
+        (("doctor", "--cases", "3"), "--cases works only with --again or --clock"),
+        (("doctor", "--strict", "--again"), "--strict works only without"),
         (("show", "sqare"), "did you mean 'square'"),
     ],
 )
