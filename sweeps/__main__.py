@@ -127,7 +127,7 @@ def _list_sweeps(json: bool) -> None:
 
 
 def _show_cases(name: str, machine: Machine, json: bool) -> None:
-    """Print a sweep's cases with the expected time of a launch, and the time for all cases."""
+    """Print a sweep's cases, the expected time of a launch of each, and the time to measure all."""
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 

@@ -160,7 +160,7 @@ def shipped_fits() -> dict[str, Any]:
     - ``source``: package of the public tables.
     - ``software``: error range of predictions for another framework, over all machines
       (:class:`analysis.model.fit.SoftwareRange`).
-    - ``generation``: error range of constants that come from another machine of the generation.
+    - ``generation``: error range of constants from another machine of the same generation.
     - ``generations``: error range of the mean of other generations' constants.
     - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
     - ``groups``: for each kind of shape, the factors for the two ends of an interval
@@ -257,8 +257,7 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's constants ``fallback`` and ``fallback_split``, by name.
 
-    In fp32 they are 0 and 1, because plain FMAs need no bulk copies. They are also 0 and 1 for a
-    generation without these facts in constants.toml.
+    They are 0 and 1 in fp32, whose plain FMAs need no bulk copies, and if constants.toml has none.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":
@@ -270,9 +269,9 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
 
 
 def measured_on(generation: str, dtype: str) -> str | None:
-    """Return the slug of the machine that a generation's constants were measured on, or None.
+    """Return the slug of the machine with a generation's measured constants; None for a CPU.
 
-    The machine may be of another generation (:func:`default_constants`). None stands for a CPU.
+    The machine may be of another generation (:func:`default_constants`).
     """
     table = _constants_table()
     origin = _entry(table["like"].get(generation, generation), dtype).get("machine")

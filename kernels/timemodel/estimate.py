@@ -57,10 +57,7 @@ _CHUNK = 2048  # shapes per pass, so that shapes × candidates fit in a CPU core
 
 @dataclass(frozen=True)
 class Shapes:
-    """Problems as arrays, one element per problem.
-
-    If the arrays are columns, they broadcast against the row of candidate tiles.
-    """
+    """Problems as arrays, one element per problem."""
 
     m: Array
     n: Array
@@ -272,10 +269,7 @@ class Estimate:
 
 
 def _choose_fields(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[Array]:
-    """Return the arrays of ``other`` where the condition holds, and those of ``one`` elsewhere.
-
-    ``one`` and ``other`` are two instances of one dataclass whose fields are arrays.
-    """
+    """Return the arrays of ``other`` where the condition holds, and those of ``one`` elsewhere."""
     names = [f.name for f in fields(one)]
     return [np.where(condition, getattr(other, name), getattr(one, name)) for name in names]
 

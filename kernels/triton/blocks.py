@@ -2,7 +2,7 @@
 
 A matrix is passed as a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a
 K step is BK deep. The offset of a tile is a 64-bit number, because an operand may have more than
-2³¹ elements. Inside a tile, 32-bit offsets are enough unless WIDE is set.
+2³¹ elements.
 
 Kernels take sizes and strides in units of a known number of elements, because Triton detects only
 which arguments are multiples of 16. A row whose length is a multiple of 16 bytes may have a

@@ -4,8 +4,7 @@ One kernel computes the forward pass and the input's gradient. The rows of its G
 the result, and the columns are channels of the result. The sum runs over the taps (positions within
 the filter) and the channels of the source, which is the convolution's input or, in the backward
 pass, the gradient of its output. A block of the GEMM's left operand is gathered from the source,
-with zeros where a tap hits padding. In NHWC the channels of a pixel are contiguous, so the gather
-uses copies as wide as those of a plain GEMM kernel.
+with zeros where a tap hits padding.
 
 With stride s, the input's gradient consists of s × s plain convolutions, one for each phase of the
 destination pixels (their row and column modulo s). All pixels of a phase use the same taps, so the
@@ -13,8 +12,7 @@ zeros between strided pixels are never multiplied.
 
 A second kernel computes the filter's gradient, for which the right operand is gathered from the
 input. This GEMM sums over pixels, and often has few tiles with very long sums. Both kernels can
-split their sums into parts. The kernels of the GEMM families can compute a convolution that is a
-plain GEMM (:func:`as_gemm`).
+split their sums into parts.
 """
 
 from __future__ import annotations
@@ -474,10 +472,7 @@ class TritonConv(TritonFamily):
 
 
 def as_gemm(conv: Conv) -> Gemm | None:
-    """Return the GEMM that an NHWC convolution is equal to, or None.
-
-    There is one if the filter is 1×1, the stride 1, the padding 0, and the number of groups 1.
-    """
+    """Return the GEMM that an NHWC convolution is equal to; None if there is no such GEMM."""
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
     if not (has_one_tap and keeps_pixels and conv.groups == 1):
@@ -551,7 +546,8 @@ def _computed_problem(conv: Conv) -> Problem:
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
         return conv
-    # A phase has at most this many pixels and taps along each axis.
+    # A phase has at most this many pixels along each axis. It also has at most this many taps,
+    # unless stride and dilation have a common factor: some phases then have more, and others none.
     vertical, horizontal = conv.stride
     rows, columns = ceil_div(conv.h, vertical), ceil_div(conv.w, horizontal)
     r, s = ceil_div(conv.r, vertical), ceil_div(conv.s, horizontal)
@@ -606,9 +602,8 @@ def _data_call(
         width // units[1], problem.groups, (problem.r, problem.s), tap_step, problem.stride,
         problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
-    whole = _stays_in_tap(problem, config.bn, config.bk)
     options = {
-        **_options(problem, operands, config, units, whole),
+        **_options(problem, operands, config, units),
         "BACKWARD": backward,
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
         "EVEN_N": width % config.bn == 0,
@@ -641,21 +636,17 @@ def _filter_call(
     image_stride, _, row_stride, column_stride = grad.stride()
     rows_are_dense = row_stride == problem.q * column_stride
     images_are_dense = image_stride == problem.p * row_stride
-    whole = _stays_in_tap(problem, config.bn, config.bk)
     options = {
-        **_options(problem, operands, config, units, whole),
+        **_options(problem, operands, config, units),
         "DENSE": rows_are_dense and images_are_dense,
     }
     return LaunchSpec(conv_filter, grid, arguments, options)
 
 
 def _options(
-    problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...], whole: bool
+    problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return the compile-time arguments and options that both kernels share.
-
-    ``whole`` is what :func:`_stays_in_tap` returned.
-    """
+    """Return the compile-time arguments and options that both kernels share."""
     # The reach is the offset of a tensor's last element from its first, in the largest tensor.
     reach = 0
     for tensor in operands:
@@ -666,7 +657,7 @@ def _options(
         "BN": config.bn,
         "BK": config.bk,
         "GROUP": config.group,
-        "WHOLE": whole,
+        "WHOLE": _stays_in_tap(problem, config.bn, config.bk),
         "PRECISION": input_precision(problem.dtype),
         # The reach is doubled, because the gather also computes addresses in the padding, which are
         # then masked.

@@ -91,7 +91,7 @@ class TritonFamily(ABC):
 
     @abstractmethod
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return candidate configs, including invalid ones, which :meth:`configs` leaves out."""
+        """Return candidate configs, of which :meth:`configs` leaves out the invalid ones."""
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the family cannot compute a problem of its operations on any GPU, or None."""

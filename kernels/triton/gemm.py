@@ -39,10 +39,7 @@ class Matrices(NamedTuple):
 
     @property
     def strides(self) -> tuple[Stride, ...]:
-        """Strides (batch, row, column) of each matrix, in elements.
-
-        The batch stride is 0 if there is only one matrix.
-        """
+        """Strides (batch, row, column) of each matrix, in elements; 0 along a batch of one."""
         strides = []
         for matrix in self:
             batch_stride, row_stride, column_stride = matrix.stride()

@@ -57,7 +57,7 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     """Load one block (ROWS, COLUMNS) through a TMA descriptor, with zeros outside the matrix.
 
     The block begins at (row, column) of matrix ``z`` of the batch; ``z`` is ignored unless BATCHED.
-    If TRANSPOSED, the descriptor has the axes (batch, columns, rows), as the matrix is stored.
+    If TRANSPOSED, the descriptor's last two axes are (columns, rows), as the matrix is stored.
     """
     if TRANSPOSED:
         if BATCHED:
@@ -95,8 +95,7 @@ def matmul_persistent(
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), with A and B read through TMA.
 
-    Without SPECIALIZE, A and B are descriptors that the host built. Units are as in
-    :func:`kernels.triton.tiled.matmul_tiled`.
+    Units are as in :func:`kernels.triton.tiled.matmul_tiled`.
 
     - A_T, B_T: the descriptor describes the stored transpose.
     - STORE: C is a descriptor, too; otherwise it is a pointer.

@@ -72,7 +72,7 @@ class TritonSplitK(GemmFamily):
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the parts, (split, batch, m, n)."""
+        """Return the shape of the parts, (parts, batch, m, n)."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         return config.parts(problem), problem.batch, problem.m, problem.n

@@ -1,9 +1,10 @@
 """``triton-streamk``: CTAs share the K steps of the last waves evenly, so that no wave is partial.
 
 Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the partial
-last wave, and of one whole wave before it, are dealt out evenly to the CTAs. CTA i takes the i-th
-equal run of steps, which may begin and end inside a tile. All other tiles are computed whole, wave
-by wave (the "two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
+last wave, and of any whole wave directly before it, are dealt out to the CTAs. CTA i takes the i-th
+run of steps, which may begin and end inside a tile. The lengths of two runs differ by at most one
+step. All other tiles are computed whole, wave by wave (the "two-tile" hybrid of Osama et al.,
+Stream-K, arXiv 2301.03598).
 
 A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
 parts of each such tile in order. No CTA waits for another one, because on a MIG slice the two may
