@@ -96,17 +96,18 @@ class History:
         return is_checked and finished([sample["s"] for sample in best])
 
     @property
-    def rank(self) -> tuple[bool, bool, int, bool]:
-        """Sort key for several workers' histories of one case.
+    def rank(self) -> tuple[bool, bool, int, bool, int]:
+        """Sort key for several workers' histories of one case, of which the highest is used.
 
-        The history with the highest rank is used. A wrong result ranks highest, because it must not
-        be hidden by a time from another worker. Histories with a time come next, those with more
-        samples first.
+        A wrong result ranks highest, because a time from another worker must not hide it. Next are
+        histories with a time, with more trusted samples, with a failure, and with more samples of
+        any kind, in this order.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
         has_time = not failed and bool(self.trusted)
-        return wrong, has_time, len(self.trusted), failed
+        sample_count = len(self.best) + len(self.exposed)
+        return wrong, has_time, len(self.trusted), failed, sample_count
 
     @property
     def unnamed(self) -> bool:

@@ -9,8 +9,8 @@ import pytest
 
 from sweeps.folding.fold import fold
 from sweeps.folding.health import health
-from sweeps.folding.history import History
-from sweeps.store import read_run, samples_path, write_run
+from sweeps.folding.history import History, histories
+from sweeps.store import Event, read_run, samples_path, write_run
 from tests.support.fakes import planned
 from tests.support.runs import a_run, carry, rows_of
 
@@ -57,6 +57,14 @@ def test_what_others_write_into_the_plan_meanwhile_stays(
     assert record["gpus"] == [{"gpu": 5, "node": 1}]
     assert record["turns"] == [1]
     assert record["counts"]["measured"] == 3
+
+
+def test_launch_gaps_seen_by_one_worker_are_not_hidden_by_a_worker_without_samples() -> None:
+    """Both recordings of a merged one have the case, and neither of them has a time for it."""
+    prepared: Event = {"event": "facts", "case": "a", "worker": "1/2", "facts": {"rel_error": 0.0}}
+    exposed: Event = {"event": "sample", "case": "a", "worker": "2/2", "hidden": False, "s": 1e-5}
+    for events in ([prepared, exposed], [exposed, prepared]):
+        assert histories(events)["a"].only_exposed
 
 
 def test_a_check_whose_samples_are_lost_leaves_nothing_to_name() -> None:
