@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from sweeps.timing.telemetry import nvml_handle, open_nvml, other_processes
 _MIN_DISK = 1 << 30  # bytes of free space below which a warning is given
 _FACT_TOLERANCE = 0.05  # relative difference from machines.toml above which a warning is given
 _HOT = 80  # °C above which a warning is given
+_GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,10 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
     busy = load + threads > usable_cores() + 0.5
     remark = ": other processes disturb timings; end them, or wait" if busy else ""
     yield DoctorFinding(busy, f"load average {load:.1f}{remark}")
-    governors = {
-        Path(path).read_text(encoding="ascii").strip()
-        for path in glob.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
-    }
+    governors = set()
+    for path in glob.glob(_GOVERNORS):
+        with suppress(OSError):  # the governor of a core that is switched off cannot be read
+            governors.add(Path(path).read_text(encoding="ascii").strip())
     if governors - {"performance"}:
         words = ", ".join(sorted(governors))
         yield DoctorFinding(True, f"CPU frequency governor {words}: set it to performance")

@@ -22,6 +22,21 @@ def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
     assert "GiB free" in words
 
 
+def test_the_governor_of_a_core_that_is_switched_off_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux answers that the file is busy; reading a folder fails in the same way."""
+    for core, text in ((0, "performance"), (1, "powersave"), (2, None)):
+        governor = tmp_path / f"cpu{core}"
+        if text is None:
+            governor.mkdir()
+        else:
+            governor.write_text(f"{text}\n", encoding="ascii")
+    monkeypatch.setattr(doctor, "_GOVERNORS", str(tmp_path / "cpu*"))
+    texts = [finding.text for finding in doctor._examine_cpu()]
+    assert texts[-1] == "CPU frequency governor performance, powersave: set it to performance"
+
+
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
