@@ -5,6 +5,9 @@ node that took a lock sees it. A claim is therefore a file that only one process
 (O_EXCL). The owner keeps renewing the claim until it exits or releases the file. If a claim has not
 been renewed for a minute, any process may take it over. If its owner has exited, another process on
 the same machine may take it over at once.
+
+Before version 3.30, filelock has no such leases. :mod:`sweeps.plain_lease` then replaces them, with
+claims that are not renewed and that no other machine takes over.
 """
 
 from __future__ import annotations
@@ -39,14 +42,13 @@ class Claim:
             path: the file to claim. The claim is a file next to it, whose name ends in
                 :data:`SUFFIX`.
             refusal: error message if another process has claimed the file.
-            wait: True to wait up to 15 minutes for another process to release the file. If False, a
-                claim by a process on this node raises the error at once. A claim by a process on
-                another node raises it only after 90 s, because that process may have ended without
-                releasing the file.
+            wait: True to wait up to 15 minutes for that process. If False, wait 90 s for a process
+                on another node, which may have ended without releasing the file, and not at all for
+                one on this node.
 
         Raises:
-            UserError: if another process has claimed the file and does not release it in that
-                time, or the claim cannot be written.
+            UserError: if another process keeps its claim for that time, or the claim cannot be
+                written.
         """
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
@@ -61,12 +63,12 @@ class Claim:
             raise UserError(refusal, exit_code=1)
 
     def _is_held_elsewhere(self) -> bool:
-        """Return True if a process on another node has the claim."""
+        """Return True if a process on another node has claimed the file."""
         owner = self._lease.owner
         return owner is not None and owner.hostname != socket.gethostname()
 
     def _try_to_acquire(self, seconds: float) -> bool:
-        """Try for up to ``seconds`` seconds to acquire the claim, and return True on success.
+        """Try for up to ``seconds`` to acquire the claim, and return True on success.
 
         Raises:
             UserError: if the claim cannot be written.
@@ -77,19 +79,15 @@ class Claim:
             return False
         except OSError as error:
             raise UserError(
-                f"{self._lease.lock_file} could not be written ({error.strerror}). Make sure that "
-                "its folder is writable and has free space, or choose another --results.",
+                f"{self._lease.lock_file} could not be written ({error.strerror or error}). Make "
+                "sure that its folder is writable and has free space, or choose another --results.",
                 exit_code=1,
             ) from None
         return True
 
     @property
     def lost(self) -> bool:
-        """True if this process has lost the claim.
-
-        Another process took the claim over while this process was stopped for too long, or the
-        claim's file was removed.
-        """
+        """True if the claim was taken over or removed, or could not be renewed."""
         return self._lease.compromise is not None
 
     def release(self) -> None:

@@ -1,9 +1,8 @@
 """Build backend: setuptools, extended by editable installations that point to the checkout.
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
-instead builds a wheel with one module, called the pointing module. It makes ``import rooftile``
-load the checkout's ``analysis/rooftile``. The environment that the make targets set up has the same
-module.
+instead builds a wheel with only the pointing module, which makes ``import rooftile`` load the
+checkout's ``analysis/rooftile``. The environment that the make targets set up has it, too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sweeps.bootstrap import POINTER, POINTING_MODULE
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    """Return no requirements: setuptools is enough."""
+    """Return an empty list, because an editable build needs only setuptools."""
     return []
 
 

@@ -139,8 +139,7 @@ def read_sweep(path: Path) -> Sweep:
     """Read and check the TOML file of a sweep.
 
     Raises:
-        UserError: if the file cannot be read or is not a valid sweep. The message names the file
-            and the key and, for a misspelt word, the nearest valid one.
+        UserError: if the file cannot be read or is not a valid sweep.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -183,15 +182,11 @@ def axis_names(op: str) -> tuple[str, ...]:
 
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
-    """Check a ``[[block]]`` and return it.
-
-    Args:
-        block: the TOML table of the block, with the shapes at the top of the file added.
-        op: the sweep's operation.
-        where: name of the file and the block, for error messages.
+    """Check the TOML table of a ``[[block]]``, including shared shapes, and return the block.
 
     Raises:
-        UserError: if a key or a value is not valid, or an axis without a default is missing.
+        UserError: if a key or a value is not valid, an axis without a default is missing, or axes
+            depend on one another.
     """
     # 1. Read the listed shapes and their variants.
     names = axis_names(op)
@@ -239,11 +234,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 
 
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Check the words of every axis that is not a size.
-
-    Raises:
-        UserError: if an axis has a word that is not valid for the operation.
-    """
+    """Refuse words that are not valid for the operation, on the axes that are not sizes."""
     valid_words = {
         "dtype": ("all", "emulated", *TIMED_DTYPES),
         "layer": tuple(LAYERS),
@@ -266,12 +257,7 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Refuse ``weights-cold`` for operations and modes for which it has no meaning.
 
-    Cached activations with weights from memory are timed only for GEMMs. Sustained work reuses its
-    operand sets, so the weights would be in the cache, too.
-
-    Raises:
-        UserError: if a block with ``weights-cold`` has an operation other than ``gemm``
-            or ``linear``, or has the mode ``sustained``.
+    Before sustained work, the cache is neither emptied nor loaded with the first operand.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return
@@ -313,13 +299,8 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
 def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
     """Return each shape, followed by its variants, in which ``vary`` adds an offset to one size.
 
-    Duplicates are left out.
-
-    Args:
-        vary: table with the offsets of each size that is varied, as one number or a list.
-        shapes: the listed shapes, such as ``4096,4096,1024``.
-        op: the sweep's operation.
-        where: name of the file and the block, for error messages.
+    ``vary`` maps each size that is varied to an offset or a list of offsets. Duplicates are left
+    out of the result.
 
     Raises:
         UserError: if there are no shapes, ``vary`` is not such a table of whole numbers, or a size
@@ -357,7 +338,7 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
     size or quantity.
 
     Raises:
-        UserError: if the text is not such a condition; ``where`` names the file and the block.
+        UserError: if the text is not such a condition.
     """
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
@@ -381,19 +362,19 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
 
 
 def _check_keys(table: Mapping[str, Any], valid: Sequence[str], where: str) -> None:
-    """Refuse a table with a key that is not in ``valid``; ``where`` names the table in errors."""
+    """Refuse a table with a key that is not in ``valid``."""
     for key in table:
         if key not in valid:
             raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, valid)}")
 
 
 def _check_type(value: Any, kind: type, where: str, expected: str) -> None:
-    """Refuse a value of another type; ``expected`` names the right type in the error message."""
+    """Refuse a value that is not of the type ``kind``, which ``expected`` says in words."""
     if not isinstance(value, kind):
         raise UserError(f"{where} must be {expected}, not {value!r}.")
 
 
 def _check_word(word: Any, valid: Sequence[str], where: str) -> None:
-    """Refuse a word that is not in ``valid``; the error message suggests the nearest valid one."""
+    """Refuse a word that is not in ``valid``."""
     if word not in valid:
         raise UserError(f"{where} is {word!r}; {nearest(str(word), valid)}")

@@ -50,9 +50,8 @@ _PROFILER_CASES = 8  # cases that are timed before and after a profiler is loade
 def clock_cases(machine: Machine, count: int) -> list[Case]:
     """Return at most ``count`` cases, each of which a standard timer can time within seconds.
 
-    On a GPU they are GEMMs in fp16 with a cold cache, because ``do_bench`` clears the cache. On a
-    CPU they are nine GEMMs, followed by two convolutions, in fp32 with a warm cache. Calls with the
-    same arguments choose the same cases.
+    On a GPU, their cache is cold, because ``do_bench`` clears it. Calls with the same arguments
+    choose the same cases.
     """
     rng = random.Random(0)
     if machine.kind == "gpu":
@@ -73,15 +72,10 @@ def clock_cases(machine: Machine, count: int) -> list[Case]:
 
 
 def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Run all comparisons, and return the content of ``clock.json``.
+    """Run all comparisons, and return the content of ``clock.json`` (see results/README.md).
 
-    ``results/README.md`` describes its entries.
-
-    Args:
-        device: the device that is timed.
-        count: largest number of cases that are timed with a standard timer, and of GEMMs that are
-            timed with CUDA graphs.
-        note: called before each step with a sentence for the user.
+    At most ``count`` cases are timed with a standard timer, and at most ``count`` GEMMs with CUDA
+    graphs. ``note`` is called before each step with a sentence for the user.
     """
     machine, gpu = device.machine, device.gpu
     passes = []
@@ -114,13 +108,11 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     The medians are taken over the cases that the timer timed in both passes and that the sampler
     timed in the first pass. Timers without such a case are left out.
 
-    Args:
-        passes: what :func:`_one_pass` returned for each of the two passes.
-
     Returns:
-        For each timer, a mapping with ``seconds_per_case`` (mean seconds of a pass per case),
-        ``passes_differ`` (median relative difference between the passes) and ``over_sampler``
-        (median ratio of the timer's time to the sampler's, both in the first pass).
+        For each timer, a mapping with ``seconds_per_case`` (seconds of a pass, in the mean of both,
+        per case that the timer timed in the first pass), ``passes_differ`` (median relative
+        difference between the passes) and ``over_sampler`` (median ratio of the timer's time to the
+        sampler's, both in the first pass).
     """
     summaries = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
@@ -145,8 +137,8 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     """Time subjects with the sampler, in shuffled rounds until all of them are finished.
 
-    The subjects themselves get no samples. A subject whose samples all show launch gaps has no
-    median in the result.
+    The subjects themselves get no samples. A subject whose samples all show launch gaps is left out
+    of the result.
     """
     begin = time.perf_counter()
     # 1. Copy the subjects without their earlier samples and without a checker.
@@ -184,7 +176,7 @@ def one_by_one(
 
 
 def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Run ``work(*arguments)`` in a new process, which then ends, and return its result."""
+    """Return the result of ``work(*arguments)``, which runs in a new process."""
     context = get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=die_with_parent) as pool:
         return pool.submit(work, *arguments).result()
@@ -193,9 +185,8 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
     """Time the cases with the sampler and with a standard timer.
 
-    Returns:
-        A mapping whose entry ``timers`` has, for each timer, the ``seconds`` of its whole pass and
-        ``medians_us``, the median µs per launch by problem.
+    Return a mapping whose entry ``timers`` has, for each timer, the ``seconds`` of its whole pass
+    and ``medians_us``, the median µs per launch by problem.
     """
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
@@ -216,12 +207,8 @@ def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """Sample the cases with the fewest FLOPs, before and after a profiler session.
-
-    Return a row for each case that was timed both times.
-    """
-    # A profiler slows launches, which shows most in the shortest ones. More cases than needed are
-    # therefore considered, and the smallest are used.
+    """Sample the ``count`` cases with the fewest FLOPs, before and after a profiler session."""
+    # A profiler slows launches, which shows most in the shortest ones.
     by_size = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)
     cases = by_size[:count]
     bench, ready = open_bench(machine, gpu, cases)
@@ -249,16 +236,9 @@ def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[di
 def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str, Any]]:
     """Time at most ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs.
 
-    A GEMM that does not fit into memory or fails is left out.
-
-    Args:
-        machine: machine that the sweep is expanded for.
-        gpu: ordinal of the GPU to use.
-        count: largest number of GEMMs to time.
-
-    Returns:
-        Rows with ``problem``, ``time_us`` (µs per launch) and ``weights`` (the number of weight
-        matrices that the launches of a graph rotate through).
+    Return rows with ``problem``, ``time_us`` (µs per launch) and ``weights`` (the number of weight
+    matrices that the launches of a graph rotate through). A GEMM that does not fit into memory or
+    fails is left out.
     """
     # 1. Choose the GEMMs.
     device = select_device("gpu", gpu).torch_name
@@ -298,9 +278,6 @@ def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str
 def _multiply_by_each(
     activations: torch.Tensor, weights: Sequence[torch.Tensor], out: torch.Tensor
 ) -> None:
-    """Launch one GEMM for each weight matrix (N, K) with the same activations (M, K).
-
-    Every result is written into ``out`` (M, N), so only the last one remains.
-    """
+    """Multiply the activations (M, K) by each weight matrix (N, K), always into ``out`` (M, N)."""
     for weight in weights:
         torch.mm(activations, weight.T, out=out)

@@ -1,7 +1,4 @@
-"""Implement ``sweeps doctor``: describe the machine, and warn of what may spoil its timings.
-
-The command changes no setting.
-"""
+"""Implement ``sweeps doctor``: describe the machine, and warn of what may spoil its timings."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
 
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
-    """Report if Triton is not installed and, on a GPU, which hand-written kernels run here."""
+    """Report whether Triton is missing and, on a GPU, which hand-written kernels run here."""
     sample_problems: dict[str, Workload] = {
         "gemm": Gemm(1024, 1024, 1024, "fp16"),
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
@@ -101,7 +98,7 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
-    """Report other GPUs of the node, differences from machines.toml, and what NVML reports."""
+    """Report how many GPUs there are, differences from machines.toml, and what NVML reports."""
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(
@@ -138,11 +135,7 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Warn if the number of SMs or the bandwidth differs from machines.toml by more than 5%.
-
-    If the device reports less, some SMs may be disabled, or the memory may be slower than usual. If
-    it reports more, it may be another variant.
-    """
+    """Warn if the number of SMs or the bandwidth differs from machines.toml by more than 5%."""
     properties = torch.cuda.get_device_properties(device.gpu)
     # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.
     memory_hz = clock_khz(properties, "memory_clock_rate") * 1e3
@@ -164,15 +157,12 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 
 
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
-    """Report clocks, power limit, temperature, ECC and other processes as NVML reports them.
+    """Report clocks, power limit, temperature, ECC and other processes, as far as NVML knows them.
 
-    Args:
-        nvml: the module of NVML's Python bindings, which :func:`open_nvml` returns.
-        handle: NVML's handle of the GPU.
+    ``nvml`` is the module that :func:`open_nvml` returns, and ``handle`` is its handle of the GPU.
     """
 
     def ask(query: Any, *arguments: Any) -> Any:
-        """Return the result of an NVML query; None if NVML cannot answer it."""
         try:
             return query(*arguments)
         except nvml.NVMLError:

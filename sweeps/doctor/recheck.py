@@ -23,22 +23,16 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Median relative difference between present and recorded times above which the machine is judged
-to have changed."""
+"""Share by which the median ratio of present to recorded times, or its inverse, may exceed 1 on a
+machine that is judged not to have changed."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
     """Choose ``count`` cases timed with vendor libraries, evenly spaced by the rank of their times.
 
-    They are GEMMs and convolutions in burst mode. If enough of them have converged, only converged
-    ones are chosen.
-
-    Args:
-        rows: rows of measurements.csv.
-        count: number of cases to choose. If there are fewer, all of them are chosen.
-
-    Returns:
-        The cases, each with its recorded seconds per launch.
+    They are GEMMs and convolutions in burst mode. If at least ``count`` of them have
+    converged, only converged ones are chosen. If there are fewer than ``count`` cases, all of them
+    are chosen. Each is returned with its recorded seconds per launch.
     """
     # 1. Select the rows that can be chosen.
     usable = [
@@ -64,16 +58,10 @@ def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Ca
 
 
 def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
-    """Re-time ``count`` cases of a folder's measurements.csv.
+    """Re-time up to ``count`` cases of the measurements.csv in a machine's results folder.
 
-    Args:
-        device: the device to time them on.
-        folder: results folder of the machine.
-        count: number of cases. A case that cannot be timed, or fails, is left out.
-
-    Returns:
-        The result of :func:`judge_ratios` for the ratios of present to recorded times, and an entry
-        ``sentence`` that states this result in words.
+    A case that cannot be timed, or fails, is left out. Return the result of :func:`judge_ratios`,
+    with an entry ``sentence`` that states it in words.
 
     Raises:
         UserError: if the folder has no measurements.csv, or its run.json cannot be read.
@@ -108,15 +96,13 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
 
 
 def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
-    """Judge whether the machine is as fast as recorded.
-
-    Args:
-        ratios: present time of each case, divided by its recorded time.
+    """Judge by the ratios of present to recorded times whether the machine is as fast as recorded.
 
     Returns:
         A mapping with ``cases`` (their number), ``ratio`` (the median), ``lo`` and ``hi`` (its 95%
-        interval; None for fewer than six cases) and ``same`` (True if the ratio is within
-        :data:`TOLERANCE` of 1). If there are no cases, all entries except ``cases`` are None.
+        interval; None for fewer than six cases) and ``same`` (True if neither the ratio nor its
+        inverse exceeds 1 by more than :data:`TOLERANCE`). If there are no cases, all entries except
+        ``cases`` are None.
     """
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}
@@ -129,7 +115,6 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
 
 
 def _sentence(ratios: Sequence[float]) -> str:
-    """Return a sentence that compares the machine's present speed with the recorded one."""
     judged = judge_ratios(ratios)
     ratio = judged["ratio"]
     if ratio is None:

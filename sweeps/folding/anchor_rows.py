@@ -16,7 +16,7 @@ from sweeps.store import Event
 from sweeps.timing.statistics import median, median_interval
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
-_SETTLED = 0.5  # share of a sustained run after which power and clocks count as steady
+_SETTLED = 0.5  # share of sustained work after which power and clocks count as steady
 
 
 def anchor_rows(
@@ -27,19 +27,10 @@ def anchor_rows(
 ) -> list[dict[str, Any]]:
     """Return one row for each worker, GPU, anchor and phase, from the latest timing of the anchors.
 
-    In the phase ``alone``, the node's other GPUs are idle; in ``together``, all of them work. A
-    sustained anchor's row covers only the second half of its run, in which power and clocks are
-    steady. ``energy_j`` is the board's energy per launch in that half, in joules. It is None for
-    bursts and wherever the energy is unknown.
-
-    Args:
-        run: the run's name.
-        anchors: plan entries of the anchors, from run.json.
-        events: all events of the run.
-        gpus: the list ``gpus`` of run.json, whose items have ``gpu``, ``id`` and ``node``.
-
-    Returns:
-        Rows of anchors.csv, in the order of their first samples.
+    The rows are those of anchors.csv, in the order of their first samples. A sustained anchor's row
+    covers only its :func:`settled_windows`. ``energy_j`` is the board's energy per launch in these
+    windows, in joules; it is None for bursts and wherever the energy is unknown. ``gpus`` is
+    the entry of run.json.
     """
     # 1. Collect the samples of each row.
     samples_by_key: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
@@ -90,12 +81,7 @@ def steady_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of steady.csv: one for each sustained batch of the anchors' latest timing.
 
-    The rows are in the events' order. A sensor that was not read is None.
-
-    Args:
-        run: the run's name.
-        anchors: plan entries of the anchors, from run.json.
-        events: all events of the run.
+    A sensor that was not read is None.
     """
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
@@ -124,16 +110,9 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the list ``steady`` of run.json, which compares sustained anchors with bursts.
 
     A sustained anchor has an entry if the same worker and GPU also timed it in bursts, in the phase
-    ``alone``.
-
-    Args:
-        rows: the rows of :func:`anchor_rows`.
-
-    Returns:
-        Entries with ``gpu``, ``problem``, ``tflops``, ``sm_mhz``, ``power_w`` and ``energy_j``, and
-        with ``share``, the sustained speed divided by the burst speed. ``lo`` and ``hi`` are the
-        bounds of ``share`` that follow from the 95% intervals of both times; they are None if
-        either time has no interval.
+    ``alone``. ``share`` is the sustained speed divided by the burst speed. ``lo`` and ``hi`` are
+    the bounds of ``share`` that follow from the 95% intervals of both times; they are None if
+    either time has no interval. The other entries describe the sustained anchor.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -164,14 +143,12 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
-    """Return the windows of a sustained run in which power and clocks are taken to be steady.
+    """Return the windows of sustained work in which power and clocks are taken to be steady.
 
-    They are those that begin in the second half of the run. The result is empty for bursts.
-
-    Args:
-        samples: samples of one anchor, from a single run.
+    Their begin ``t`` is at least half of the last window's. The result is empty for bursts.
+    ``samples`` are one anchor's samples from a single timing.
     """
-    # Only windows of sustained work have ``t``, their begin in seconds since the run's begin.
+    # Only windows of sustained work have ``t``, the seconds from the begin of the work to theirs.
     windows = [event for event in samples if "t" in event]
     last_begin = max((event["t"] for event in windows), default=0.0)
     return [event for event in windows if event["t"] >= _SETTLED * last_begin]
@@ -180,7 +157,7 @@ def settled_windows(samples: Sequence[Event]) -> list[Event]:
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
     """Return the energy of one launch in joules, from the readings of the board's energy counter.
 
-    Return None if fewer than two batches have a reading, or if the counter did not increase.
+    Return None if fewer than two windows have a reading, or if the counter did not increase.
     """
     with_reading = [i for i, event in enumerate(windows) if event.get("joules") is not None]
     if len(with_reading) < 2:
@@ -196,8 +173,8 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
 def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
     """Yield the samples from the latest timing of the anchors, for each worker and GPU.
 
-    A resumed run may time its anchors again. Only the latest timing is then used. The events of
-    each worker must be in the order of their file.
+    A resumed run may time its anchors again. The events of each worker must be in the order of
+    their file.
     """
     # Later events replace earlier ones of the same worker and GPU.
     latest_begin = {

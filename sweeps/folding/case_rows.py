@@ -29,16 +29,9 @@ def fold_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each planned case that has a checked time, was refused, or failed.
 
-    The rows are those of measurements.csv, in the plan's order.
-
-    Args:
-        run: the run's name.
-        planned: the run's cases.
-        events: all events of the run.
-        machine: the machine's facts. A time that is impossible on the machine becomes an error
-            (:func:`sweeps.folding.limits.too_fast`). If None, no time is refused.
-        speeds: the machine's speed over the run, for each worker and GPU. Intervals are widened to
-            cover changes of the speed. If None, the speed is taken to be steady.
+    The rows are those of measurements.csv, in the plan's order. A time that is impossible on
+    ``machine`` becomes an error; if ``machine`` is None, all times are accepted. Intervals are
+    widened to cover the changes of speed in ``speeds``, in which a missing place counts as steady.
     """
     history_by_case = histories(events)
     rows = []
@@ -61,9 +54,8 @@ def rounds_table(
 ) -> list[dict[str, Any]]:
     """Return the rows of rounds.csv: the checked samples of each planned case, with their rounds.
 
-    In a round, a worker takes one sample of each of many cases, one right after the other. A change
-    of the machine's speed therefore affects the ratio of two samples less if both are from the same
-    round. Samples without a recorded round are left out.
+    A change of the machine's speed affects the ratio of two cases' samples less if both are from
+    the same round. Samples without a recorded round are left out.
     """
     table = []
     for case_id in dict.fromkeys(entry.case.id for entry in planned):
@@ -89,16 +81,12 @@ def confirmed_table(
     """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs of cases.
 
     There is one row for each process of each pair, with one log ratio for each block. A ratio is
-    the first case's time over the second's. A block has two samples of each case.
+    the first case's time over the second's.
 
-    A process is included if it completed all :data:`BLOCKS` blocks, on the same worker and GPU as
-    the latest process that did. A pair is included if at least :data:`PROCESSES` processes are.
-    Only the latest :data:`PROCESSES` of them are returned. A pair is left out if one of its cases
-    was refused or failed.
-
-    Args:
-        events: events of a run.
-        history_by_case: the histories of the run's cases.
+    A process counts if it completed all :data:`BLOCKS` blocks, on the same worker and GPU as the
+    latest process that did. Each pair has rows for the latest :data:`PROCESSES` processes that
+    count. A pair with fewer of them is left out, and so is one with a case that was refused or
+    failed.
     """
     # 1. Collect the blocks of each pair, by the process that timed them. A process is identified by
     # its start time.
@@ -131,11 +119,7 @@ def confirmed_table(
 
 
 def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> list[float]:
-    """Return the start times of a pair's included processes, in ascending order.
-
-    Return an empty list if fewer than :data:`PROCESSES` are included. :func:`confirmed_table`
-    explains which ones are. Times from two GPUs are never combined.
-    """
+    """Return the start times of the processes that :func:`confirmed_table` uses, in order."""
     places = {
         process: place_of(blocks[0])
         for process, blocks in blocks_by_process.items()
@@ -184,7 +168,7 @@ def _measured_columns(
 ) -> dict[str, Any]:
     """Return the columns of a case with a time, or of an error if its time is impossible.
 
-    The history must have trusted samples. :func:`fold_rows` describes the other arguments.
+    The history must have trusted samples.
     """
     # 1. Take the median and its interval.
     samples = history.trusted

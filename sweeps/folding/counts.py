@@ -30,13 +30,7 @@ def count_by_sweep(
 ) -> dict[str, dict[str, int]]:
     """Count the planned, measured and open cases of each sweep.
 
-    A case is open if it needs more samples or a check, or if its kernels are not named yet. More
-    measuring time would therefore advance it.
-
-    Args:
-        planned: the run's cases.
-        rows: the run's rows of measurements.csv.
-        history_by_case: the histories of the run's cases, by case id.
+    A case is open if it needs more samples or a check, or if its kernels are not named yet.
     """
     counts: dict[str, dict[str, int]] = {}
     for entry in planned:
@@ -52,10 +46,7 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """Return a sentence that counts a run's cases: measured, failed, not reached and left out.
-
-    ``record`` is the content of the run's run.json.
-    """
+    """Return a sentence that counts a run's cases; ``record`` is the content of its run.json."""
     counts = record["counts"]
     failed = [f"{counts[name]:,} {words}" for name, words in _IN_WORDS.items() if counts[name]]
     measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} measured"
@@ -73,12 +64,7 @@ class Tally:
     """Progress of a shard, updated with each of its events."""
 
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
-        """Count all events that the shard has so far.
-
-        Args:
-            planned: the cases whose progress is counted.
-            events: the shard's events, including those of cases that are not planned.
-        """
+        """Count the shard's earlier events, which may include cases that are not planned."""
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()  # planned cases with samples
@@ -137,8 +123,7 @@ class Tally:
     def is_over(self, budget: float) -> bool:
         """Return True if the shard has ended with a budget of at least ``budget`` seconds.
 
-        A shard ends when its cases are finished or its budget is used up. A shard whose latest
-        call stopped at a time limit has not ended.
+        A shard whose latest call stopped at a time limit has not ended.
         """
         end = self._end
         return end is not None and end["why"] != STOPPED and end["budget"] >= budget
@@ -148,7 +133,7 @@ class Tally:
         return self._end is not None and (self._end["why"], self._end["budget"]) == (why, budget)
 
     def all(self) -> dict[str, History]:
-        """Return all histories by case id, including the canary and cases of earlier calls."""
+        """Return all histories by case id, including the canary's and those of unplanned cases."""
         return {**self._unplanned, **self.histories}
 
     def unnamed(self) -> list[str]:
@@ -156,5 +141,5 @@ class Tally:
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:
-        """Pass the number of started or finished cases, and the budget left, to the reporter."""
+        """Report the number of started or finished cases, and the budget left in seconds."""
         reporter.update(self.seen, len(self.histories), budget - self.spent)

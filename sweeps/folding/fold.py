@@ -49,7 +49,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished writing. If the last fold has already
-            read all of them, nothing is done. Many nodes that end together therefore fold the run
+            read all of them, nothing is done, so that many nodes that end together fold the run
             only once or twice. If None, the run is always folded.
 
     Raises:

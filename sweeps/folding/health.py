@@ -1,7 +1,6 @@
 """Judge the health of a run: how far its times can be trusted.
 
-The verdict is ``quiet``, ``noisy`` or ``unusable``. It is the worst of several findings. The most
-important one is whether the cases' medians repeat in another process.
+The verdict is ``quiet``, ``noisy`` or ``unusable``, the worst of several findings.
 
 | finding | noisy from | unusable from |
 |---|---|---|
@@ -15,8 +14,8 @@ A run is also noisy if the median half-width of its intervals is 5% or more, if 
 cases have an interval, or if other processes used the GPU.
 
 A recording that was merged from others is at most as good as the worst of them. How busy the host
-was does not affect the verdict. If a CPU's run is not quiet, other processes and virtual machines
-that used its cores are listed as likely causes.
+was does not affect the verdict. If a run is not quiet, other processes and virtual machines that
+used the cores are listed as likely causes, unless the machine is known to be a GPU.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ QUIET, _, UNUSABLE = VERDICTS
 HealthFinding = tuple[str, str]
 """A verdict on one aspect of a run, and the reason for it, a sentence without a full stop."""
 
+# Common periods of the operating system's scheduler tick (1, 10/3, 4 and 10 ms) and multiples of
+# them, in seconds.
 _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
-"""Common periods of the operating system's scheduler tick (1, 10/3, 4 and 10 ms) and multiples of
-them, in seconds."""
 # A batch counts as lasting whole ticks if its time is at most this far from a multiple of the tick,
 # as a share of the tick. By chance, twice this share of unrelated times is as near.
 _NEAR_TICK = 0.03
@@ -64,7 +63,6 @@ class _Limits:
     unusable: float = float("inf")
 
     def verdict(self, value: float) -> str:
-        """Return the verdict on a run in which the quantity has this value."""
         if value >= self.unusable:
             return "unusable"
         return "noisy" if value >= self.noisy else "quiet"
@@ -89,17 +87,10 @@ def health(
     events: Sequence[Event],
     speeds: Iterable[MachineSpeed],
 ) -> dict[str, Any]:
-    """Return the entry ``health`` of run.json: the verdict on a run, and its reasons.
+    """Return the entry ``health`` of run.json: the verdict on a run, and its reasons, worst first.
 
-    The worst reasons come first, and likely causes last.
-
-    Args:
-        record: the run's record, with ``canary``, ``repeats`` and, if it was merged, ``merged``.
-        machine: the machine's facts; None if they are not recorded.
-        planned: the run's cases.
-        rows: the run's rows of measurements.csv.
-        events: all events of the run.
-        speeds: the machine's speed over the run, one for each worker and GPU.
+    ``record`` has the entries of run.json. ``machine`` is None if its facts are not recorded, and
+    ``speeds`` has one element for each worker and GPU.
     """
     measured = [row for row in rows if row["status"] == "ok"]
     host_events = [event for event in events if event["event"] == "host"]
@@ -126,11 +117,8 @@ def health(
 def health_sentence(run: Mapping[str, Any]) -> str:
     """Return a sentence with the verdict, the difference of repeated medians, and the worst reason.
 
-    The difference is left out if too few cases were re-timed. The reason is left out if the
-    difference explains the verdict, and a quiet run has none.
-
-    Args:
-        run: the content of run.json, with ``health`` and ``repeats``.
+    The difference is left out if too few cases were re-timed, and the reason if the difference
+    explains the verdict. ``run`` is the content of run.json.
     """
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     repeats = run.get("repeats")
@@ -150,11 +138,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Judge how well medians repeat in another process.
-
-    ``record`` has the entries ``canary`` and ``repeats`` of run.json. If too few cases were
-    re-timed, judge how steady the canary GEMM was, if it was timed.
-    """
+    """Judge how well medians repeat or, if too few cases were re-timed, the canary's spread."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (
@@ -170,11 +154,7 @@ def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
 
 
 def _judge_speed(spread: float) -> Iterator[HealthFinding]:
-    """Judge how much the machine's speed changed during the run.
-
-    ``spread`` is that change as a log ratio, fitted to the samples of all cases. Intervals are
-    already widened to cover the change.
-    """
+    """Judge how much the machine's speed changed; ``spread`` is the change as a log ratio."""
     change = math.expm1(spread)
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
@@ -182,8 +162,7 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
 def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
 
-    If too few times have an interval, only that is reported. ``measured`` has the rows of
-    measurements.csv with a time.
+    If too few times have an interval, only that is reported.
     """
     # Half the width of each interval, relative to its median.
     half_widths = [
@@ -202,11 +181,9 @@ def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding
 
 
 def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
-    """Judge whether a CPU's batches last whole scheduler ticks.
+    """Judge whether a CPU's batches last whole scheduler ticks, as if launches waited for them.
 
-    If they do, the launches waited for the scheduler, and their times say little about the kernels.
-    Sustained batches are left out because they are made to last 60 ms. Batches on a GPU are left
-    out because the GPU itself times them.
+    Sustained batches are left out because they are made to last 60 ms.
     """
     bursts = {entry.case.id for entry in planned if entry.case.mode == "burst"}
     batches: dict[str, list[float]] = defaultdict(list)
@@ -232,11 +209,7 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
 
     Only batches that last between half a tick and eight ticks are judged, and only cases in which
     at least half of the batches last that long. Return 0 if the count is below eight, or if chance
-    could explain it.
-
-    Args:
-        batches: the seconds of each batch, for each case.
-        tick: the scheduler's period in seconds.
+    could explain it. All times are in seconds.
     """
     # 1. Find the share of each case's batches that last whole ticks.
     shares = []
@@ -263,7 +236,7 @@ def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
 
 
 def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
-    """Yield a sentence for each kind of other work that used much of the cores' time."""
+    """Yield a reason for each kind of other work that used much of the cores' time."""
     total_seconds = sum(event["seconds"] for event in host_events)
     for name, limit, who in (
         ("steal", _STEAL, "other virtual machines"),
@@ -277,10 +250,7 @@ def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
 
 
 def _judge_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Report noisy and unusable recordings that were merged into this one.
-
-    A disturbed recording might otherwise go unnoticed among quiet ones.
-    """
+    """Report noisy and unusable recordings that were merged into this one."""
     for verdict in VERDICTS[1:]:
         # A recording that was never folded has no health.
         workers = [

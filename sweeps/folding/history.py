@@ -34,7 +34,7 @@ class History:
     """Samples without visible gaps between launches, by GPU. Only these samples are used for the
     case's time."""
     exposed: list[Event] = field(default_factory=list)
-    """Samples in which gaps between launches may show. They are not used for the case's time."""
+    """Samples in which gaps between launches may show."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the case other than times, such as the kernel's name."""
     outcome: Event | None = None
@@ -46,18 +46,17 @@ class History:
     last_crash: str = ""
     """Description of how the latest of these processes ended, such as ``killed by SIGSEGV``."""
     sound: dict[int | None, int] = field(default_factory=dict)
-    """Number of samples up to the latest check that found a correct result, by GPU."""
+    """Number of samples that checks have confirmed, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)
-    """Number of samples up to the latest check that found a correct result on new inputs, by GPU.
+    """Number of samples at the latest ``right`` event, by GPU.
 
-    New inputs are inputs that no earlier launch has seen."""
+    The event says that a process found a correct result on inputs that it had not used before."""
     repeats: list[Event] = field(default_factory=list)
-    """Samples from another process, which show how well medians repeat. They are not used for the
-    case's time."""
+    """Samples from another process, which show how well medians repeat."""
 
     @property
     def every_sample(self) -> Iterator[Event]:
-        """Samples from all GPUs."""
+        """All :attr:`samples`, whatever their GPU."""
         return itertools.chain.from_iterable(self.samples.values())
 
     @property
@@ -67,10 +66,7 @@ class History:
 
     @property
     def trusted(self) -> list[Event]:
-        """Samples of :attr:`best` up to the latest check that found a correct result.
-
-        Later samples are not trusted until the case is checked again.
-        """
+        """Samples of :attr:`best` that checks have confirmed."""
         best = self.best
         if not best:
             return []
@@ -111,17 +107,14 @@ class History:
 
     @property
     def unnamed(self) -> bool:
-        """True if the case has samples, has not failed, and has no recorded kernel name yet.
+        """True if the case has :attr:`samples`, has not failed, and has no recorded kernel name.
 
         An empty name means that naming failed, and that it is not tried again.
         """
         return bool(self.best) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
-        """Add an event of the case. After a ``moved`` event the case starts over on another GPU.
-
-        Events that say nothing about a case, such as ``end``, are ignored.
-        """
+        """Add an event of the case. After a ``moved`` event the case starts over on another GPU."""
         match event["event"]:
             # ``hidden`` is False if gaps between launches may show, and missing otherwise.
             case "sample" if event.get("hidden", True):
@@ -149,18 +142,14 @@ class History:
                 self.last_crash = str(event.get("message", ""))
 
     def _mark_sound(self, event: Event) -> None:
-        """Trust all samples that the event's GPU has taken so far."""
         self.sound[event.get("gpu")] = len(self.samples[event.get("gpu")])
 
 
 def histories(events: Iterable[Event]) -> dict[str, History]:
-    """Return the history of each case, by case id. The canary GEMM is one of the cases.
-
-    Events that belong to no case are collected under the id ``""``.
+    """Return the history of each case, by case id. Events without a case are under ``""``.
 
     Several workers may have timed a case, as in a merged recording. Only the history with the
-    highest :attr:`History.rank` is then returned, or the first one if ranks are equal. The others
-    are ignored.
+    highest :attr:`History.rank` is then returned, or the first one if ranks are equal.
     """
     by_case: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:
@@ -172,7 +161,7 @@ def histories(events: Iterable[Event]) -> dict[str, History]:
 
 
 def spent_seconds(events: Iterable[Event]) -> float:
-    """Return the seconds of measuring in these events, which may come from several calls."""
+    """Return the seconds of measuring in these events."""
     return sum(event.get("cost", 0.0) for event in events)
 
 

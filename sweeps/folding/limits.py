@@ -21,7 +21,7 @@ _MEASURED_SLACK = 1.15  # factor by which a measured ceiling may be exceeded wit
 
 
 def min_seconds(case: Case, machine: Machine) -> float:
-    """Return the shortest possible time of one launch in seconds; 0 if no rate is known."""
+    """Return the lower limit of the time of one launch in seconds; 0 if no rate is known."""
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops
@@ -43,22 +43,17 @@ def min_seconds(case: Case, machine: Machine) -> float:
 
 
 def _is_from_datasheet(machine: Machine) -> bool:
-    """Return True if the machine's facts are from a datasheet, neither measured nor derived."""
+    """Return True if the machine's ceilings are from a datasheet, neither measured nor derived."""
     return machine.slug in known_machines()
 
 
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
-    """Return whether a time is impossible on a machine, and a sentence about the time.
+    """Return whether a time per launch, in seconds, is impossible, and a sentence about it.
 
     The sentence is empty if the time respects the lower limit, with a tolerance for errors of the
     clock and of the limit. Ceilings that were measured, or derived from what a device reports, may
     be wrong themselves. A time below their limit is therefore accepted, and the sentence is only a
     remark.
-
-    Args:
-        case: the case.
-        seconds: its measured time per launch.
-        machine: the machine on which it was measured.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):

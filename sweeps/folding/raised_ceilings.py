@@ -23,11 +23,11 @@ from sweeps.timing.statistics import median, median_interval
 
 @dataclass(frozen=True)
 class RaisedCeilings:
-    """Machine with the ceilings of the whole run, and the entry ``ceilings`` of run.json."""
+    """Machine with the ceilings of the whole run."""
 
     machine: Machine
     record: Mapping[str, Any] | None
-    """The entry ``ceilings``; None for a GPU, whose ceilings are not measured."""
+    """Entry ``ceilings`` of run.json; None for a GPU, whose ceilings are not measured."""
 
 
 def raise_ceilings(
@@ -39,13 +39,7 @@ def raise_ceilings(
 ) -> RaisedCeilings:
     """Raise a CPU's ceilings to the highest measured ones, and its peaks further for faster GEMMs.
 
-    Args:
-        record: the run's record. If the run was folded before, its ``ceilings`` contain those
-            measured at the start.
-        machine: the machine's facts. A GPU is returned unchanged.
-        events: all events of the run.
-        planned: the run's cases.
-        history_by_case: the histories of these cases.
+    A GPU is returned unchanged. ``record`` has the entries of run.json.
     """
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)
@@ -89,12 +83,8 @@ def gemms_above_peak(
 ) -> dict[str, PlanEntry]:
     """Return, for each dtype whose peak is exceeded, the GEMM that exceeds it the most.
 
-    The speed of a GEMM is computed from the longest time of its interval.
-
-    Args:
-        planned: the cases.
-        history_by_case: the histories of these cases.
-        peaks: FLOP/s by dtype.
+    The speed of a GEMM is computed from the longest time of its interval. ``peaks`` has the FLOP/s
+    of each dtype.
     """
     to_exceed = dict(peaks)
     fastest: dict[str, PlanEntry] = {}

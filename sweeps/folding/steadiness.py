@@ -50,16 +50,13 @@ def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
 
 
 def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
-    """Report how steady the machine was: the canary's spread and drift.
+    """Return the entry ``canary`` of run.json: the canary's spread and drift.
 
-    ``samples`` is the number of samples, and ``median_us`` is their median in µs. ``drift`` is the
-    relative change of the median from the first quarter of the samples to the last. ``certain`` is
-    True if the intervals of these medians do not overlap. ``spread`` is the range of the samples
-    without the fastest and the slowest tenth, relative to the median. Samples from several workers
-    or GPUs are not mixed: the report covers only the worker and GPU with the most samples.
-
-    Returns:
-        The entry ``canary`` of run.json; None for fewer than eight samples.
+    ``drift`` is the relative change of the median from the first quarter of the samples to the
+    last. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
+    range of the samples without the fastest and the slowest tenth, relative to the median. Samples
+    from several workers or GPUs are not mixed: the report covers only the worker and GPU with the
+    most samples. Return None for fewer than eight samples.
     """
     # 1. Take the canary's samples in the order of their times, by worker and GPU.
     by_place: dict[SamplePlace, list[float]] = defaultdict(list)
@@ -103,22 +100,16 @@ def choose_repeats(
 ) -> list[PlanEntry]:
     """Choose the cases to be re-timed, and add the ``required`` ones.
 
-    Candidates are the cheaper half of the cases with an interval, or all of them if there are at
-    most 12. A case that failed later is not a candidate. Cases that are timed for advice are
-    candidates only if the plan has no others. Up to 24 candidates that fit in the time are chosen,
-    spread evenly over the plan.
+    Candidates are the cheaper half of the cases that have an interval and have not failed, or all
+    of them if there are at most 12. Cases that are timed for advice count only if the plan has no
+    others. Up to 24 candidates that fit in the time are chosen, spread evenly over the plan.
 
-    Nothing is chosen, not even a required case, if a planned case was re-timed before, if there are
-    fewer than four candidates, or if the time is too short for four of them.
-
-    Args:
-        planned: the run's cases, in the plan's order.
-        history_by_case: the histories of the run's cases, by case id.
-        budget: the run's budget in seconds, which decides how long re-timing may take.
-        required: entries to add to those that are chosen.
+    Nothing is chosen, not even a required case, if a case that counts was re-timed before, if there
+    are fewer than four candidates, or if :func:`repeating_seconds` of the run's ``budget`` is too
+    short for four of them.
     """
-    # 1. Find the candidates. Cases that are timed for advice count only if the plan has no
-    # others, because the most promising of them are re-timed in pairs anyway.
+    # 1. Find the candidates. Cases for advice are left out if possible, because the most promising
+    # of them are re-timed in pairs anyway.
     not_for_advice = [entry for entry in planned if entry.case.sweep != CONFIRM]
     eligible = not_for_advice if not_for_advice else planned
     begun = [
@@ -150,20 +141,17 @@ def choose_repeats(
 
 
 def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
-    """Report how well medians repeat in another process, which re-timed some cases after the run.
+    """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
     ``ratio`` is the median, over the cases, of the second median divided by the first. ``between``
     is the part of the standard deviation of the ratio's logarithm that the noise of both medians
     does not explain. ``between_cases`` is the same without the change that all cases share, which
-    does not affect the ratio of two cases.
+    does not affect the ratio of two cases. Return None if fewer than four cases have at least six
+    samples from each process.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long
-    there. Such a case must not widen the intervals of all others. Each case's deviation is
-    therefore cut at three robust standard deviations.
-
-    Returns:
-        The entry ``repeats`` of run.json; None if fewer than four cases have at least six samples
-        from each process.
+    there. Deviations are cut at three robust standard deviations, so that such a case does not
+    widen the intervals of all others.
     """
     # 1. Collect the log ratio of each case's two medians, and the variance that their noise
     # explains.
@@ -202,7 +190,7 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
 def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> float:
     """Return the mean square of deviations from 0, each cut at three robust standard deviations.
 
-    The robust standard deviation is taken to be at least the square root of ``noise_variance``.
+    The robust standard deviation is taken to be at least that of the noise.
     """
     robust_deviation = _NORMAL_MAD * float(np.median(np.abs(deviations)))
     limit = _CUT * max(robust_deviation, math.sqrt(noise_variance))
@@ -210,15 +198,16 @@ def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> floa
 
 
 def _variance_of_median(values: NDArray[np.float64]) -> float:
-    """Return the variance of the median of ``values``, of which there must be at least two.
+    """Return the variance of the median of ``values``, of which there must be at least six.
 
     The variance follows from the median absolute deviation, as for normally distributed values. The
     correction for few values is from Croux and Rousseeuw, "Time-efficient algorithms for two highly
-    robust estimators of scale" (1992). The order-statistic interval is not used here. For six to
-    eight values it is their whole range, which would give a variance several times as large.
+    robust estimators of scale" (1992). In simulations, the mean result was 1.5 times the true
+    variance for six values and 1.1 times for 30.
     """
     count = len(values)
     absolute_deviation = float(np.median(np.abs(values - np.median(values))))
     correction = _FEW.get(count, count / (count - 0.8))
     sigma = _NORMAL_MAD * correction * absolute_deviation
-    return math.pi / 2 * sigma**2 / count  # a median's variance is π/2 times that of a mean
+    # The variance of the median of many values is π/2 times that of their mean.
+    return math.pi / 2 * sigma**2 / count

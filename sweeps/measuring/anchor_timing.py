@@ -2,8 +2,7 @@
 
 The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
 node measure at the same time, each of them first times the anchors while the others are idle. Then
-all of them time the anchors at once. The difference shows how the GPUs affect one another, through
-the host or their power supply.
+all of them time the anchors at once. The difference shows how the GPUs affect one another.
 """
 
 from __future__ import annotations
@@ -31,21 +30,15 @@ def time_anchors(
 ) -> None:
     """Time the anchors on one GPU.
 
-    An anchor that cannot be prepared is left out. A sample that fails is dropped.
+    An anchor that cannot be prepared is left out. A sample of a burst that fails, or shows launch
+    gaps, is dropped.
 
     Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each of
-    their batches becomes one event, whose entry ``t`` is the start of the batch in seconds since
-    the anchor began to run.
+    their windows (:class:`sweeps.timing.sampler.Window`) becomes an event, in which ``t`` is the
+    window's begin. A sustained anchor runs for ``seconds``, and has no events if it fails.
 
-    Args:
-        cases: the anchors.
-        bench: the bench that the anchors run on.
-        worker: the shard's name, for the events.
-        emit: called with every event.
-        on_start: called before anything that may crash.
-        seconds: duration of each sustained anchor.
-        wait: called with each phase before it begins, and returns when the phase may begin; None if
-            no other GPU of the node is measured.
+    ``wait`` is called with each phase, and returns when it may begin; None if no other GPU of the
+    node is measured.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -53,7 +46,6 @@ def time_anchors(
     sampler = bench.sampler
 
     def report(key: str, phase: str, launch_seconds: float, reading: Reading, **more: Any) -> None:
-        """Emit the event of one sample, with its seconds per launch and its sensor readings."""
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         emit(
             make_event(
@@ -76,24 +68,19 @@ def time_anchors(
         try:
             taken = sampler.sample(subject)
         except Exception as error:
-            # The failed sample is dropped, and sampling continues. This call only makes sure that
-            # the device has recovered. It raises an error if the device has not.
-            bench.failure(error)
+            bench.failure(error)  # raises an error if the device has not recovered
             return
         if taken.hidden:
             report(subject.key, phase, taken.seconds, taken.reading)
 
     def hold(subject: Subject, phase: str) -> None:
-        """Run a sustained anchor for ``seconds``, and report each of its batches."""
+        """Run a sustained anchor, and report each of its windows unless it fails."""
         # The last batch may end after ``seconds``, and a check of the result follows it.
         on_start([], seconds + 2 * subject.cost)
         try:
             windows = sampler.hold(subject, seconds)
         except Exception as error:
-            # All batches of this anchor are dropped, and the other anchors are still timed. This
-            # call only makes sure that the device has recovered. It raises an error if the device
-            # has not.
-            bench.failure(error)
+            bench.failure(error)  # raises an error if the device has not recovered
             return
         for window in windows:
             report(
@@ -110,8 +97,7 @@ def time_anchors(
     emit(make_event(bench, worker, "anchoring", "", 0.0))
     results = bench.prepare(cases, {}, on_start)
     ready = [result for result in results if isinstance(result, Ready)]
-    # 2. Sample the bursts in each phase. If no other GPU of the node is measured, there is only one
-    # phase.
+    # 2. Sample the bursts in each phase.
     bursts = [result for result in ready if result.case.mode == "burst"]
     phases = (ALONE,) if wait is None else PHASES
     for phase in phases:

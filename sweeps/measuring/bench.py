@@ -1,7 +1,6 @@
 """Interface of a bench, which turns cases into subjects that can be timed.
 
-A bench may be a GPU, a CPU, or a fake for a test. This module does not import torch, which only the
-real bench needs.
+A bench may be a GPU, a CPU, or a fake for a test.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ TORCH_BENCH = f"{__package__}.torch_bench:TorchBench"
 class Ready:
     """A case that can be timed.
 
-    Attributes:
-        case: the case.
-        subject: what the sampler times.
-        facts: columns of measurements.csv that were determined while the case was prepared.
+    ``facts`` has the columns of measurements.csv that were determined while the case was prepared.
     """
 
     case: Case
@@ -39,11 +35,8 @@ class Ready:
 class Refusal:
     """A case that cannot be timed.
 
-    Attributes:
-        case: the case.
-        status: ``unsupported``, ``wrong``, ``oom`` or ``error``.
-        message: the reason: a sentence, or the text of an error.
-        facts: columns of measurements.csv that were determined while the case was prepared.
+    ``status`` is ``unsupported``, ``wrong``, ``oom`` or ``error``. ``message`` is the reason: a
+    sentence, or the text of an error. ``facts`` is the same as in :class:`Ready`.
     """
 
     case: Case
@@ -70,11 +63,10 @@ class Bench(Protocol):
     ) -> Iterator[Ready | Refusal]:
         """Check and warm up cases, and yield the outcome of each in order.
 
-        Args:
-            cases: the cases. The outcome of a case that cannot be timed is a :class:`Refusal`.
-            histories: what earlier processes recorded about the cases, by case id.
-            on_start: function to call before anything that may crash, so that the parent process
-                knows which cases to blame.
+        ``histories`` has what earlier processes recorded about the cases, by case id.
+
+        Raises:
+            PoisonedError: if the device does not recover from an error.
         """
         ...
 
@@ -85,8 +77,10 @@ class Bench(Protocol):
 
         If the profiler loses the records of a case's launch, the case is left out, because a
         profiler in another process may still show its kernels. A case whose kernels cannot be named
-        has an empty ``kernel``. ``on_start`` is called before each launch, because the launch may
-        crash.
+        has an empty ``kernel``.
+
+        Raises:
+            Exception: any error from the profiler, for example if profiling is not permitted.
         """
         ...
 
@@ -111,22 +105,17 @@ class Bench(Protocol):
 
 
 OnStart = Callable[[Sequence[str], float], None]
-"""Function to call before anything that may crash the process.
+"""Function to call before anything that may crash, so that the parent knows which cases to blame.
 
 Its arguments are the ids of the cases that are about to run, and the seconds that the work is
 expected to take. There are no ids if the work belongs to no case."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """Make an event for a case, or for work that belongs to no case.
+    """Make an event that happens now.
 
-    Args:
-        bench: the bench on which the event happened.
-        worker: the shard's name.
-        event: what happened, such as ``sample``.
-        case: the case's id; empty if the event belongs to no case.
-        cost: seconds of measuring time that the event took.
-        more: further entries of the event.
+    ``worker`` is the shard's name. ``case`` is the case's id, and empty if the event belongs to no
+    case. ``cost`` is the measuring time that the event took, in seconds.
     """
     gpu_entry = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {

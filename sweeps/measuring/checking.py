@@ -1,9 +1,8 @@
 """Check the results of a case's launches before, during and after its samples.
 
-The checks detect kernels that are wrong from the start or only later, only now and then, only on
-some operand sets, or only in a corner of the result. They also detect kernels that return a result
-without computing it. The sampler decides which batches are checked. It knows this module only as a
-:class:`sweeps.timing.sampler.Checker`. This module needs PyTorch.
+The checks are meant for kernels that are wrong from the start or only later, only now and then,
+only on some operand sets, or only in a corner of the result, and for kernels that return a result
+without computing it. The sampler decides which batches are checked.
 """
 
 from __future__ import annotations
@@ -28,38 +27,30 @@ _CHANGED = CheckVerdict(math.nan, math.nan, "the kernel changes its operands.")
 class ResultChecker:
     """Checker of the launches of one case.
 
-    Checks test Freivalds' identity alternately from the left and from the right. Both sides are
-    therefore tested by the end of a case's first sample. The first check also compares sampled
+    Checks test Freivalds' identity alternately from the left and from the right, so that both sides
+    are tested by the end of a case's first sample. The check before timing also compares sampled
     entries with a reference in float64. For memory-bound layers and LSTMs, to which the identity
     does not apply, every check compares entries.
     """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
-        """Prepare the checks of a case.
-
-        Args:
-            problem: what the case computes.
-            launch: launch of the case on its operand sets.
-            seed: seed of all random choices. It differs between cases, so that each case is checked
-                at different entries.
-        """
+        """Prepare the checks of a case; ``seed`` should differ between cases and processes."""
         self._problem = problem
         self._launch = launch
         self._random = random.Random(seed)
         self._side = self._random.randrange(2)
         self._unseen: int | None = None  # set whose first operand is negated at present
         self.first_seconds = 0.0
-        """Seconds that the launch of :meth:`check_before_timing` took, on a CPU."""
+        """Seconds until the launch of :meth:`check_before_timing` returned.
+
+        A launch on a GPU returns before its result is computed."""
         self.allocates = False
         """True if the launch of :meth:`check_before_timing` returned memory other than ``out``."""
         # Norms of the operands of the first and the last set, by the index of the set.
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Replace the launch with a launch on more operand sets of the same case.
-
-        Return this checker. The first set must be the first set of the present launch.
-        """
+        """Use a launch on more operand sets, with the same first set, and return this checker."""
         self._launch = launch
         last = len(launch.sets) - 1
         if last not in self._norms:
@@ -67,11 +58,7 @@ class ResultChecker:
         return self
 
     def check_before_timing(self) -> CheckVerdict:
-        """Fill the first set's result with NaN, launch, and check the result and the operands.
-
-        The check also fails if the kernel changed its operands. This method sets
-        :attr:`first_seconds` and :attr:`allocates`.
-        """
+        """Launch on the first set, and check the result and that the operands are unchanged."""
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
         result = self._launch(0)
@@ -83,7 +70,7 @@ class ResultChecker:
     def poison(self, unseen: int | None) -> None:
         """Fill every result buffer with NaN, so that unwritten elements fail the check.
 
-        If ``unseen`` is the index of a set, the first operand of that set is negated until
+        If ``unseen`` is the index of a set, that set's first operand is negated until
         :meth:`release`. The buffers are then filled with 0 instead, because a kernel might compute
         only where it finds NaN.
         """
@@ -100,16 +87,12 @@ class ResultChecker:
     def batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a timed batch, after :meth:`poison`.
 
-        If launches write into the result buffers of their operand sets, several sets may share a
-        buffer, which then holds the result of the last launch that wrote to it. If each launch
-        allocates its result, only the last result is checked.
-
-        Args:
-            indices: indices of the operand sets that the launches used, in order.
-            last: what the last launch returned.
+        If launches write into the result buffers of their operand sets, the content of each buffer
+        is checked. If each launch allocates its result, only the last result is checked.
+        ``indices`` are those of the sets that the launches used, in order.
 
         Raises:
-            WrongResultError: if a result is wrong; the message says how.
+            WrongResultError: if a result is wrong or, after a negation, an operand has changed.
         """
         sets = self._launch.sets
         final = indices[-1]
@@ -117,7 +100,7 @@ class ResultChecker:
             raise WrongResultError(f"a launch returned a {type(last).__name__}, not a tensor.")
         results = {final: last}  # by the index of the set
         if last.data_ptr() == sets[final].out.data_ptr():
-            # A later set replaces an earlier one with the same result buffer.
+            # Sets may share a result buffer, which holds the result of the last launch on them.
             last_writers = {sets[i].out.data_ptr(): i for i in indices}
             results = {i: _result_view(last, sets[i].out) for i in last_writers.values()}
         self._require(self._check_results(results), "in a timed batch")
@@ -151,23 +134,16 @@ class ResultChecker:
             a.neg_()
 
     def _require(self, verdict: CheckVerdict, when: str) -> None:
-        """Raise a WrongResultError if a check failed. Its message says ``when`` that happened."""
+        """Raise a WrongResultError if the verdict is negative; its message says ``when``."""
         if not verdict.ok:
             raise WrongResultError(f"the result was wrong {when}: {verdict.message}")
 
     def _unchanged(self) -> bool:
-        """Return True if the operands of the first and the last set still have their old norms."""
+        """Return True if the operands of the first and the last set have their original norms."""
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Check the results' shape and dtype, and check their values with Freivalds' identity.
-
-        The identity is tested from the side that the last call did not use.
-
-        Args:
-            results: the results, by the index of their operand set.
-            entries: True to also compare sampled entries with a reference in float64.
-        """
+        """Check results, by the index of their set; :func:`verify` describes ``entries``."""
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
@@ -180,7 +156,7 @@ class ResultChecker:
 
 
 def _norms(operands: Operands) -> tuple[float, float]:
-    """Return the norms of both operands, which reveal a change of their values."""
+    """Return the norms of both operands, which nearly every change of their values alters."""
     norm_a = torch.linalg.vector_norm(operands.a, dtype=torch.float32)
     norm_b = torch.linalg.vector_norm(operands.b, dtype=torch.float32)
     # The norms are stacked, so that the host waits for a GPU only once.
@@ -189,5 +165,5 @@ def _norms(operands: Operands) -> tuple[float, float]:
 
 
 def _result_view(result: Tensor, buffer: Tensor) -> Tensor:
-    """Return a view of the result buffer ``buffer`` with the shape and strides of ``result``."""
+    """Return a view of ``buffer`` with the shape and strides of ``result``."""
     return buffer.as_strided(result.shape, result.stride(), buffer.storage_offset())

@@ -27,39 +27,33 @@ from sweeps.store import Event
 
 @dataclass(frozen=True)
 class Assignment:
-    """Work for a child process. All attributes can be pickled.
-
-    Attributes:
-        bench: callable that makes the bench, as ``module:name``.
-        arguments: arguments of that callable, except the cases.
-        planned: the cases, in the plan's order.
-        known: histories of the cases from earlier processes, by case id.
-        worker: the shard's name, for the events.
-        budget: seconds of measuring that this shard may use in all calls of the run together.
-        spent: seconds of the budget that are used up.
-        until: moment at which measuring must end. It is in seconds of ``time.monotonic``, which is
-            the same for all processes of a host.
-        careful: ids of cases to prepare one by one (:attr:`Bench.careful`).
-        work: kind of work: ``measure``, or one of :data:`EXTRA_WORK`.
-        longest: seconds that six samples of a case may take, with the exception that
-            :class:`Rounds` describes; None for a share of the budget.
-        options: further arguments of the function in :data:`EXTRA_WORK`.
-        waits: True if the work waits for the node's other workers.
-    """
+    """Work for a child process. All attributes can be pickled."""
 
     bench: str
+    """Callable that makes the bench, as ``module:name``."""
     arguments: Mapping[str, Any]
+    """Arguments of that callable, except the cases."""
     planned: Sequence[PlanEntry]
     known: Mapping[str, History]
+    """Histories from earlier processes, by case id."""
     worker: str
     budget: float
+    """Seconds of measuring that this shard may use in all calls of the run together."""
     spent: float
+    """Seconds of the budget that are used up."""
     until: float = math.inf
+    """Moment at which measuring must end, in seconds of ``time.monotonic``, which is the same for
+    all processes of a host."""
     careful: frozenset[str] = frozenset()
+    """Value of :attr:`Bench.careful`."""
     work: str = "measure"
+    """Kind of work: ``measure``, or one of :data:`EXTRA_WORK`."""
     longest: float | None = None
+    """Seconds that six samples of a case may take; see :class:`Rounds`."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the function in :data:`EXTRA_WORK`."""
     waits: bool = False
+    """True if the work waits for the node's other workers."""
 
 
 EXTRA_WORK: dict[str, Callable[..., None]] = {
@@ -96,9 +90,8 @@ def work(connection: Connection) -> None:
     os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
 
     def send(*message: object) -> None:
-        """Send a message to the parent."""
+        """Send a message to the parent, but never from a forked copy of this process."""
         if connection.closed:
-            # This process is a forked copy, which must not continue to measure.
             os._exit(1)
         connection.send(message)
 
@@ -150,10 +143,9 @@ def work(connection: Connection) -> None:
 
 
 def _close_in_fork(connection: Connection) -> None:
-    """Close the pipe in a process that a launch has forked, because that process must not measure.
+    """Close the pipe in a forked copy of this process, which must not measure.
 
-    If the forked process kept the pipe open, the parent would not notice that the real child has
-    died.
+    If the copy kept the pipe open, the parent would not notice that the real child has died.
     """
     connection.close()
     die_with_parent()
@@ -165,7 +157,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _make_bench(assignment: Assignment) -> Bench:
-    """Import the assignment's bench and create it for the cases of the assignment."""
+    """Import and call the assignment's callable, and return the bench that it makes."""
     module_name, _, callable_name = assignment.bench.partition(":")
     make = getattr(importlib.import_module(module_name), callable_name)
     cases = [entry.case for entry in assignment.planned]

@@ -24,18 +24,10 @@ def repeat_cases(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time the given cases in this separate process, to see how well medians repeat.
+    """Re-time cases, to see how well their medians from another process repeat in this one.
 
-    Each case gets eight samples (the second count of :data:`CHECKPOINTS`), in shuffled rounds.
-    Samples become events named ``repeat``, unless launch gaps show in them. A case that fails this
-    time gets no further samples.
-
-    Args:
-        cases: cases that have times from another process.
-        bench: the bench that the cases run on.
-        worker: the shard's name, for the events.
-        emit: called with every event.
-        on_start: called before anything that may crash.
+    Samples become events named ``repeat``, unless launch gaps show in them. A case that cannot be
+    prepared is left out, and one that fails gets no further samples.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -70,20 +62,13 @@ def confirm_pairs(
 ) -> None:
     """Re-time pairs of cases, to measure what the second of each pair gains over the first.
 
-    This process has taken none of the samples with which the pairs were chosen, and it allocates
-    new operands. Every pair gets :data:`BLOCKS` blocks. They are timed in rounds over a few pairs,
-    whose order changes from round to round. In a block the second case is timed twice between two
-    samples of the first, so that a steady change of the machine's speed cancels out. A block in
-    which launch gaps show in every attempt is left out. A case that fails gets an ``outcome``
-    event, and its pairs get no further blocks.
+    This process must have taken none of the samples with which the pairs were chosen. Every pair
+    gets :data:`BLOCKS` blocks. In a block the second case is timed twice between two samples of the
+    first, so that a steady change of the machine's speed cancels out. A block in which launch gaps
+    show in every attempt is left out. A case that fails gets an ``outcome`` event, and its pairs
+    get no further blocks.
 
-    Args:
-        cases: both cases of the first pair, then both of the second, and so on.
-        bench: the bench that the cases run on.
-        worker: the shard's name, for the events.
-        emit: called with every event. The entry ``process`` of a block's event is the moment at
-            which this work began.
-        on_start: called before anything that may crash.
+    ``cases`` has both cases of the first pair, then both of the second, and so on.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -104,24 +89,20 @@ def _confirm_batch(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time a few pairs in rounds, with one block of every pair in each round.
-
-    ``process`` is the moment that identifies this process in the events. :func:`confirm_pairs`
-    describes the other arguments.
-    """
+    """Re-time a few pairs in rounds; ``process`` identifies this process in the events."""
     sampler = bench.sampler
     ready: dict[Case, Subject] = {}  # cases that can be timed and have not failed
 
     def fail(case: Case, status: str, message: str) -> None:
-        """Report that a case failed, and drop it, so that its pairs get no further blocks."""
+        """Report that a case failed, and drop it."""
         ready.pop(case, None)
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
     def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
         """Return the seconds per launch of one block's samples: first, second, second, first.
 
-        The list is empty if a case fails, or if launch gaps show in every attempt. If ``is_last``
-        is true, both cases are checked once more after an attempt without launch gaps.
+        The list is empty if a case fails, or if launch gaps show in every attempt. The last block
+        of a pair ends with a check of both cases.
         """
         case = first  # the case that runs, so that an error is reported for the right one
         try:
@@ -178,7 +159,7 @@ def _confirm_batch(
 
 
 def _check_after(subject: Subject, on_start: OnStart) -> None:
-    """Check a case again after its last sample, if it has a checker."""
+    """Check a case after its last block of a pair, if it has a checker."""
     on_start([subject.key], subject.cost + subject.checking)
     if subject.checker is not None:
         subject.checker.after()
@@ -191,17 +172,9 @@ def name_kernels(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Report the names of the cases' kernels.
+    """Report the names of the cases' kernels, one event for each case that is named.
 
-    This function loads a profiler, which slows launches. Nothing may be timed in this process
-    afterwards.
-
-    Args:
-        cases: the cases that have times but no kernel names yet.
-        bench: the bench that the cases run on.
-        worker: the shard's name, for the events.
-        emit: called with every event.
-        on_start: called before anything that may crash.
+    Nothing may be timed in this process afterwards, because a profiler slows launches.
 
     Raises:
         Exception: any error from the profiler, for example if profiling is not permitted.
