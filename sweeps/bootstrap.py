@@ -5,9 +5,9 @@
 This script runs before anything is installed, so it uses only the standard library. It takes the
 first of these choices that applies:
 
-1. Use ``.venv``, if it was made for the current ``constraints.txt`` and for the interpreter that
-   runs this script, which is the Makefile's ``PYTHON``. Install the requirements that ``.venv``
-   lacks.
+1. Use ``.venv``, if the interpreter that runs this script (the Makefile's ``PYTHON``) is the one in
+   ``.venv``, or if ``.venv`` was made for that interpreter and the current ``constraints.txt``.
+   Install the requirements that ``.venv`` lacks.
 2. Use the interpreter that runs this script, if it has every requirement and if, where a GPU is
    needed, its PyTorch sees the GPU. Nothing is created or downloaded.
 3. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
@@ -38,9 +38,7 @@ STAMP = VENV / "rooftile-ready"
 PINS = ROOT / "constraints.txt"
 """File with pip's constraints, which pin the versions of all requirements."""
 FAILED = ROOT / ".venv-failed"
-"""File that says which optional extras could not be installed, and when.
-
-Their installation is not tried again for a day."""
+"""File that records which optional extras could not be installed, and when."""
 _DAY = 86_400.0  # seconds
 
 POINTING_MODULE = "rooftile/__init__.py"
@@ -57,7 +55,7 @@ sys.modules[__name__] = rooftile
 """
 """Source of a module that makes ``import rooftile`` load the checkout's ``analysis/rooftile``."""
 
-# Code with which an interpreter reports which requirements it lacks, and whether its PyTorch sees a
+# Code that prints, as JSON, which requirements an interpreter lacks and whether its PyTorch sees a
 # GPU.
 _PROBE = r"""
 import importlib.metadata as metadata, json, re, sys
@@ -88,12 +86,14 @@ print(json.dumps([missing, gpu]))
 def main(groups: list[str]) -> int:
     """Print the path of an interpreter with the extra ``measure`` and the extras ``groups``.
 
-    If there is none, set one up. An extra whose name ends in ``?`` is optional. If it cannot be
-    installed, for example on a node without access to a package index, print the path of an
-    interpreter without the extra.
+    An extra whose name ends in ``?`` is optional: if it cannot be installed, for example on a node
+    without access to a package index, the interpreter may lack it.
 
     Returns:
         The exit code: 0, or 1 if no interpreter with the required extras could be set up.
+
+    Raises:
+        KeyError: if pyproject.toml lacks one of the extras.
     """
     needed = ["measure", *(group for group in groups if not group.endswith("?"))]
     python = set_up(requirements(needed))
@@ -111,9 +111,9 @@ def main(groups: list[str]) -> int:
 def add_if_possible(needed: list[str], group: str) -> str | None:
     """Return the path of an interpreter with the extras ``needed`` and the extra ``group``.
 
-    If ``group`` cannot be installed, print a message and return None. After a failure, installation
-    is not tried again for a day, because every attempt takes seconds on a node without access to a
-    package index. :data:`FAILED` records the failures.
+    If ``group`` cannot be installed, print a message and return None. After a failure, which
+    :data:`FAILED` records, installation is not tried again for a day, because every attempt takes
+    seconds on a node without access to a package index.
     """
     failed_at = read_failed()
     tried_today = time.time() - failed_at.get(group, 0.0) < _DAY
@@ -154,17 +154,21 @@ def read_failed() -> dict[str, float]:
 
 
 def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
-    """Return the path of an interpreter that has the requirements. Set one up if necessary.
-
-    Return None if none can be set up.
+    """Return the path of an interpreter that has the requirements; None if none can be set up.
 
     Args:
         wanted: requirements as ``name>=version``.
-        optional: True to only add packages to those of this interpreter and replace none, even if
-            its PyTorch does not see a GPU. The installation then fails if the package index does
-            not answer within five seconds.
+        optional: True to make ``.venv`` only on top of this interpreter, even if its PyTorch does
+            not see a GPU, and to give up if the package index does not answer within five seconds.
         offline: True to install nothing.
     """
+    if Path(sys.prefix).resolve() == VENV.resolve():
+        # This interpreter is the one in .venv, for example because the user activated .venv. A new
+        # .venv would remove the packages of this interpreter, so the missing ones are added here.
+        missing, _ = probe(sys.executable, wanted)
+        if missing and (offline or not install(missing, _venv_pins(), hurried=optional)):
+            return None
+        return str(PYTHON)
     recorded_digest, installed = read_stamp()
     if recorded_digest == _venv_digest():
         # 1. If .venv was made for this interpreter, install the requirements that .venv lacks.
@@ -200,7 +204,7 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
         on_top_of: path of the interpreter whose packages ``.venv`` also sees; None for an isolated
             ``.venv``.
         missing: requirements to install, as ``name>=version``.
-        hurried: True to fail if the package index does not answer within five seconds.
+        hurried: as for :func:`install`.
 
     Returns:
         True if the new environment is in place.
@@ -226,9 +230,9 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
 
 
 def requirements(groups: list[str]) -> list[str]:
-    """Return the requirements of the project and of the extras ``groups``, as ``name>=version``.
+    """Return this platform's requirements of the project and of the extras ``groups``.
 
-    Requirements that apply only to other platforms are left out.
+    Each one has the form ``name>=version``.
 
     Raises:
         KeyError: if pyproject.toml lacks one of these extras.
@@ -265,10 +269,7 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
 
 
 def needs_gpu() -> bool:
-    """Return True if this machine has an NVIDIA GPU, unless ``DEVICE=cpu`` excludes it.
-
-    The result does not depend on whether PyTorch can use that GPU.
-    """
+    """Return True if the NVIDIA driver lists a GPU and ``DEVICE=cpu`` does not exclude it."""
     if os.environ.get("DEVICE") == "cpu":
         return False
     device_files = glob.glob("/dev/nvidia[0-9]*")
@@ -278,7 +279,7 @@ def needs_gpu() -> bool:
 def make_venv(on_top_of: str | None = None) -> bool:
     """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
 
-    If that fails, print what to do and return False. If ``on_top_of`` is the path
+    If ``.venv`` cannot be created, print what to do and return False. If ``on_top_of`` is the path
     of another interpreter, ``.venv`` also sees the packages of that interpreter.
     """
     _say("Setting up .venv (once) …")
@@ -314,11 +315,7 @@ def make_venv(on_top_of: str | None = None) -> bool:
 
 
 def _ask(python: str | Path, code: str) -> str:
-    """Run Python code in another interpreter, and return what it prints.
-
-    Raises:
-        subprocess.CalledProcessError: if the code fails.
-    """
+    """Run Python code in another interpreter, and return what it prints to stdout."""
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()
 
@@ -370,10 +367,7 @@ def _venv_pins() -> Path:
 
 
 def _write_pins_without_torch() -> Path:
-    """Copy the constraints into ``.venv``, and return the path of the copy.
-
-    The constraints of PyTorch and Triton are left out.
-    """
+    """Copy the constraints, except those of PyTorch and Triton, into ``.venv``. Return the path."""
     lines = PINS.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.partition("==")[0] not in ("torch", "triton")]
     without_torch = VENV / PINS.name
@@ -382,20 +376,17 @@ def _write_pins_without_torch() -> Path:
 
 
 def _venv_digest() -> str:
-    """Return a digest of what ``.venv`` is made from: this interpreter and the constraints.
-
-    If the digest changes, ``.venv`` must be made again.
-    """
+    """Return a digest of what ``.venv`` is made for: this interpreter and the constraints."""
     pins = PINS.read_text(encoding="utf-8")
     parts = [sys.executable, sys.version, pins]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """Return the digest with which ``.venv`` was made, and the requirements installed in it.
+    """Return what :func:`_venv_digest` was when ``.venv`` was made, and what is installed in it.
 
-    The digest is that of :func:`_venv_digest`. Both results are empty if ``.venv`` does not exist
-    or was not completed.
+    The requirements that are installed have the form ``name>=version``. Both results are empty if
+    ``.venv`` does not exist or was not completed.
     """
     try:
         digest, *installed = STAMP.read_text(encoding="utf-8").splitlines()

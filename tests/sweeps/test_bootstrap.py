@@ -253,3 +253,15 @@ def test_an_environment_that_cannot_be_written_says_why(
     assert not bootstrap.make_venv()
     shown = capsys.readouterr().err
     assert "could not be created (No space left on device): make sure that " in shown
+
+
+def test_the_interpreter_in_venv_keeps_its_packages(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap.VENV.mkdir()
+    (bootstrap.VENV / "package-of-the-user").write_text("")
+    monkeypatch.setattr(sys, "prefix", str(bootstrap.VENV))
+    stage.update(gpu=True, sees_gpu=True, lacks=["bokeh>=3.6"])
+    assert run([], capsys) == str(bootstrap.PYTHON)
+    assert stage["did"] == [("install", ["bokeh"], True)]
+    assert (bootstrap.VENV / "package-of-the-user").exists()
