@@ -7,7 +7,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class HuggingFace:
     Attributes:
         name: path of the file.
         config: entries of the file that affect the model.
-        new_sizes: sizes that replace those of the file, by name.
         text_only: True if only the text part of the model is built.
     """
 
@@ -54,7 +53,7 @@ class HuggingFace:
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence in tokens according to the configuration; None if it states none."""
+        """Longest sequence in tokens; None if the configuration does not state it."""
         sizes = self.sizes
         return sizes.get("max_position_embeddings") or sizes.get("n_positions")
 
@@ -65,7 +64,7 @@ class HuggingFace:
         the first floating-point tensor in its result.
 
         Raises:
-            UserError: if the model cannot be built, or its input or a decoding step is not
+            UserError: if the model cannot be built, or if its input or its decoding step is not
                 supported.
         """
         config = self._configuration(changes)
@@ -94,7 +93,7 @@ class HuggingFace:
         return StartedStep(model, call, tuple(assumptions))
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
-        """Return transformers' configuration, with the sizes in ``changes`` replaced.
+        """Return transformers' configuration with ``new_sizes``, and with ``changes`` on top.
 
         Raises:
             UserError: if transformers does not accept these sizes.
@@ -113,7 +112,7 @@ class HuggingFace:
 
 
 def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
-    """Read the configuration of a model, and replace the sizes that ``new_sizes`` names.
+    """Read the ``config.json`` of a model, and replace the sizes that ``new_sizes`` names.
 
     Raises:
         UserError: if the file cannot be read or has no ``model_type``, if transformers is not
@@ -152,10 +151,13 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     )  # fmt: skip
     used_entries = {name: value for name, value in config.items() if name not in ignored}
     source = HuggingFace(str(path), used_entries, dict(new_sizes), text_only)
+    # transformers accepts any name, so the names are compared with a configuration without them.
+    known = replace(source, new_sizes={})._configuration({}).to_dict()
     sizes = source.sizes
     for name in new_sizes:
-        if name not in sizes:
-            raise UserError(f"{path} has no size {name!r}; {nearest(name, sizes)}")
+        if name not in known:
+            others = [size for size in sizes if size in known]
+            raise UserError(f"{path} has no size {name!r}; {nearest(name, others)}")
     return source
 
 
@@ -163,10 +165,7 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
     """Return the class of a model: one that the file names, or else the family's default.
 
     The default is the family's causal language model or, if it has none, its base model.
-
-    Args:
-        config: configuration object of transformers.
-        entries: entries of the ``config.json``.
+    ``entries`` are those of the ``config.json`` from which ``config`` was built.
 
     Raises:
         UserError: if transformers has no such class.
@@ -195,8 +194,7 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
     """Build a model with attention as one operation and experts as grouped GEMMs, if possible.
 
-    A family that does not support this attention uses PyTorch's function or its own code instead.
-    A family that does not support grouped GEMMs computes experts with its own code.
+    A family that does not support one of these uses PyTorch's attention or its own code instead.
 
     Raises:
         UserError: if the model cannot be built in any of these ways.
@@ -272,7 +270,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its path.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); correct it.") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} does not contain a JSON object; give a model's config.json.")

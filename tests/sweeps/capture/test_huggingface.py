@@ -164,7 +164,16 @@ def test_a_wrong_configuration_gets_a_sentence(
         capture(find_source(str(path)), STEP)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", ""])
+@needs_transformers
+def test_a_misspelt_size_is_refused(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "llama")
+    with pytest.raises(UserError, match="no size 'hiden_size'; did you mean 'hidden_size'"):
+        find_source(source.name, {"hiden_size": 512})
+    # A size whose default is None can be set, too.
+    assert find_source(source.name, {"head_dim": 64}).sizes["head_dim"] == 64
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "", pytest.param("[" * 100_000, id="nested too deep")])
 def test_what_is_no_configuration_gets_a_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
