@@ -1,7 +1,4 @@
-"""Trace only one of several identical layers, and count the calls to the others.
-
-In a model with 32 identical layers, for example, only the first one is traced.
-"""
+"""Trace only one of several identical layers, and count the calls to the others."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ class TracedLayer:
     """A layer that was traced.
 
     Attributes:
-        input_bytes: bytes of the storages of one call's floating-point inputs. The layer can be
-            recomputed from these inputs.
+        input_bytes: bytes of the storages of one call's floating-point inputs, from which the layer
+            can be recomputed.
         calls: number of calls like the traced one, to this layer and to all layers that are
             identical to it.
     """
@@ -37,9 +34,8 @@ class TracedLayer:
 class AlikeLayers:
     """Counter of calls to identical layers in a model.
 
-    ``stack`` has the layers that are being traced, the outermost one first. The recorder of
-    operations reads the stack at every operation, because an operation inside a layer runs as often
-    as the layers around it are called.
+    ``stack`` has the layers that are being traced, the outermost one first. The number of times
+    that an operation inside them runs is the product of their ``calls``.
     """
 
     stack: list[TracedLayer] = field(default_factory=list)
@@ -48,15 +44,16 @@ class AlikeLayers:
     def skipping(self, model: nn.Module) -> Iterator[None]:
         """Count the calls to layers that are identical to a traced one, instead of running them.
 
-        Layers are skipped while the context is active. Layers count as identical if they are in
-        one ``ModuleList`` or ``Sequential`` and :func:`_facts` finds no difference other than their
-        position there. A call to such a layer is skipped if its arguments agree with those of a
-        traced call:
+        Layers count as identical if they are in one ``ModuleList`` or ``Sequential`` and
+        :func:`_facts` finds no difference other than their position there. A call to such a layer
+        is skipped if it agrees with a traced call in all of these:
 
-        - they have the same structure;
-        - tensors agree in shape, strides and dtype, and in whether they need gradients;
-        - numbers, strings and flags are equal;
-        - other arguments have the same type.
+        - the structure of the arguments;
+        - the shape, the strides and the dtype of tensors, and whether they need gradients;
+        - the values of numbers, strings and flags;
+        - the types of other arguments;
+        - whether gradients are enabled;
+        - the calls to layers around it.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -79,7 +76,7 @@ class AlikeLayers:
     def _counting(
         self, forward: Callable[..., Any], traced_calls: dict[Any, _TracedCall]
     ) -> Callable[..., Any]:
-        """Wrap a layer's ``forward``: run ``forward`` once per kind of call, then only count calls.
+        """Return a function that runs ``forward`` once per kind of call, and then only counts.
 
         ``traced_calls`` has the calls that have been traced so far, by their kind.
         """
@@ -88,7 +85,12 @@ class AlikeLayers:
             # 1. If a call of this kind was traced before, only count this one.
             inputs, structure = tree_flatten((args, kwargs))
             tensors = [value for value in inputs if isinstance(value, Tensor)]
-            key = (str(structure), *map(_input_kind, inputs), torch.is_grad_enabled())
+            key = (
+                str(structure),
+                *map(_input_kind, inputs),
+                torch.is_grad_enabled(),
+                *map(id, self.stack),
+            )
             if key in traced_calls:
                 traced_calls[key].layer.calls += 1
                 return traced_calls[key].outputs_like(tensors)
@@ -114,11 +116,8 @@ class _TracedCall:
     """A traced layer, and templates of its outputs for the calls that are skipped.
 
     Attributes:
-        layer: layer that was called.
-        leaves: a pair for each leaf (tensor or other value) of the output. The first element is
-            True for a tensor. For a tensor, the second element is the position of an input tensor
-            of the same kind or, if no input is of that kind, a detached tensor as a template. For
-            another leaf, the second element is the value itself.
+        leaves: a pair for each leaf of the output: False and the value or, for a tensor, True and
+            the position of an input tensor of the same kind, or else a detached template.
         tree: structure that arranges the leaves into the output.
     """
 
@@ -138,14 +137,15 @@ class _TracedCall:
             elif _kind(leaf) in input_kinds:
                 described.append((True, input_kinds.index(_kind(leaf))))
             else:
-                described.append((True, leaf.detach()))
+                template = leaf.detach().requires_grad_(leaf.requires_grad)
+                described.append((True, template))
         return cls(layer, tuple(described), tree)
 
     def outputs_like(self, inputs: list[Tensor]) -> Any:
         """Return the outputs of a skipped call for the given input tensors.
 
-        An output of the same kind as an input is that input itself, so that gradients pass through
-        the layer. Other output tensors are new and empty.
+        An output of the same kind as an input is that input itself. Gradients pass through the
+        layer in any case.
         """
         leaves = []
         for is_tensor, template in self.leaves:
@@ -153,13 +153,32 @@ class _TracedCall:
                 leaves.append(template)
             elif isinstance(template, int):
                 leaves.append(inputs[template])
+            elif template.requires_grad:
+                leaves.append(_SkippedLayer.apply(template, *inputs))
             else:
                 leaves.append(torch.empty_like(template))
         return tree_unflatten(leaves, self.tree)
 
 
+class _SkippedLayer(torch.autograd.Function):
+    """Autograd node of a skipped layer, which passes empty gradients to the layer's inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, template: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.inputs = inputs  # save_for_backward() would count them as saved tensors
+        return torch.empty_like(template)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[1:]  # without the template
+        return None, *(
+            torch.empty_like(tensor) if is_needed else None
+            for tensor, is_needed in zip(ctx.inputs, needed, strict=True)
+        )
+
+
 def _input_kind(value: Any) -> Any:
-    """Return the properties in which inputs of two calls must agree, so that one can be skipped."""
+    """Return the properties of an input in which a skipped call must agree with a traced one."""
     if isinstance(value, Tensor):
         return _kind(value)
     if isinstance(value, _SCALARS):
@@ -173,7 +192,7 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Return the groups of two or more layers that differ only in their position."""
+    """Return the groups of two or more layers that differ only in their position in the list."""
     # For each group: the position and the facts of its first layer, and all its layers.
     groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
@@ -190,10 +209,8 @@ def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
 def _facts(layer: nn.Module) -> dict[str, Any]:
     """Return, by name, the properties in which two layers must agree to count as identical.
 
-    The properties are the class of each submodule, its settings, and the shape and dtype of each
-    parameter and buffer. Whether a parameter is frozen is one of them, too, because a frozen
-    parameter has no gradient. Attributes that are not settings (:func:`_is_setting`) are not
-    compared.
+    The properties are the class and the settings (:func:`_is_setting`) of each submodule, and the
+    shape and dtype of each parameter and buffer, and whether it needs a gradient.
     """
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
@@ -222,8 +239,8 @@ def _differ_only_in_number(
 ) -> bool:
     """Return True if two layers have the same properties, apart from positions in the list.
 
-    ``facts`` and ``first_facts`` are the properties by name (:func:`_facts`). ``number`` and
-    ``first_number`` are the positions of the two layers in the list.
+    ``facts`` and ``first_facts`` are the results of :func:`_facts` for the layers at the positions
+    ``number`` and ``first_number`` of the list.
     """
     if facts.keys() != first_facts.keys():
         return False

@@ -1,7 +1,4 @@
-"""Trace attention as one operation, if a model calls PyTorch's or transformers' function for it.
-
-The trace then contains neither the GEMMs inside attention nor the operations on its masks.
-"""
+"""Trace attention as one operation, if a model calls PyTorch's or transformers' function for it."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ NAME = "rooftile"
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
     """Represent attention of queries, keys and values (batch, heads, length, width) in a trace.
 
-    The operation only determines the shape of its output, (batch, heads, queries, width of the
-    values). ``window`` is the number of keys that a query sees; 0 means all of them.
+    The output is (batch, heads, queries, width of the values). ``window`` is the number of keys
+    that a query sees; 0 means all of them.
     """
     raise RuntimeError("rooftile::attention can only be traced with fake tensors, not computed.")
 
@@ -40,7 +37,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Represent the gradients of queries, keys and values in a trace.
 
-    ``gradient`` is the gradient of the output. The other arguments are those of :func:`attention`.
+    ``gradient`` is the gradient of the output of :func:`attention`.
     """
     raise RuntimeError(
         "rooftile::attention_backward can only be traced with fake tensors, not computed."
@@ -73,10 +70,10 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    A torch function mode also intercepts callers that imported the function by name. Replacing the
-    function in its module would miss them. PyTorch's own modules call the function while no mode is
-    active, or take a fused path without calling it. For these modules, the function is also
-    replaced in ``torch.nn.functional``, and the fused path is switched off.
+    A torch function mode also intercepts callers that imported the function by name. But PyTorch's
+    own modules call the function while no mode is active, or take a fused path without calling it.
+    For these modules, the function is also replaced in ``torch.nn.functional``, and the fused path
+    is switched off.
     """
 
     def __enter__(self) -> OneAttention:
@@ -115,14 +112,19 @@ def _trace_pytorch(
 ) -> Tensor:
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
-    The operands may have no dimension for heads, and may have several batch dimensions. Arguments
-    that affect neither shapes nor FLOPs, such as the dropout, are ignored.
+    The operands may have no dimension for heads; then the last batch dimension counts as heads.
+    They may have several batch dimensions, which are broadcast. The mask, the dropout and the
+    scaling are ignored, because they do not affect shapes.
     """
-    q = _cast(query).reshape(-1, *_shape_with_heads(query)[-3:])
-    k = _cast(key).reshape(-1, *_shape_with_heads(key)[-3:])
-    v = _cast(value).reshape(-1, *_shape_with_heads(value)[-3:])
-    result = attention(q, k, v, is_causal, 0)
-    return result.reshape(*query.shape[:-1], value.shape[-1])
+    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    operands = []
+    for tensor in (query, key, value):
+        heads = tensor.shape[-3] if tensor.dim() > 2 else 1
+        length, width = tensor.shape[-2:]
+        broadcast = _cast(tensor).expand(*batch, *tensor.shape[-3:])
+        operands.append(broadcast.reshape(-1, heads, length, width))
+    result = attention(*operands, is_causal, 0)
+    return result.reshape(*batch, *query.shape[-3:-1], value.shape[-1])
 
 
 def _cast(tensor: Tensor) -> Tensor:
@@ -130,11 +132,6 @@ def _cast(tensor: Tensor) -> Tensor:
     if not torch.is_autocast_enabled("cpu"):
         return tensor
     return tensor.to(torch.get_autocast_dtype("cpu"))
-
-
-def _shape_with_heads(tensor: Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape, with a leading 1 if the tensor has only two dimensions."""
-    return tuple(tensor.shape) if tensor.dim() > 2 else (1, *tensor.shape)
 
 
 def for_transformers(
@@ -151,9 +148,8 @@ def for_transformers(
 ) -> tuple[Tensor, None]:
     """Trace attention with the arguments of transformers' ``AttentionInterface``.
 
-    If ``is_causal`` is None, the module's attribute ``is_causal`` is used. If the module has no
-    such attribute, attention is causal. The mask, the scaling and the dropout are ignored, because
-    they do not affect shapes.
+    If ``is_causal`` is None, attention is causal unless the module's attribute ``is_causal`` is
+    False. The mask, the scaling and the dropout are ignored, because they do not affect shapes.
 
     Returns:
         The result (batch, length, heads, width), and None in place of the attention weights.

@@ -19,21 +19,20 @@ FORWARD, DGRAD, WGRAD, BACKWARD = "forward", "dgrad", "wgrad", "backward"
 """Passes of a product.
 
 ``dgrad`` computes the gradient of the input, and ``wgrad`` that of the weight. ``backward``
-computes the gradients of an operation without a weight."""
+computes gradients of attention or of a batched GEMM, which have no weight."""
 
 ROLES = (
     "q", "k", "v", "qkv", "out", "up", "gate", "gate_up", "down", "router", "experts", "head",
     "attention", "convolution", "other",
 )  # fmt: skip
-"""Roles that a product can have in a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
     """One GEMM per expert: ``m`` rows in total, distributed over ``experts`` weights of (k, n).
 
-    If ``pass_`` is ``wgrad``, the GEMMs compute the gradients of the weights. Each expert's result
-    is then (n, k), and its GEMM sums over the expert's rows.
+    If ``pass_`` is ``wgrad``, each expert's GEMM sums over the expert's rows, and its result is the
+    gradient (n, k) of the expert's weight.
     """
 
     m: int
@@ -51,11 +50,11 @@ class GroupedGemm:
 
     @property
     def flops(self) -> int:
-        """FLOPs: 2 · m · n · k, regardless of how the rows are distributed."""
+        """FLOPs: 2 · m · n · k."""
         return 2 * self.m * self.n * self.k
 
     def spec(self) -> str:
-        """Return ``M,N,K,dtype`` and the number of experts."""
+        """Return ``M,N,K,dtype,E experts``."""
         return f"{self.m},{self.n},{self.k},{self.dtype},{self.experts} experts"
 
     def __str__(self) -> str:
@@ -86,6 +85,8 @@ class Attention:
     op = "attention"
 
     def __post_init__(self) -> None:
+        names = ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width")
+        check_positive(self, names)
         if self.heads % self.kv_heads:
             raise UserError(
                 f"the number of heads ({self.heads}) is not a multiple of the number of key heads "
@@ -116,7 +117,7 @@ class Attention:
         return pairs // 2 if is_halved else pairs
 
     def spec(self) -> str:
-        """Return ``batch×heads,queries×keys,width,dtype`` and the mask."""
+        """Return ``batch×heads,queries×keys,width,dtype``, and the kind of mask if there is one."""
         mask = ",causal" if self.causal else ""
         window = f",window {self.window}" if self.window else ""
         return (
@@ -138,10 +139,8 @@ class Product:
     """A product of one shape and pass, at one place in the model.
 
     Attributes:
-        work: shape and pass that are computed.
         role: what the product is for, one of :data:`ROLES`.
-        path: path of the product's module, with ``*`` in place of layer numbers.
-        pass_: pass that the product computes, such as :data:`FORWARD`.
+        path: path of the product's module, with ``*`` in place of numbers.
         count: number of times that the product occurs in a step.
         input_id: number that is the same for all forward products that read the same input; -1 in
             the backward pass.
@@ -164,7 +163,7 @@ class Product:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes by name. Changing a dimension of the model may change any of them."""
+        """Sizes that may depend on the model's dimensions, by name."""
         names = {
             "gemm": ("m", "n", "k", "batch"),
             "conv": ("n", "c", "h", "w", "kout", "r", "s", "groups"),
@@ -188,14 +187,12 @@ class MovedBytes:
 
 @dataclass(frozen=True)
 class Captured:
-    """One step of a model: its products in order, and the bytes that its other operations move.
+    """One step of a model: its products in the order in which they run, and the bytes moved.
 
     Attributes:
-        products: the products, in the order in which they are computed.
         moved: bytes moved if each operation reads and writes its tensors through memory.
         moved_fused: bytes moved if all operations between two products are one kernel.
         parameters: number of elements of all distinct parameters.
-        parameter_bytes: bytes of these parameters.
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
             and are recomputed one by one.
@@ -236,11 +233,10 @@ class Dimension:
 
 
 def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
-    """Return the capture with the sizes of its products named after dimensions.
+    """Return the capture with the sizes of its products named by :func:`_formula`.
 
-    A size that depends on no dimension is named ``fixed``. The sizes of the gradient of a batched
-    GEMM get no names, because it is not known to which size of the forward GEMM each one
-    corresponds.
+    The sizes of the gradient of a batched GEMM get no names, because it is not known to which size
+    of the forward GEMM each one corresponds.
     """
     named = []
     for product in captured.products:
@@ -304,14 +300,7 @@ def _term(dimension: Dimension, slope: float) -> str:
 
 
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Return a formula for a size in terms of dimensions; ``fixed`` if it depends on none of them.
-
-    Args:
-        position: position of the product.
-        size: name of the size.
-        value: current value of the size.
-        dimensions: dimensions that may affect the size.
-    """
+    """Return a formula for a size in terms of dimensions; ``fixed`` if it depends on none."""
     effects = [
         (dimension, dimension.slopes[position, size])
         for dimension in dimensions

@@ -29,7 +29,7 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 # Pattern of the names of operations that multiply matrices, even if no function below reads them.
 # Upsampling multiplies none, although the name of "aten::upsample_bilinear2d" contains "linear".
 _LIKE_A_PRODUCT = re.compile(
-    r"^(?!aten::upsample).*"
+    r"^(?!aten::_?upsample).*"
     r"(mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru|rnn)"
 )
 
@@ -37,7 +37,8 @@ _LIKE_A_PRODUCT = re.compile(
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
     """Return the products of a step in order, and the names of operations that cannot be read.
 
-    Such operations multiply matrices, judging by their names, but their sizes are not known.
+    Such operations multiply matrices, judging by their names, but their kind, their dtype or their
+    number of dimensions is not supported.
     """
     products: list[Product] = []
     unknown: dict[str, None] = {}
@@ -93,7 +94,7 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
     """Return the passes that a traced operation computes, each with the product's shape.
 
     The list is empty if the operation is not a product. Return None if the operation is a product
-    of an unknown kind or an unsupported dtype, or a convolution over more than two dimensions.
+    that cannot be read.
     """
     if not is_product(operation):
         return []
@@ -102,7 +103,7 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
         return None
     try:
         return reader(operation)
-    except KeyError:  # raised for an unsupported dtype, and for more than two dimensions
+    except KeyError:  # raised for an unsupported dtype, and for dimensions that are not supported
         return None
 
 
@@ -120,8 +121,7 @@ def _pass(operation: TracedOperation, a: Tensor) -> str:
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
     """Return which gradient a GEMM computes, judging by its sizes.
 
-    If the sizes fit both gradients or neither, return ``guess``, which is based on how operand A is
-    stored.
+    If the sizes fit both gradients or neither, return ``guess``.
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess
@@ -179,7 +179,8 @@ def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
 def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
     """Return the pass and the GEMM of ``_grouped_mm(a, b)``.
 
-    The numbers of dimensions of A and B tell which of its three kinds of GEMM is computed.
+    Raises:
+        KeyError: if the dtype is not supported, or only A has three dimensions.
     """
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
@@ -193,8 +194,10 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
         rows = a.shape[0]
         experts, k, n = b.shape
         return [(pass_, GroupedGemm(rows, n, k, experts, dtype, layout, pass_))]
+    if a.dim() == 3:
+        raise KeyError("a grouped GEMM with one matrix A per expert")
     # Otherwise, each gradient of a weight is A (n, rows) times B (rows, k) over its expert's rows.
-    n, rows = a.shape[:2]
+    n, rows = a.shape
     k = b.shape[1]
     experts = operation.result.shape[0]
     return [(WGRAD, GroupedGemm(rows, n, k, experts, dtype, layout, WGRAD))]
@@ -229,10 +232,9 @@ def _convolution(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the passes of ``convolution_backward``, each with its shape.
+    """Return the passes that ``convolution_backward`` computes, each with its shape.
 
-    The arguments are (gradient, x, weight, bias sizes, settings…, output mask). The mask has a flag
-    for the gradient of the input, of the weight and of the bias.
+    The arguments are (gradient, x, weight, bias sizes, settings…, output mask).
     """
     _, x, weight = operation.args[:3]
     is_computed = dict(zip(("dgrad", "wgrad", "bias"), operation.args[-1], strict=True))
@@ -245,13 +247,9 @@ def _convolutions(
 ) -> list[tuple[str, Work]]:
     """Return the given passes of one convolution, each with its shape.
 
-    Args:
-        x: the input (n, c, h, w) or (n, c, w).
-        weight: the filters (kout, c/groups, r, s) or (kout, c/groups, s).
-        settings: stride, padding, dilation, transposed, output padding and groups, possibly
-            followed by other arguments.
-        pass_: :data:`FORWARD` or :data:`BACKWARD`.
-        passes: passes to return, as :class:`kernels.problem.Conv` names them.
+    ``settings`` are stride, padding, dilation, transposed, output padding and groups, possibly
+    followed by other arguments. ``pass_`` is :data:`FORWARD` or :data:`BACKWARD`. ``passes`` are
+    the names that :func:`convolutions_of` takes.
 
     Raises:
         KeyError: if the dtype is not supported, or the convolution has more than two dimensions.

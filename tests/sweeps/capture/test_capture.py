@@ -298,6 +298,86 @@ def test_layers_with_tuples_of_tensors_can_be_compared() -> None:
     assert sum(p.count for p in of("rotated", "x[16,48]", step=ModelStep("prefill"))) == 3
 
 
+class Branches(nn.Module):
+    """Identical heads on branches that differ; the head of the second branch is not traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(48, 32)
+        self.second = nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 32))
+        self.heads = nn.ModuleList(nn.Linear(32, 16) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads[0](self.first(x)) + self.heads[1](self.second(x))
+
+
+def branches() -> nn.Module:
+    return Branches()
+
+
+def test_gradients_pass_through_a_skipped_layer_of_another_width() -> None:
+    passes: Counter[tuple[str, str]] = Counter()
+    for product in of("branches", "x[16,48]"):
+        passes[product.path, product.pass_] += product.count
+    assert passes == {
+        ("first", "forward"): 1, ("first", "wgrad"): 1,
+        ("second.*", "forward"): 2, ("second.*", "dgrad"): 1, ("second.*", "wgrad"): 2,
+        ("heads.*", "forward"): 2, ("heads.*", "dgrad"): 2, ("heads.*", "wgrad"): 2,
+    }  # fmt: skip
+
+
+class Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(48, 48) for _ in range(2))
+
+    def forward(self, x: Tensor, time: int) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Stages(nn.Module):
+    """Identical stages of identical blocks, called once at time 0 and twice at time 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(Stage() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stages[1](self.stages[0](self.stages[0](x, 0), 1), 1)
+
+
+def stages() -> nn.Module:
+    return Stages()
+
+
+def test_identical_layers_inside_calls_that_differ_are_counted_apart() -> None:
+    assert sum(p.count for p in forward(tuple(of("stages", "x[16,48]")))) == 6
+
+
+class Latents(nn.Module):
+    """Attention of queries without a batch dimension of their own to a batch of keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.empty(1, 2, 8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = functional.scaled_dot_product_attention(self.queries, x, x)
+        assert result.shape == (4, 2, 8, 16)
+        return result
+
+
+def latents() -> nn.Module:
+    return Latents()
+
+
+def test_batches_of_attention_are_broadcast() -> None:
+    products = of("latents", "x[4,2,32,16]")
+    assert {p.work.batch for p in products if isinstance(p.work, Attention)} == {4}
+
+
 class Upsampled(nn.Module):
     """A convolution whose settings are one number for both directions, and upsampling."""
 
@@ -307,6 +387,7 @@ class Upsampled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.conv2d(x, self.filters, stride=[2], padding=[1])
+        x = functional.interpolate(x, scale_factor=2, mode="bilinear", antialias=True)
         return functional.interpolate(x, scale_factor=2, mode="bilinear")
 
 
@@ -371,6 +452,31 @@ def experts(width: int = 64, ffn: int = 96) -> nn.Module:
 
 def transposed_experts(width: int = 64, ffn: int = 96) -> nn.Module:
     return Experts(width, ffn, True)
+
+
+class MatrixPerExpert(nn.Module):
+    """Grouped GEMM in which each expert has its own first operand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = torch.empty(32, 64, dtype=x.dtype)
+        ends = torch.full((4,), 64, dtype=torch.int32)
+        return functional.grouped_mm(x, columns, offs=ends)
+
+
+def matrix_per_expert() -> nn.Module:
+    return MatrixPerExpert()
+
+
+def test_a_grouped_gemm_of_another_kind_is_named() -> None:
+    source = find_source(f"{__name__}:matrix_per_expert", inputs=["x[4,16,32]"])
+    captured = capture(source, ModelStep("prefill"))
+    assert captured.products == ()
+    assert captured.uncounted == ("aten::_grouped_mm",)
+
+
+def test_sizes_of_attention_are_positive() -> None:
+    with pytest.raises(UserError, match="kv_heads must be a whole number of at least 1"):
+        Attention(1, 8, 0, 16, 16, 64, 64, "bf16")
 
 
 @pytest.mark.parametrize("factory", ["experts", "transposed_experts"])
