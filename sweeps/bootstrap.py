@@ -9,10 +9,10 @@ first of these choices that applies:
    ``.venv``, or if ``.venv`` was made for that interpreter and the current ``constraints.txt``.
    Install the requirements that ``.venv`` lacks.
 2. Use the interpreter that runs this script, if it has every requirement and if, where a GPU is
-   needed, its PyTorch sees the GPU. Nothing is created or downloaded.
+   needed, its PyTorch sees the GPU.
 3. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
-   missing, or if only an optional extra is missing. Install only what is missing. Keep the
-   interpreter's PyTorch, because on a GPU node it matches the driver.
+   missing, or if only an optional extra is missing. Keep the interpreter's PyTorch, because on a
+   GPU node it matches the driver.
 4. Make ``.venv`` with all requirements, at the versions that ``constraints.txt`` pins.
 """
 
@@ -36,7 +36,6 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "rooftile-ready"
 PINS = ROOT / "constraints.txt"
-"""File with pip's constraints, which pin the versions of all requirements."""
 FAILED = ROOT / ".venv-failed"
 """File that records which optional extras could not be installed, and when."""
 _DAY = 86_400.0  # seconds
@@ -138,10 +137,10 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
 
 
 def read_failed() -> dict[str, float]:
-    """Return, by name, the optional extras whose installation failed within the last day.
+    """Return when the installation of optional extras failed, in seconds since 1970, by extra.
 
-    The values are the times of the failures, in seconds since 1970. The result is empty if the file
-    that records them is missing or damaged.
+    Only failures within the last day count. The result is empty if :data:`FAILED` is missing or
+    damaged.
     """
     try:
         recorded = json.loads(FAILED.read_text(encoding="utf-8"))
@@ -198,16 +197,10 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 
 def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = False) -> bool:
-    """Make a new ``.venv`` with the given requirements. If that fails, restore the old one.
+    """Make a new ``.venv`` with the requirements ``missing``; if that fails, restore the old one.
 
-    Args:
-        on_top_of: path of the interpreter whose packages ``.venv`` also sees; None for an isolated
-            ``.venv``.
-        missing: requirements to install, as ``name>=version``.
-        hurried: as for :func:`install`.
-
-    Returns:
-        True if the new environment is in place.
+    Return True if the new one is in place. ``on_top_of`` is as for :func:`make_venv`, and
+    ``hurried`` as for :func:`install`.
     """
     old_venv = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
@@ -279,8 +272,8 @@ def needs_gpu() -> bool:
 def make_venv(on_top_of: str | None = None) -> bool:
     """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
 
-    If ``.venv`` cannot be created, print what to do and return False. If ``on_top_of`` is the path
-    of another interpreter, ``.venv`` also sees the packages of that interpreter.
+    If ``.venv`` cannot be created, print what to do and return False. ``on_top_of`` is the path of
+    an interpreter whose packages ``.venv`` also sees; None for an isolated ``.venv``.
     """
     _say("Setting up .venv (once) …")
     try:
@@ -321,13 +314,10 @@ def _ask(python: str | Path, code: str) -> str:
 
 
 def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
-    """Install the given requirements in ``.venv``; if that fails, print why and return False.
+    """Install the requirements ``missing`` in ``.venv``; if that fails, print why and return False.
 
-    Args:
-        missing: requirements to install, as ``name>=version``.
-        pins: path of the file with pip's constraints.
-        hurried: True to fail if the package index does not answer within five seconds. Otherwise
-            pip retries for minutes.
+    ``pins`` is the file with pip's constraints. If ``hurried`` is True, give up if the package
+    index does not answer within five seconds; otherwise pip retries for minutes.
     """
     names = [requirement.partition(">=")[0] for requirement in missing]
     _say(f"Installing {', '.join(names)} …")
@@ -361,7 +351,7 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
 
 
 def _venv_pins() -> Path:
-    """Return the path of the constraints file with which ``.venv`` was made."""
+    """Return the path of the constraints file for packages in ``.venv``."""
     without_torch = VENV / PINS.name
     return without_torch if without_torch.exists() else PINS
 
@@ -383,10 +373,9 @@ def _venv_digest() -> str:
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """Return what :func:`_venv_digest` was when ``.venv`` was made, and what is installed in it.
+    """Return the :func:`_venv_digest` with which ``.venv`` was made, and the requirements in it.
 
-    The requirements that are installed have the form ``name>=version``. Both results are empty if
-    ``.venv`` does not exist or was not completed.
+    Both results are empty if ``.venv`` does not exist or was not completed.
     """
     try:
         digest, *installed = STAMP.read_text(encoding="utf-8").splitlines()

@@ -32,14 +32,14 @@ from sweeps.capture.step import (
 from sweeps.capture.trace import SavedTensor, trace
 from sweeps.capture.traffic import bytes_moved, largest_operation_bytes
 
-# Patterns of the names of configuration entries that are sizes.
+# Pattern of the names of configuration entries that are sizes.
 _SIZE = re.compile(
     r"size|dim|d_model|d_ff|d_kv|n_embd|n_inner|n_head|heads|rank|experts|width|channels|features"
     r"|ffn|vocab|hidden|stem|classes|intermediate"
 )
-# Entries that count heads.
+# Pattern of the names of entries that count heads.
 _HEADS = re.compile(r"heads|n_head$")
-# Entries that are not sizes, although _SIZE may match them.
+# Pattern of the names of entries that are not sizes, although _SIZE may match them.
 _NO_SIZE = re.compile(
     r"token|layer|position|window|patch|image|kernel|stride|per_tok|top|n_group|factor|chunk|_id$"
     r"|type_vocab|depth|block|bucket|num_labels|index"
@@ -51,10 +51,7 @@ def capture(
 ) -> Captured:
     """Capture one step of a model, without a GPU and without memory for its parameters.
 
-    Args:
-        source: model to capture.
-        step: the step to capture.
-        changes: new values for sizes of the model, by name.
+    ``changes`` has new values for sizes of the model, by name.
 
     Raises:
         UserError: if the model cannot be built or called with these sizes.
@@ -95,15 +92,9 @@ def dimensions(
 ) -> list[Dimension]:
     """Return the sizes of a model that affect the sizes of its products, each with its effect.
 
-    Each size is changed by an amount that the model allows, and the products before and after are
-    compared.
-
-    Args:
-        source: model whose sizes to change.
-        step: the step to capture.
-        base: capture of that step with the model's sizes unchanged.
-        named: names of the sizes to change; if empty, all entries of ``source.sizes`` above 1 whose
-            names suggest a size of a layer.
+    ``base`` is the capture of the step with unchanged sizes. ``named`` has the names of the sizes
+    to return; if it is empty, they are all entries of ``source.sizes`` above 1 whose names suggest
+    a size of a layer.
 
     Raises:
         UserError: if the model has no size of a given name, if such a size is below 1, or if the
@@ -165,18 +156,10 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
-    """Return the effect of one size on the sizes of the products.
+    """Return a size with its effect on the sizes of the products; None if it has no effect.
 
-    Several new values are tried. The first one that gives a model with the same products is used.
-    Return None if there is no such value, or if no size of a product changes.
-
-    Args:
-        source: model whose size to change.
-        step: the step to capture.
-        base: capture of that step with the model's sizes unchanged.
-        name: name of the size.
-        value: current value of the size.
-        unit: growth that keeps the size divisible by every number of heads.
+    The result is also None if no new value that is tried gives a model with the same products.
+    ``unit`` is a growth after which the size is still divisible by every number of heads.
     """
     # Most models allow the first value. Others allow only a change by 64 or 8, or by a factor of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
@@ -196,15 +179,10 @@ def _dimension(
 def _slopes(
     products: Sequence[Product], changed_products: Sequence[Product], change: int
 ) -> dict[tuple[int, str], float]:
-    """Return how fast sizes of products grow with a dimension; constant sizes are left out.
+    """Return the growth of each size per unit of a dimension, without sizes that stay the same.
 
-    Args:
-        products: products before the change.
-        changed_products: the same products after the change.
-        change: new value of the dimension minus the old one.
-
-    Returns:
-        Growth per unit of the dimension, by the position of the product and the name of the size.
+    The keys are the position of the product and the name of the size. ``change`` is the new value
+    of the dimension minus the old one.
     """
     slopes = {}
     for position, (before, after) in enumerate(zip(products, changed_products, strict=True)):
@@ -216,7 +194,7 @@ def _slopes(
 
 
 def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
-    """Return True if both captures have the same products in the same order, apart from sizes."""
+    """Return True if two captures have the same products in the same order, apart from sizes."""
 
     def without_sizes(product: Product) -> tuple[str, str, str, int]:
         return product.path, product.pass_, product.work.op, product.count
@@ -227,9 +205,9 @@ def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
 def _in_context(product: Product, step: ModelStep) -> Product:
     """Return a captured product, corrected for what the capture does not show about the step.
 
-    In a decoding step, attention also reads the keys of all earlier tokens. It then counts as
-    attention without a causal mask, because the mask hides only keys of the few new tokens. In a
-    step with dtype tf32, products of fp32 operands are computed in TF32.
+    In a decoding step, attention also reads the keys of all earlier tokens. Its causal mask is
+    ignored, because the mask hides only keys of the few new tokens. In a step with dtype tf32,
+    products of fp32 operands are computed in TF32.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)
@@ -241,14 +219,13 @@ def _in_context(product: Product, step: ModelStep) -> Product:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Give tensors shapes but no values while the context is active.
+    """Create tensors on the CPU that have shapes but no values while the context is active.
 
-    Models see the tensors as CPU tensors.
-
-    The device ``meta`` is not suitable. Some models read the values of masks, which fails on
-    ``meta``. PyTorch also splits attention on ``meta`` into separate operations.
+    The device ``meta`` is not suitable, because some models read the values of masks, which fails
+    on ``meta``, and because PyTorch splits attention on ``meta`` into separate operations.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled = log.disabled
     log.disabled = True  # errors about changed sizes that do not fit are expected
     try:
         with (
@@ -259,7 +236,7 @@ def fake_tensors() -> Iterator[None]:
             warnings.simplefilter("ignore")  # models warn about values, which fake tensors lack
             yield
     finally:
-        log.disabled = False
+        log.disabled = was_disabled
 
 
 def _autocast(step: ModelStep) -> contextlib.AbstractContextManager[object]:

@@ -39,23 +39,21 @@ class StoredTensor:
     strides: Sequence[int]
 
     def is_channels_last(self) -> bool:
-        """Return True if a tensor (n, c, h, w) is stored with channels last, not channels first.
+        """Return True if a tensor (n, c, h, w) is contiguous with channels last only.
 
         Filters of one tap and images of one channel are contiguous in both formats at once, so they
-        do not show which format is meant. The result is then False.
+        do not show which format is meant.
         """
         if len(self.sizes) != 4 or len(self.strides) != 4:
             return False
         return self._is_dense(_CHANNELS_LAST) and not self._is_dense(_CONTIGUOUS)
 
     def _is_dense(self, order: Sequence[int]) -> bool:
-        """Return True if elements are stored without gaps in the given order of dimensions.
-
-        The strides of dimensions of size 1 are ignored, because they have no meaning.
-        """
+        """Return True if elements are stored without gaps; ``order`` begins with the fastest."""
         expected = 1
         for dimension in order:
             size = self.sizes[dimension]
+            # The stride of a dimension of size 1 has no meaning.
             if size != 1 and self.strides[dimension] != expected:
                 return False
             expected *= size
@@ -69,15 +67,11 @@ def convolutions_of(
     dtype: str,
     passes: Sequence[str],
 ) -> list[Conv]:
-    """Return the given passes of one convolution over one or two dimensions.
+    """Return the given passes of a call to a convolution, each as a pass of an ordinary one.
 
-    Args:
-        x: the input (n, c, h, w) or (n, c, w).
-        weight: the filters (kout, c/groups, r, s) or (kout, c/groups, s).
-        settings: stride, padding and the other settings of the call.
-        dtype: dtype of the operands.
-        passes: passes of the call to return (``fprop``, ``dgrad`` or ``wgrad``). The call may be a
-            transposed convolution.
+    ``x`` is the input (n, c, h, w) or (n, c, w). ``weight`` has the filters (kout, c/groups, r, s)
+    or (kout, c/groups, s), or (c, kout/groups, …) in a transposed convolution. ``passes`` are
+    ``fprop``, ``dgrad`` or ``wgrad``, seen from the call.
 
     Raises:
         KeyError: if the convolution has more than two dimensions.
@@ -101,8 +95,7 @@ def convolutions_of(
     channels_out = weight.sizes[0]
     ordinary_passes = list(passes)
     if settings.transposed:
-        # A transposed convolution computes the gradient of an ordinary convolution's input. The
-        # gradient of the transposed convolution's input is the ordinary forward pass.
+        # The gradient of the transposed convolution's input is the ordinary forward pass.
         channels_in = weight.sizes[1] * settings.groups
         channels_out = x.sizes[1]
         output_padding = [*zeros, *settings.output_padding]

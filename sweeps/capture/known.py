@@ -1,6 +1,6 @@
 """Known models by name, written in plain PyTorch.
 
-They have the shapes of the published models, but no trained weights, so nothing is downloaded.
+They have the published sizes, but no trained weights, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKENS, IMAGES = "tokens", "images"
 
 
 class Bottleneck(nn.Module):
-    """ResNet's bottleneck block: 1×1, 3×3 and 1×1 convolutions and a shortcut (He et al. 2016)."""
+    """ResNet's bottleneck block (He et al. 2016), with the stride in the 3×3 convolution (v1.5)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -38,14 +38,15 @@ class Bottleneck(nn.Module):
             self.shortcut = _convolution(channels, channels_out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, channels, h, w) to (n, 4·width, h/stride, w/stride)."""
+        """Map (n, channels, h, w) to (n, 4·width, ⌈h/stride⌉, ⌈w/stride⌉)."""
         return functional.relu(self.body(x) + self.shortcut(x))
 
 
 def _convolution(channels_in: int, channels_out: int, taps: int, stride: int) -> nn.Sequential:
-    """Build a convolution with ``taps`` × ``taps`` filters, followed by a batch norm.
+    """Build a convolution followed by a batch norm.
 
-    ``taps`` is odd. The padding is such that a stride of 1 keeps the size of the image.
+    ``taps``, the height and width of the filters, must be odd. A stride of 1 then keeps the size of
+    images.
     """
     padding = taps // 2
     convolution = nn.Conv2d(channels_in, channels_out, taps, stride, padding, bias=False)
@@ -55,10 +56,11 @@ def _convolution(channels_in: int, channels_out: int, taps: int, stride: int) ->
 def resnet(
     stem: int = 64, width: int = 64, classes: int = 1000, blocks: tuple[int, ...] = (3, 4, 6, 3)
 ) -> nn.Sequential:
-    """Build a ResNet of bottlenecks, from images (n, 3, 224, 224) to logits (n, classes).
+    """Build a ResNet of bottlenecks, from images (n, 3, h, w) to logits (n, classes).
 
-    ``stem`` is the number of channels of the first convolution. Each stage is twice as wide as the
-    one before it.
+    ``stem`` is the number of channels of the first convolution. ``width`` is the width of the
+    bottlenecks in the first stage; each later stage is twice as wide as the one before it.
+    ``blocks`` has the number of bottlenecks of each stage.
     """
     layers: list[nn.Module] = [_convolution(3, stem, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = stem
@@ -74,7 +76,7 @@ def resnet(
 
 
 class UNet(nn.Module):
-    """A U-Net (Ronneberger et al. 2015) with padded convolutions, which returns two full-size maps.
+    """A U-Net (Ronneberger et al. 2015) with padded convolutions.
 
     It has ``width`` channels at full size, and twice as many after each of ``depth`` halvings.
     """
@@ -94,7 +96,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, 3, h, w) to (n, 2, h, w)."""
+        """Map (n, 3, h, w) to (n, 2, h, w); h and w must be multiples of 2 to the ``depth``."""
         skips = []
         for level, block in enumerate(self.down):
             if level > 0:
@@ -151,8 +153,7 @@ class Gpt2Block(nn.Module):
 class LlamaBlock(nn.Module):
     """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and a gated FFN.
 
-    There are ``heads`` query heads, and ``kv_heads`` heads of both keys and values. Each head is
-    ``head_width`` wide. ``ffn`` is the width of the feed-forward layer.
+    There are ``heads`` query heads, and ``kv_heads`` heads of both keys and values.
     """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
@@ -204,7 +205,7 @@ def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> No
 
 
 class LanguageModel(nn.Module):
-    """Language model that consists of an embedding, a sequence of blocks, and a head.
+    """Language model that consists of an embedding, blocks, a norm and a head.
 
     ``positions`` is the number of learned position embeddings; 0 means that the model has none.
     """
@@ -232,7 +233,7 @@ class LanguageModel(nn.Module):
 def gpt2(
     hidden: int = 768, heads: int = 12, layers: int = 12, vocab: int = 50257, ffn: int = 0
 ) -> nn.Module:
-    """Build a GPT-2 whose head is tied to the embedding; ``ffn`` 0 means 4 · hidden."""
+    """Build a GPT-2 whose head is tied to the embedding."""
     blocks: list[nn.Module] = [Gpt2Block(hidden, heads, ffn) for _ in range(layers)]
     model = LanguageModel(blocks, nn.LayerNorm(hidden), vocab, hidden, positions=1024)
     model.head.weight = model.embedding.weight

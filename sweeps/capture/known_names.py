@@ -20,9 +20,7 @@ POSITIONS: dict[str, int | None] = {
     "resnet-50": None,
     "unet": None,
 }
-"""Longest sequence in tokens that each known model was made for, by name.
-
-The value is None if the model takes images."""
+"""Longest sequence in tokens that each known model was made for; None if it takes images."""
 
 
 def check_model(model: str) -> None:

@@ -11,8 +11,7 @@ _INSIDE = r"(^|[._])(attn|attention|self_attn|attend|SelfAttention|EncDecAttenti
 """Pattern of the paths of modules inside attention."""
 
 # Each entry has a role, a pattern of the module's name, and a pattern of the path of the module
-# that contains it. The patterns match the names that common families of models use. The first match
-# decides.
+# that contains it. The names are those that common families of models use. The first match decides.
 _NAMES = (
     ("qkv", r"qkv|qkv_proj|c_attn|query_key_value|in_proj|Wqkv|wqkv|to_qkv", ""),
     ("q", r"q|q_proj|query|wq|q_lin|to_q|q_[ab]_proj", ""),
@@ -40,8 +39,8 @@ def role_of(path: str, work: Work) -> str:
     """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`.
 
     ``path`` is the path of the module that computes the product, such as
-    ``layers.0.self_attn.q_proj``. A GEMM whose path matches no known name has the role ``other``.
-    The path does not affect the role of other kinds of products.
+    ``layers.0.self_attn.q_proj``. It decides the role of a GEMM, which is ``other`` if the path
+    matches no known name.
     """
     if isinstance(work, Attention):
         return "attention"

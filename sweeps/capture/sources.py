@@ -81,7 +81,6 @@ class Factory:
 
     Attributes:
         name: the function as ``module:factory``.
-        build: factory function.
         new_sizes: arguments of the function that replace its defaults.
         inputs: dtype and shape of each tensor that the module is called with; the dtype None means
             the dtype of the step.
@@ -94,7 +93,7 @@ class Factory:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Sizes by name: the new sizes, and the whole-number defaults of all other arguments."""
+        """The new sizes, and the whole-number defaults of all other arguments, by name."""
         parameters = inspect.signature(self.build).parameters
         defaults = {
             name: parameter.default
@@ -135,7 +134,7 @@ def find_source(
     """Return the model that the command-line argument ``MODEL`` names.
 
     Args:
-        model: a ``config.json`` or its folder, a key of :data:`KNOWN`, or ``module:factory``.
+        model: a key of :data:`KNOWN`, a ``config.json`` or its folder, or ``module:factory``.
         new_sizes: new values of the model's sizes, by name.
         inputs: inputs of the ``nn.Module`` that ``module:factory`` returns, each as dtype and
             shape, such as ``int64[8,2048]``.
@@ -200,8 +199,8 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
 def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     """Parse ``int64[8,2048]`` into a dtype and a shape.
 
-    The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, means the dtype of the step. The
-    dtype is then returned as None.
+    The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, means the dtype of the step, and
+    is returned as None.
 
     Raises:
         UserError: if the text has another form, or the dtype does not exist.
@@ -223,7 +222,7 @@ def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
 
 
 def _build(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
-    """Build a module directly in its dtype, because converting fake tensors fails."""
+    """Build a module directly in the step's dtype, because converting fake tensors fails."""
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(step.parameter_dtype)
     try:
@@ -233,7 +232,7 @@ def _build(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: Mode
 
 
 def _store_channels_last(model: nn.Module) -> None:
-    """Store a model's filters with channels last, because ``Module.to`` fails on fake tensors."""
+    """Store a model's filters with channels last; ``Module.to`` would fail on fake tensors."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() == 4:
@@ -246,7 +245,7 @@ def _with_loss(
 ) -> Callable[[], Any]:
     """Return a function that runs the forward pass, and computes the loss if the step trains.
 
-    The model is put into training mode if the step trains, and into evaluation mode otherwise.
+    The model is put into training or evaluation mode accordingly.
     """
     trains = step.mode == TRAIN
     model.train(trains)

@@ -25,11 +25,9 @@ class ModelStep:
     """Settings of one step of a model.
 
     Attributes:
-        mode: ``train``, ``prefill`` or ``decode``.
         batch: number of sequences or images.
         seq: number of tokens of each sequence; in a decoding step, of those that are already known.
         tokens: number of new tokens of each sequence that a decoding step computes.
-        dtype: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
         autocast: True if parameters stay in fp32, and products are computed in ``dtype``.
     """
 
@@ -65,10 +63,8 @@ class ModelStep:
 class StartedStep:
     """A model that was built with fake tensors, and the forward pass of its step.
 
-    Attributes:
-        model: model that was built.
-        call: function that runs the forward pass. It returns the loss if the step trains.
-        assumptions: assumptions about the input, in words.
+    ``call`` runs the forward pass, and returns the loss if the step trains. ``assumptions`` are
+    those about the input, in words.
     """
 
     model: nn.Module
@@ -99,7 +95,7 @@ class ModelSource(Protocol):
 
 
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
-    """Return the only assumption about the input of a language model, in words."""
+    """Return the assumption about the input of a language model, in words."""
     sequences = counted(step.batch, "sequence")
     return (f"a batch of {sequences} of {counted(step.length, 'token')}",)
 

@@ -26,10 +26,8 @@ from sweeps.capture.alike import AlikeLayers, TracedLayer
 class TensorAccess:
     """An operation's access to a tensor.
 
-    Attributes:
-        storage: address that identifies the tensor's storage.
-        offset: offset of the tensor in the storage, in elements.
-        bytes: bytes that the operation reads or writes.
+    ``storage`` is an address that identifies the tensor's storage, and ``offset`` is the tensor's
+    offset in it, in elements.
     """
 
     storage: int
@@ -43,16 +41,12 @@ class TracedOperation:
 
     Attributes:
         name: name of the operation, such as ``aten::mm``.
-        args: positional arguments of the operation.
-        result: result of the operation.
         module: path of the innermost module that called the operation. For a gradient, ``module``
             is the one that called the forward operation.
         node: number of an autograd node: the node that the operation made or, if ``backward``
             is true, the node whose gradient it computes.
         backward: True if the operation computes a gradient.
         layers: traced layers that the operation runs in, the outermost one first.
-        reads: accesses to the tensors among its arguments.
-        writes: accesses to the tensors that it writes.
     """
 
     name: str
@@ -74,9 +68,8 @@ class TracedOperation:
 class Trace(TorchDispatchMode):
     """Recorder of operations, to be entered within :func:`sweeps.capture.capture.fake_tensors`.
 
-    When a forward operation runs, autograd numbers the operation's node. This number identifies the
-    place of a gradient in the model. PyTorch's profiler links gradients to forward operations in
-    the same way.
+    The number that autograd gives to the node of a forward operation links the gradients to that
+    operation, as it does in PyTorch's profiler.
     """
 
     def __init__(self, layers: AlikeLayers) -> None:
@@ -231,15 +224,10 @@ class SavedTensors:
 def trace(
     model: nn.Module, call: Callable[[], Any], backward: bool
 ) -> tuple[list[TracedOperation], list[SavedTensor]]:
-    """Trace a step. Call this function within :func:`sweeps.capture.capture.fake_tensors`.
+    """Return the operations of a step, and the tensors that are saved for its backward pass.
 
-    Args:
-        model: model to trace.
-        call: function that runs the forward pass; it returns the loss if ``backward`` is True.
-        backward: True to trace the gradients of the loss, too.
-
-    Returns:
-        The operations of the step, and the tensors that are saved for its backward pass.
+    Call this function within :func:`sweeps.capture.capture.fake_tensors`. ``call`` runs the forward
+    pass. If ``backward`` is True, ``call`` returns the loss, and its gradients are traced, too.
     """
     layers = AlikeLayers()
     recorder = Trace(layers)

@@ -42,10 +42,9 @@ def kind_of(operation: TracedOperation) -> str:
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
     """Return the bytes that other operations read and write, by their kind, largest first.
 
-    Unless ``fused`` is True, each operation reads and writes its tensors through memory. If
-    ``fused`` is True, all operations between two products are one kernel, which reads each tensor
-    once and writes only the results that are used later. The result is then a lower bound, because
-    a compiler may be unable to keep all intermediate results on the chip.
+    If ``fused`` is True, all operations between two products are one kernel, which reads each
+    tensor once and writes only the results that are used later. The bytes are then a lower bound,
+    because a compiler may be unable to keep all intermediate results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -64,15 +63,10 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 def largest_operation_bytes(
     operations: Sequence[TracedOperation], parameters: Collection[int]
 ) -> int:
-    """Return the largest number of bytes that one operation reads and writes.
+    """Return the largest number of bytes that one operation reads and writes, without parameters.
 
     Without a backward pass, this number is an estimate of the memory that activations need, because
-    earlier activations are freed. Parameters are not included, because they stay in memory all the
-    time.
-
-    Args:
-        operations: the operations of a step.
-        parameters: storages of the parameters.
+    earlier activations are freed. ``parameters`` are the storages of the parameters.
     """
 
     def bytes_of(operation: TracedOperation) -> int:
@@ -85,7 +79,7 @@ def largest_operation_bytes(
 def _groups_between_products(
     operations: Sequence[TracedOperation],
 ) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Return the groups of operations that run between two products of one layer.
+    """Return each group of operations that run between two products of one layer.
 
     Each group comes with the storages of those of its results that are used after the group.
     """
@@ -146,7 +140,7 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 
 
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
-    """Return the reads of an operation; a lookup reads at most as many bytes as it writes."""
+    """Return the reads of an operation; a lookup reads no more bytes of a tensor than it writes."""
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads
     written_bytes = sum(access.bytes for access in operation.writes)

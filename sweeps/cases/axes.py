@@ -6,13 +6,16 @@ An axis is declared in TOML as one of
     [128, 256, "bf16"]                    a list
     { from = 256, to = 4096, step = 256 } a range, which includes ``to`` if a step lands on it
     { from = 32, to = 4096, times = 2 }   powers: each value is the one before, multiplied by 2
-    { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040
+    { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040, counted from the lower end
     "4*m" or "m"                          a multiple of another size of the same block
 
-The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers: every edge
-of a tile or a wave between the two ends, and the values one below and one above each edge. Tiles
-have edges along m, n and k. Waves have edges along m and n, and along a linear layer's ``tokens``
-in the passes in which the tokens are rows of the result.
+The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers: the edges of
+tiles or waves, and the sizes one below and one above each edge, from the first value to the last.
+Tiles have edges along m, n and k. Waves have edges along m and n, and along a linear layer's
+``tokens`` in the passes in which the tokens are rows of the result.
+
+In the functions below, ``along`` is the name of the axis, and ``where`` names the place in the file
+for error messages.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _ACROSS = {
     "tokens": {"forward": "features_out", "dgrad": "features_in"},
 }
 PAIRS = ("stride", "padding", "dilation")
-"""Sizes of a convolution that may differ by direction, such as ``2x1`` (vertical x horizontal)."""
+"""Sizes of a convolution that may differ by direction: ``2x1`` is 2 vertically, 1 horizontally."""
 _MAY_BE_ZERO = ("padding",)
 # Largest number of values of a range or a neighbourhood, and of tiles in a range with edges.
 _MAX_VALUES = 20_000
@@ -75,7 +78,7 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
     """Parse an axis whose TOML value ``declared`` is one value or a list of values.
 
     Raises:
-        UserError: if the axis is a table or an empty list; ``where`` names the axis in the message.
+        UserError: if the axis is a table or an empty list.
     """
     if isinstance(declared, Mapping):
         raise UserError(f"{where} takes a word or a list of words, not a table.")
@@ -87,18 +90,7 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
 
 
 def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection[str]) -> Axis:
-    """Parse an axis of sizes.
-
-    Args:
-        declared: the TOML value.
-        where: name of the file and of the key, for error messages.
-        axis_name: name of the axis.
-        sizes: names of the other sizes that this axis may be a multiple of.
-
-    Returns:
-        A table with the key ``edges`` becomes :class:`Edges`. Any other table becomes a tuple of
-        its values. A string such as ``4*m`` or ``m`` becomes a :class:`Multiple`. Anything else
-        becomes a tuple of the declared values.
+    """Parse an axis of sizes, which may be a multiple of one of the other sizes ``sizes``.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
@@ -131,10 +123,6 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
 
 def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
     """Return the names of the axes, each one after the axes on which its values depend.
-
-    Args:
-        axes: the axes of a block, by name.
-        where: name of the file and the block, for the error message.
 
     Raises:
         UserError: if axes depend on each other, such as m on n and n on m.
@@ -180,10 +168,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _needs(axis: Axis, along: str) -> set[str]:
-    """Return the names of the axes on which the values of an axis depend.
-
-    ``along`` is the name of the axis itself.
-    """
+    """Return the names of the axes on which the values of the axis ``along`` depend."""
     if isinstance(axis, Multiple):
         return {axis.axis}
     if not isinstance(axis, Edges):
@@ -199,13 +184,8 @@ def _needs(axis: Axis, along: str) -> set[str]:
 def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     """Parse an axis that is given as a table: a range, powers or a neighbourhood.
 
-    Args:
-        table: the TOML table of whole numbers, which may also have the key ``edges``.
-        where: name of the file and of the key, for error messages.
-        along: name of the axis, which must have edges of the kind that the table requests.
-
     Raises:
-        UserError: if the table has invalid keys or values.
+        UserError: if the table has invalid keys or values, or requests edges that the axis lacks.
     """
     for key in table:
         if key not in _KEYS:
@@ -236,9 +216,7 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 
 
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
-    """Return the values of a range, of powers or of a neighbourhood.
-
-    ``table`` is the TOML table of the axis, whose keys and numbers were checked.
+    """Return the values of a range, of powers or of a neighbourhood, whose keys were checked.
 
     Raises:
         UserError: if there are too many values, ``to`` is less than ``from``, or ``times`` is 1.
@@ -279,13 +257,10 @@ def _checked_length(values: range, where: str) -> range:
 def resolve_axis(
     axis: Axis, resolved: Mapping[str, Any], machine: Machine, along: str
 ) -> list[Any]:
-    """Return the values of an axis, given the values of the axes on which it depends.
+    """Return the values of the axis ``along``, given the values of the axes on which it depends.
 
-    Args:
-        axis: the parsed axis.
-        resolved: the values of the block's axes that are already resolved, by name.
-        machine: machine whose tiles and SMs decide where the edges are.
-        along: name of the axis.
+    ``resolved`` has one value of each of those axes, by name. The tiles and the SMs of the machine
+    decide where edges are.
 
     Raises:
         UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges
@@ -299,7 +274,7 @@ def resolve_axis(
 
 
 def single_size(value: Any, name: str) -> int:
-    """Return a size as a number. The size ``value`` may be a string, such as ``"16"``.
+    """Return the size ``name`` as a number. Its value may be a string, such as ``"16"``.
 
     Raises:
         UserError: if the size has two numbers, one for each direction, such as ``2x1``.
@@ -315,13 +290,10 @@ def single_size(value: Any, name: str) -> int:
 def _near_edges(
     axis: Edges, resolved: Mapping[str, Any], machine: Machine, along: str
 ) -> list[int]:
-    """Return the values of an axis, and the sizes around every edge between its two ends.
-
-    The values are in ascending order and without duplicates. :func:`resolve_axis` describes the
-    arguments.
+    """Return the values of an axis and the sizes around its edges, sorted and without duplicates.
 
     Raises:
-        UserError: if the range has more than :data:`_MAX_VALUES` tiles.
+        UserError: if the axis covers more than :data:`_MAX_VALUES` tiles.
     """
     low, high = axis.values[0], axis.values[-1]
     # 1. Find the tile's size along the axis, and along the result's other dimension.
@@ -339,7 +311,7 @@ def _near_edges(
             f"the axis {along} from {low:,} to {high:,} has {len(tile_starts):,} tiles, too many "
             "to add the edges of all of them; lower its end, or remove edges."
         )
-    # 2. Find the edges between the two ends.
+    # 2. Find the edges. The last edge may lie beyond the range.
     if axis.kind == "tiles":
         first_edge = ceil_div(low, tile_size) * tile_size
         edges = set(range(first_edge, high + 1, tile_size))
@@ -354,7 +326,6 @@ def _near_edges(
             next_wave_edge(size, across_size, tile_size, other_tile_size, machine.sms)
             for size in tile_starts
         }
-    # 3. Add each edge, and the values one below and one above it. The last edge may lie beyond the
-    # range.
+    # 3. Add each edge, and the values one below and one above it.
     near_edges = {edge + offset for edge in edges if edge <= high for offset in (-1, 0, 1)}
     return sorted(set(axis.values) | {size for size in near_edges if low <= size <= high})

@@ -20,8 +20,8 @@ MODES = ("burst", "sustained")
 CACHES = ("cold", "warm", "weights-cold")
 """Cache states before a launch: no operand is cached, all operands are, or only the first one is.
 
-``weights-cold`` is the state in inference: the first operand (the activations) comes from the
-cache, the second (the weights) from memory. It exists only for GEMMs in bursts."""
+``weights-cold``, the state in inference, where the first operand is the activations, exists only
+for GEMMs in bursts."""
 FILLS = ("normal",)
 """Distributions of the operands' values."""
 

@@ -36,14 +36,9 @@ def expand(
 ) -> list[Case]:
     """Return the cases of a sweep on a machine, in declared order and without duplicates.
 
-    Args:
-        sweep: the sweep to expand.
-        machine: machine that decides which blocks, dtypes and edges apply.
-        library: function that names the vendor library's implementation of a problem.
-        configured: function that returns the configs with which an implementation computes a
-            problem, as strings. The function takes the implementation's name, the sweep's word for
-            the configs, the problem and the machine.
-        requested: dtypes that are kept even if the machine emulates them.
+    ``library`` names the vendor library's implementation of a problem. ``configured`` returns the
+    configs to time for the implementation's name, the sweep's word for the configs, the problem
+    and the machine. ``requested`` are dtypes that are kept even if the machine emulates them.
 
     Raises:
         UserError: if a block has too many combinations, one of them is not a valid problem, an axis
@@ -118,13 +113,9 @@ def _combinations(
 def _dtypes(declared: Sequence[str], machine: Machine, requested: Sequence[str]) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
-    Dtypes that the machine emulates are left out, because they would take most of the time. They
-    are kept if the user requested them, or if the block names only emulated dtypes.
-
-    Args:
-        declared: words of the axis: dtypes, or only ``all`` or ``emulated``.
-        machine: the machine.
-        requested: dtypes that the user requested.
+    ``declared`` has the words of the axis: dtypes, or only ``all`` or ``emulated``. Dtypes that the
+    machine emulates are left out, because they would take most of the time. They are kept if the
+    user requested them, or if the block selects no other dtypes.
     """
     if declared == ["emulated"]:
         return machine.emulated
@@ -142,8 +133,7 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
     dtype = values["dtype"]
 
     def size(name: str) -> int:
-        """Return a size as a number. Sizes of listed shapes are strings."""
-        return int(values[name])
+        return int(values[name])  # sizes of listed shapes are strings
 
     try:
         if sweep.op == "gemm":
@@ -175,7 +165,7 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
 
 
 def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
-    """Return True if a problem with these axis values meets a condition of the block.
+    """Return True if a problem with these axis values meets a condition.
 
     Raises:
         UserError: if the condition uses a size such as ``2x1``.
