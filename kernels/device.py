@@ -154,19 +154,27 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
     """Return True if a PyTorch that is built for ``arches`` runs on a GPU of this capability.
 
     A binary (``sm_80``) runs on GPUs with the same major version and the same or a later minor
-    version. PTX (``compute_90``) runs on GPUs with the same or any later capability.
+    version. PTX (``compute_90``) runs on GPUs with the same or any later capability. The suffix
+    ``a`` (``sm_90a``) restricts either to this capability, and ``f`` restricts PTX to its major
+    version.
     """
     if not arches:  # the architectures are not known, so assume that it runs
         return True
     for arch in arches:
         kind, _, digits = arch.partition("_")
         # The last digit is the minor version: sm_120 is 12.0.
-        match = re.match(r"(\d+)(\d)", digits)
+        match = re.match(r"(\d+)(\d)([af]?)", digits)
         if match is None:
             continue
         built_for = int(match.group(1)), int(match.group(2))
-        same_major = built_for[0] == capability[0]
-        if built_for <= capability and (kind == "compute" or same_major):
+        suffix = match.group(3)
+        if suffix == "a":
+            runs = built_for == capability
+        else:
+            same_major = built_for[0] == capability[0]
+            any_major = kind == "compute" and suffix != "f"
+            runs = built_for <= capability and (same_major or any_major)
+        if runs:
             return True
     return False
 
@@ -179,7 +187,8 @@ def nvidia_driver() -> str | None:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
         return "unknown"
-    match = re.search(r"(?:Kernel Module\D*|for x86_64\s+)(\d+(?:\.\d+)+)", text)
+    # The open modules add their architecture, as in "Kernel Module for aarch64  580.65.06".
+    match = re.search(r"Kernel Module(?: for \w+)?\s+(\d+(?:\.\d+)+)", text)
     return match.group(1) if match else "unknown"
 
 

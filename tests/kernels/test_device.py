@@ -91,6 +91,9 @@ def test_the_cpu_can_be_selected_despite_a_broken_gpu(broken_gpu: pytest.MonkeyP
         ((13, 0), ["sm_120"], False),
         ((13, 0), ["sm_120", "compute_120"], True),  # the driver compiles PTX
         ((9, 0), ["sm_90a"], True),
+        ((10, 3), ["sm_100a", "compute_100a"], False),  # only for that one capability
+        ((10, 3), ["sm_100f"], True),
+        ((12, 0), ["compute_100f"], False),  # only for that major version
         ((9, 0), [], True),
     ],
 )
@@ -152,6 +155,7 @@ def test_clocks_that_are_not_reported_are_not_an_error(monkeypatch: pytest.Monke
     [
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue", "550.54.15"),
         ("NVRM version: UNIX Open Kernel Module for x86_64  580.159.03  x", "580.159.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.86.15  x", "570.86.15"),
         ("something else", "unknown"),
     ],
 )  # fmt: skip
