@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.common.aliases import slug_meant
+from kernels.common.checks import is_whole
 from kernels.common.documents import (
     COUNT,
     NOT_NEGATIVE,
@@ -43,6 +44,9 @@ _FACTS = {
     "shared_cta_bytes": COUNT, "memory_bytes": SIZE, "peaks": Each(POSITIVE), "sources?": Each(str),
     "emulated?": [str],
 }  # fmt: skip
+_GPU_FACTS = {
+    "capability": [Number(0, 99, whole=True)], "tensor_mhz": POSITIVE, "boost_mhz": POSITIVE,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class Machine:
     """Facts about one device: rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
     For a CPU, ``sms`` is the number of threads used, and ``l2_bytes`` is the size of its last-level
-    cache. ``sources`` says where the facts come from. ``emulated`` lists the dtypes for which the
-    machine has no instructions. Operations in these dtypes are much slower than in others.
+    cache. ``sources`` says where the facts come from. ``emulated`` lists the dtypes that are slow,
+    because the machine has no instructions for them.
     """
 
     slug: str
@@ -117,6 +121,8 @@ class Machine:
                 f"invalid machine description: machine.kind is {data['kind']!r}, not 'gpu' or "
                 f"'cpu'. {_COPY_AGAIN}"
             )
+        if data["kind"] == "gpu" and (fault := misfit(data, _GPU_FACTS, "machine")):
+            raise UserError(f"invalid machine description: {fault}. {_COPY_AGAIN}")
         capability = data["capability"]
         if capability is not None and len(capability) != 2:
             raise UserError(
@@ -230,8 +236,8 @@ def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
 def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> Machine:
     """Create a machine from its entry in machines.toml.
 
-    A fact that has a source is a pair: its value, and the key of its source in ``sources``. The
-    file has the bandwidth in GB/s and peaks in TFLOP/s; the units of sizes are parts of their keys.
+    A fact that has a source is a pair: its value, and the key of its source in ``sources``. In the
+    file, the bandwidth is in GB/s, and peaks are in TFLOP/s.
     """
     facts: dict[str, Any] = {}
     citations: dict[str, str] = {}
@@ -338,19 +344,25 @@ def from_properties(properties: DeviceProperties) -> Machine:
     known_capability = max(
         (listed for listed in _FLOPS_PER_CLOCK if listed <= properties.capability), default=(7, 0)
     )
+    generation = _GENERATIONS[known_capability]
+    similar = _similar_card(properties, generation)
+    boost_mhz = properties.boost_mhz or similar.boost_mhz
     # The Tensor Cores of GeForce cards accumulate in fp32 at half of their rate.
     is_geforce = "GeForce" in properties.name
     peaks: dict[str, float] = {}
     for dtype, flops_per_clock in _FLOPS_PER_CLOCK[known_capability].items():
-        peak = flops_per_clock * properties.sms * properties.boost_mhz * 1e6
+        peak = flops_per_clock * properties.sms * boost_mhz * 1e6
         peaks[dtype] = peak * (0.5 if is_geforce and dtype != "fp32" else 1.0)
     major, minor = known_capability
     peaks_source = f"SMs × clock × FLOPs per clock and SM of compute capability {major}.{minor}"
     if is_geforce:
         peaks_source += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
     # 3. Derive the bandwidth, and take all other facts as the driver reports them.
-    generation = _GENERATIONS[known_capability]
-    bandwidth, bandwidth_source = _derived_bandwidth(properties, generation)
+    bandwidth, bandwidth_source = _derived_bandwidth(properties, similar)
+    sources = {"peaks": peaks_source, "bandwidth": bandwidth_source}
+    if not properties.boost_mhz:
+        sources["clocks"] = f"assumed equal to {similar.slug}'s boost clock: {_NOT_REPORTED}"
+    sources["everything else"] = _DEVICE_REPORT
     return Machine(
         slug=slug,
         name=properties.name,
@@ -358,48 +370,51 @@ def from_properties(properties: DeviceProperties) -> Machine:
         generation=generation,
         capability=properties.capability,
         sms=properties.sms,
-        tensor_mhz=properties.boost_mhz,
-        boost_mhz=properties.boost_mhz,
+        tensor_mhz=boost_mhz,
+        boost_mhz=boost_mhz,
         bandwidth=bandwidth,
         l2_bytes=properties.l2_bytes,
         shared_sm_bytes=properties.shared_sm_bytes,
         shared_cta_bytes=properties.shared_cta_bytes,
         memory_bytes=properties.memory_bytes,
         peaks=peaks,
-        sources={
-            "peaks": peaks_source,
-            "bandwidth": bandwidth_source,
-            "everything else": _DEVICE_REPORT,
-        },
+        sources=sources,
     )
 
 
 _DEVICE_REPORT = "the device's own properties"
+_NOT_REPORTED = "the device does not report its own"
 
 
-def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[float, str]:
+def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
+    """Return a MIG slice's whole card, or the card of the generation with the closest SM count."""
+    whole_card = _whole_card(properties)
+    if whole_card is not None:
+        return whole_card
+    relatives = [m for m in known_machines().values() if m.generation == generation]
+    return min(relatives, key=lambda m: abs(m.sms - properties.sms))
+
+
+def _whole_card(properties: DeviceProperties) -> Machine | None:
+    """Return the listed card that a MIG slice is part of; None for other GPUs."""
+    slug = _slug_of_device_name().get(properties.name.partition(" MIG ")[0])
+    return None if slug is None else known_machines()[slug]
+
+
+def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[float, str]:
     """Return the bandwidth in bytes/s of a card that is not listed, and the source of the figure.
 
-    The first of these sources that is available is used:
-
-    1. for a MIG slice, the bandwidth of the listed card that it is part of, in proportion to the
-       slice's memory;
-    2. the memory clock and the bus width that the driver reports;
-    3. the bandwidth of the listed card of the same generation whose number of SMs is the most
-       similar.
+    A slice of a listed card has a part of the card's bandwidth, in proportion to its memory. Any
+    other GPU whose memory clock is not reported is assumed to have the bandwidth of ``similar``.
     """
-    whole_card_name = properties.name.partition(" MIG ")[0]
-    listed_slug = _slug_of_device_name().get(whole_card_name)
-    if listed_slug is not None:
-        listed_card = known_machines()[listed_slug]
-        share = min(1.0, properties.memory_bytes / listed_card.memory_bytes)
-        source = f"that of {listed_slug}, in proportion to the slice's memory"
-        return listed_card.bandwidth * share, source
+    whole_card = _whole_card(properties)
+    if whole_card is not None:
+        share = min(1.0, properties.memory_bytes / whole_card.memory_bytes)
+        source = f"that of {whole_card.slug}, in proportion to the slice's memory"
+        return whole_card.bandwidth * share, source
     if properties.bandwidth:
         return properties.bandwidth, f"{_DEVICE_REPORT}: 2 × memory clock × bus width"
-    relatives = [m for m in known_machines().values() if m.generation == generation]
-    similar = min(relatives, key=lambda m: abs(m.sms - properties.sms))
-    source = f"assumed equal to {similar.slug}'s bandwidth: the device does not report its own"
+    source = f"assumed equal to {similar.slug}'s bandwidth: {_NOT_REPORTED}"
     return similar.bandwidth, source
 
 
@@ -461,7 +476,7 @@ def cpu_threads() -> int:
     """
     override = os.environ.get("THREADS", "")
     if override:
-        if not (override.isascii() and override.isdigit() and int(override) > 0):
+        if not is_whole(override) or int(override) < 1:
             raise UserError(f"THREADS is {override!r}; give a whole number of at least 1.")
         return int(override)
     cores = usable_cores()

@@ -131,6 +131,15 @@ def test_the_source_names_an_assumed_bandwidth_if_the_memory_clock_is_not_report
     assert "assumed equal to nvidia-geforce-rtx-4090" in machine.sources["bandwidth"]
 
 
+def test_the_source_names_an_assumed_clock_if_the_device_does_not_report_it() -> None:
+    machine = from_properties(replace(UNKNOWN, boost_mhz=0.0))
+    assert machine.boost_mhz == known_machine("nvidia-geforce-rtx-4090").boost_mhz
+    assert "assumed equal to nvidia-geforce-rtx-4090" in machine.sources["clocks"]
+    assert Machine.from_json(machine.to_json()) == machine
+    slice_ = replace(UNKNOWN, name="NVIDIA H200 MIG 1g.18gb", capability=(9, 0), boost_mhz=0.0)
+    assert from_properties(slice_).boost_mhz == known_machine("nvidia-h200").boost_mhz
+
+
 def test_a_card_newer_than_the_table_takes_the_newest_older_row() -> None:
     machine = from_properties(replace(UNKNOWN, name="NVIDIA X1", capability=(13, 0)))
     assert machine.arch == "sm_130"
@@ -211,9 +220,10 @@ def test_a_core_is_left_for_other_processes(
     assert cpu_threads() == threads
     monkeypatch.setenv("THREADS", "5")
     assert cpu_threads() == 5
-    monkeypatch.setenv("THREADS", "two")
-    with pytest.raises(UserError, match="THREADS is 'two'; give a whole number of at least 1"):
-        cpu_threads()
+    for text in ("two", "0", "9" * 5000):
+        monkeypatch.setenv("THREADS", text)
+        with pytest.raises(UserError, match="THREADS is '.*'; give a whole number of at least 1"):
+            cpu_threads()
 
 
 def test_bf16_is_emulated_where_no_instruction_computes_it(
@@ -247,6 +257,9 @@ def test_a_stranger_s_slug_names_no_folder_elsewhere(slug: object) -> None:
         ("capability", "9.0"),
         ("capability", []),
         ("capability", [9, 0, 1]),
+        ("capability", None),
+        ("tensor_mhz", 0),
+        ("boost_mhz", 0.0),
     ],
 )
 def test_absurd_facts_of_a_stranger_are_refused(fact: str, value: object) -> None:
