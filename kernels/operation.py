@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.common.checks import check_positive, check_word
+from kernels.common.checks import check_bytes, check_positive, check_word
 from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
@@ -89,6 +89,7 @@ class Layer(_OperationBase):
             raise UserError(
                 "batchnorm needs more than one value per channel; give a larger n, h or w."
             )
+        check_bytes(self)
 
     @property
     def elements(self) -> int:
@@ -168,6 +169,7 @@ class Series(_OperationBase):
         check_word("series", self.op, SERIES)
         check_positive(self, ("count", "m", "n", "k"))
         check_word("dtype", self.dtype, TIMED_DTYPES)
+        check_bytes(self)
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
@@ -252,6 +254,7 @@ class Lstm(_OperationBase):
     def __post_init__(self) -> None:
         check_positive(self, ("steps", "minibatch", "hidden", "features"))
         check_word("dtype", self.dtype, TIMED_DTYPES)
+        check_bytes(self)
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:

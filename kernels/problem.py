@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from numbers import Integral
+from operator import index
 
 from kernels.common.checks import check_bytes, check_positive, check_word, is_whole
 from kernels.common.errors import UserError
@@ -213,9 +215,11 @@ class Conv:
         check_word("pass", self.pass_, PASSES)
         for name, minimum in (("stride", 1), ("padding", 0), ("dilation", 1)):
             pair = getattr(self, name)
-            if isinstance(pair, int):  # one number stands for both directions
+            if isinstance(pair, Integral):  # one number stands for both directions
                 pair = (pair, pair)
-                object.__setattr__(self, name, pair)
+            # NumPy's integers are replaced by Python's, which do not overflow.
+            pair = index(pair[0]), index(pair[1])
+            object.__setattr__(self, name, pair)
             if min(pair) < minimum:
                 raise UserError(f"{name} must be at least {minimum}, not {pair_text(pair)}.")
         if self.c % self.groups or self.kout % self.groups:

@@ -121,6 +121,13 @@ def test_invalid_sizes_and_words_are_refused() -> None:
         Layer("rely", 1, 1, 1, 1, "fp32")
     with pytest.raises(UserError, match="hidden must be a whole number"):
         Lstm(1, 1, 0, 1, "fp32")
+    for too_large in (
+        lambda: Layer("relu", 2**30, 2**30, 1, 1, "fp32"),
+        lambda: Series("timesteps", 2**10, 2**10, 2**30, 2**30, "fp32"),
+        lambda: Lstm(1, 1, 2**30, 2**30, "fp32"),
+    ):
+        with pytest.raises(UserError, match="more than any machine has"):
+            too_large()
     with pytest.raises(TypeError, match="neither a GEMM nor a convolution"):
         as_problem(Lstm(1, 1, 1, 1, "fp32"))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -112,6 +113,13 @@ def test_conv_spec_reads_back_and_defaults() -> None:
     plain = Conv.parse("32,64,56,56,64,3,3,1,1,1,1,bf16")
     assert (plain.layout, plain.pass_) == ("nhwc", "fprop")
     assert Gemm.parse("1,2,3,fp16") == Gemm(1, 2, 3, "fp16", "nt", 1)
+
+
+def test_pairs_of_numpys_integers_become_pythons() -> None:
+    two = np.int64(2)
+    conv = Conv(2, 8, 9, 9, 8, 3, 3, (two, two), np.int8(1), 1, 1, "fp32")  # type: ignore[arg-type]
+    assert conv == Conv.parse("2,8,9,9,8,3,3,2,1,1,1,fp32")
+    assert {type(value) for value in (*conv.stride, *conv.padding, conv.p)} == {int}
 
 
 @pytest.mark.parametrize(
