@@ -182,7 +182,9 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     block_lengths = [min(_BLOCK, length - start) for start in range(0, length, _BLOCK)]
     scale = squares.new_tensor(block_lengths).sqrt() + _LARGEST
     by_block = squares.unflatten(-1, (len(block_lengths), -1))  # (…, blocks, vectors)
-    return by_block.mean(-1) / (variance * scale.square())
+    mean = by_block.mean(-1)
+    # If an operand is all zeros, the expected size is 0, and so is the remainder of a right result.
+    return torch.where(mean == 0, mean, mean / (variance * scale.square()))
 
 
 def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:

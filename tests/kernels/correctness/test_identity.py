@@ -77,6 +77,14 @@ def test_an_infinity_or_a_nan_is_found(text: str, value: float) -> None:
     assert not remainder(conv, operands, result) <= LIMIT["fp32"]
 
 
+@pytest.mark.parametrize("problem", [Gemm(8, 8, 8, "fp32"), Conv.parse(f"{CONVS[0]},fp32")])
+def test_operands_of_zeros_make_only_zeros_right(problem: Problem) -> None:
+    operands = random_operands(problem, "cpu")
+    zeros = operands._replace(a=operands.a * 0)
+    assert remainder(problem, zeros, right(problem, zeros)) == 0
+    assert remainder(problem, zeros, right(problem, operands)) == math.inf
+
+
 def test_a_wrong_row_has_its_known_size() -> None:
     """The elements of another row differ from the right ones by √2 standard deviations."""
     gemm = Gemm(64, 1024, 512, "bf16")
