@@ -55,7 +55,7 @@ class KernelName:
 _KIND_PATTERNS = [
     ("winograd", r"winograd"),
     ("fft", r"\bfft2d|gcgemm|region_transform|flip_filter"),
-    ("attention", r"flash_fwd|flash_bwd|\bfmha"),
+    ("attention", r"flash_fwd|flash_bwd|\bfmha|_sdpa_"),
     ("transform", r"nchwtonhwc|nhwctonchw|tensortransform|im2col|offsetskernel|kern_precompute|"
                   r"\breorder\b"),
     ("reduce", r"splitkreduce|reduce_kernel|computesum|reduction"),

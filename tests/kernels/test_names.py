@@ -106,6 +106,7 @@ BY_HAND: dict[str, KernelName] = {
     "void tensorTransformGeneric<__nv_bfloat16, __nv_bfloat16, float, true>(int)": KernelName("transform", "cudnn"),
     "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float> > >(int)": KernelName("gemv", "cublas", tensor_cores=False),
     "fmha_cutlassF_bf16_aligned_32x128_gmem_sm80(PyTorchMemEffAttention::AttentionKernel::Params)": KernelName("attention", tensor_cores=True),
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_1x1x1_kernel0_0": KernelName("attention", "cudnn", tensor_cores=True),
     "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128> >(int)": KernelName("attention", tensor_cores=True),
     "elementwise_kernel": KernelName("elementwise"),
     # A CPU's libraries, as they name themselves when asked to be verbose
