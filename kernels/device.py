@@ -1,7 +1,4 @@
-"""Selection of the device to measure, the facts about it, and the versions of its software.
-
-This module needs PyTorch.
-"""
+"""Selection of the device to measure, the facts about it, and the versions of its software."""
 
 from __future__ import annotations
 
@@ -35,10 +32,6 @@ class Device:
 
 def select_device(kind: str = "auto", gpu: int = 0) -> Device:
     """Select a GPU or the CPU; ``auto`` selects the CPU only if the machine has no NVIDIA GPU.
-
-    Args:
-        kind: ``auto``, ``gpu`` or ``cpu``.
-        gpu: ordinal among the visible GPUs.
 
     Raises:
         UserError: in any of these cases:
@@ -85,7 +78,7 @@ def make_current(gpu: int | None) -> None:
 def this_cpu() -> Device:
     """Return the CPU, and set PyTorch's number of threads to :func:`kernels.machine.cpu_threads`.
 
-    The CPU's peak rates and bandwidth are 0, because they are not measured yet.
+    The peak rates and the bandwidth are 0, because they are not measured yet.
 
     Raises:
         UserError: if the environment variable ``THREADS`` is invalid.
@@ -141,12 +134,7 @@ def _this_gpu(gpu: int) -> Device:
 
 
 def clock_khz(properties: Any, name: str) -> float:
-    """Return a clock of a device in kHz; 0 if this build of PyTorch does not report it.
-
-    Args:
-        properties: PyTorch's properties of the device.
-        name: name of the property that has the clock.
-    """
+    """Return a clock in kHz by its property's name; 0 if this build of PyTorch lacks it."""
     return float(getattr(properties, name, 0))
 
 
@@ -180,7 +168,7 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
 
 
 def nvidia_driver() -> str | None:
-    """Return the NVIDIA driver's version; ``unknown`` if it is unreadable, None without a GPU."""
+    """Return the NVIDIA driver's version, or ``unknown``; None if Linux lists no NVIDIA GPU."""
     if not glob.glob("/dev/nvidia[0-9]*") and not Path("/proc/driver/nvidia/gpus").is_dir():
         return None
     try:
@@ -220,7 +208,7 @@ def _why_unusable(driver: str) -> str:
 
 
 def _initialisation_error() -> str:
-    """Return the first line of the error with which PyTorch fails to initialise CUDA."""
+    """Return the first line of the error when PyTorch initialises CUDA, or say that it can."""
     try:
         torch.cuda.init()
     except Exception as error:  # PyTorch raises RuntimeError, AssertionError and its own errors

@@ -19,15 +19,11 @@ if TYPE_CHECKING:
 class Launch:
     """Callable that computes a problem: ``launch(i)`` launches once on operand set i.
 
-    It returns the output without waiting for it. Vendor libraries read process-wide settings, such
-    as the precision of fp32 GEMMs and cuDNN's autotuner. Calling a launch sets and restores them
-    around that one call. Code that times a batch enters ``settings()`` once and calls ``bare(i)``,
-    so that setting and restoring are not measured.
-
-    - ``bare(i)`` launches once on operand set i, without entering the settings.
-    - ``sets`` are the operand sets that the launch reads and writes.
-    - ``settings()`` is a context manager that sets and restores the settings.
-    - ``paced`` is True if the gaps between launches are part of the measured time.
+    It returns the output without waiting for the GPU. A call sets the process-wide settings that
+    vendor libraries read, such as the precision of fp32 GEMMs, and restores them. Code that times a
+    batch enters the context manager ``settings()`` once and calls ``bare(i)``, so that setting and
+    restoring are not measured. ``paced`` is True if the gaps between launches are part of the
+    measured time.
     """
 
     def __init__(
@@ -43,7 +39,7 @@ class Launch:
         self.paced = paced
 
     def __call__(self, index: int) -> Tensor:
-        """Launch once on operand set ``index``, under the settings that the launch needs."""
+        """Launch once on operand set ``index``, under the settings."""
         with self.settings():
             return self.bare(index)
 
@@ -62,10 +58,7 @@ class Implementation(Protocol):
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Return None if the implementation computes the problem on the machine.
-
-        Otherwise return the reason why it does not, as a sentence.
-        """
+        """Return None if the implementation computes the problem; otherwise the reason."""
         ...
 
     def configs(
@@ -73,8 +66,7 @@ class Implementation(Protocol):
     ) -> list[Config | None]:
         """Return candidate configs; the first is the one that the implementation would choose.
 
-        None means the default of a vendor library. Experimental configs are included only if
-        ``experimental`` is set.
+        None means the default of a vendor library.
         """
         ...
 
@@ -87,10 +79,10 @@ class Implementation(Protocol):
     ) -> Launch:
         """Return a launch that computes the problem on any of the operand sets.
 
-        Slow work that is needed only once happens here or at the first launch.
+        Slow work that is needed only once may be left to the first launch.
         """
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile the cases' kernels in parallel; a vendor library has nothing to compile."""
+        """Compile the cases' kernels in parallel."""
         ...

@@ -1,8 +1,8 @@
 """Facts about machines: peak rates, bandwidth and caches, each with its source.
 
-The facts about known GPUs come from ``machines.toml``. The facts about any other GPU are derived
-from what its driver reports (:func:`from_properties`). A CPU's peak rates and bandwidth are
-measured (:func:`cpu_machine`). This module does not need PyTorch.
+The facts about known GPUs come from ``machines.toml``, and those about other GPUs from their
+drivers (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
+(:func:`cpu_machine`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kernels.common.errors import UserError, nearest
 _TABLE = Path(__file__).with_name("machines.toml")
 _SLUG = re.compile(r"[a-z0-9-]+")
 _COPY_AGAIN = "Copy the recording again, or make a new one."
-# Values that the JSON of a machine must have, as `kernels.common.documents` describes them.
+# Shapes of the JSON of a machine and of a GPU, for `kernels.common.documents`.
 _FACTS = {
     "slug": str, "name": str, "kind": str, "generation": str,
     "capability": Maybe([Number(0, 99, whole=True)]), "sms": SIZE, "tensor_mhz": NOT_NEGATIVE,
@@ -76,10 +76,10 @@ class Machine:
     emulated: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
-        """Return the peak FLOP/s of a dtype.
+        """Return the peak FLOP/s of a dtype; 0 for a CPU that is not measured yet.
 
         Raises:
-            UserError: if the machine has no units for the dtype.
+            UserError: if the machine does not support the dtype.
         """
         if dtype not in self.peaks:
             raise UserError(
@@ -90,29 +90,29 @@ class Machine:
     def ridge(self, dtype: str) -> float:
         """Return the ridge point of a dtype's roofline: peak over bandwidth, in FLOP/byte.
 
-        The bandwidth must be known; that of a CPU is 0 until it is measured.
+        A CPU must have been measured.
 
         Raises:
-            UserError: if the machine has no units for the dtype.
+            UserError: if the machine does not support the dtype.
         """
         return self.peak(dtype) / self.bandwidth
 
     @property
     def arch(self) -> str:
-        """Architecture: ``sm_90`` for compute capability 9.0, or ``cpu`` for a CPU."""
+        """Architecture: ``sm_90`` for compute capability 9.0, ``cpu`` for a CPU."""
         return "cpu" if self.capability is None else "sm_{}{}".format(*self.capability)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the machine's facts for run.json; :meth:`from_json` reads them back."""
+        """Return the machine's facts for run.json."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """Create a machine from the facts that :meth:`to_json` returned.
+        """Create a machine from its facts in run.json, which may come from another user.
 
         Raises:
-            UserError: if a fact is missing or impossible, or the slug cannot be a folder's name.
-                The facts are checked because users import recordings that others made.
+            UserError: if a fact is missing or impossible, or the slug does not consist of
+                lower-case letters, digits and dashes.
         """
         if fault := misfit(data, _FACTS, "machine"):
             raise UserError(f"invalid machine description: {fault}. {_COPY_AGAIN}")
@@ -156,10 +156,7 @@ def known_machines() -> dict[str, Machine]:
 
 @contextmanager
 def _whole_table() -> Iterator[dict[str, Any]]:
-    """Yield the content of machines.toml, and raise a UserError if the file has a fault.
-
-    Most faults, such as a missing key, appear only when the ``with`` block reads the content.
-    """
+    """Yield the content of machines.toml; faults that the ``with`` block meets are UserErrors."""
     try:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -171,11 +168,6 @@ def _whole_table() -> Iterator[dict[str, Any]]:
 
 def known_machine(slug: str) -> Machine:
     """Return the machine in ``machines.toml`` for a slug, or for an unambiguous part of a slug.
-
-    :func:`kernels.common.aliases.slug_meant` explains which names fit.
-
-    Args:
-        slug: slug of the machine, or any unambiguous part of it.
 
     Raises:
         UserError: if no machine fits, or more than one.
@@ -213,13 +205,12 @@ def _slug_of_device_name() -> dict[str, str]:
 def slug_of_device(name: str) -> str:
     """Return the slug of a GPU, given the name that its driver reports.
 
-    If ``machines.toml`` does not list the name, the slug is made from the name. A name without
-    letters and digits gives ``unnamed-gpu``.
+    If ``machines.toml`` does not list the name, the slug is made from it.
     """
     listed_slug = _slug_of_device_name().get(name)
     if listed_slug:
         return listed_slug
-    return _dashes(name) or "unnamed-gpu"
+    return _dashes(name) or "unnamed-gpu"  # a name may have no letters or digits
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
@@ -326,10 +317,8 @@ _GENERATIONS = {
 def from_properties(properties: DeviceProperties) -> Machine:
     """Return the facts of a GPU, from ``machines.toml`` if the file lists the card.
 
-    Even for a listed card, the name and the memory size are those that the driver reports. The
-    facts of any other card are derived from the properties that the driver reports. A MIG slice is
-    treated as a card that is not listed. :func:`_derived_bandwidth` says where the bandwidth of
-    such a card comes from.
+    The name and the memory size are always those that the driver reports. A MIG slice counts as a
+    card that is not listed.
     """
     # 1. Take the facts of a listed card from the file.
     slug = slug_of_device(properties.name)
@@ -439,14 +428,9 @@ def _cpuinfo() -> str:
 
 
 def instruction_set(cpuinfo: str | None = None) -> str:
-    """Return the CPU's widest vector or matrix instruction set, such as ``avx2`` or ``amx``.
+    """Return the CPU's widest instruction set, such as ``avx2``; ``base`` if it is not known.
 
-    Args:
-        cpuinfo: text of Linux's ``/proc/cpuinfo``; None reads the file of this machine.
-
-    Returns:
-        One of ``amx``, ``avx512bf16``, ``avx512``, ``avx2``, ``neonbf16`` and ``neon``, or ``base``
-        if the system names none of them.
+    ``cpuinfo`` is the text of Linux's ``/proc/cpuinfo``; None reads the file of this machine.
     """
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
@@ -467,9 +451,9 @@ _WITH_BF16 = ("amx", "avx512bf16", "neonbf16")  # instruction sets that multiply
 def cpu_threads() -> int:
     """Return the number of threads with which Rooftile measures this CPU.
 
-    The number is one less than the usable cores, or 1 if there are fewer than four cores. One core
-    stays idle for other processes. Without an idle core, they would delay one of the threads, and
-    all other threads would wait for it. The environment variable ``THREADS`` overrides this number.
+    The environment variable ``THREADS`` gives the number. By default, it is one less than the
+    usable cores, or 1 if there are fewer than four. Without an idle core, other processes would
+    delay one of the threads, and all other threads would wait for it.
 
     Raises:
         UserError: if ``THREADS`` is not a positive whole number.
@@ -486,10 +470,7 @@ def cpu_threads() -> int:
 def usable_cores(cpuinfo: str | None = None) -> int:
     """Count the physical cores that this process may use, within its container's CPU quota.
 
-    The count is at least 1, and a fraction of a core in the quota is rounded up.
-
-    Args:
-        cpuinfo: text of Linux's ``/proc/cpuinfo``; None reads the file of this machine.
+    ``cpuinfo`` is that of :func:`instruction_set`.
     """
     usable = _usable_processors()
     text = _cpuinfo() if cpuinfo is None else cpuinfo
@@ -518,7 +499,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return how many cores the container's CPU quota allows; infinity if there is no quota."""
+    """Return how many cores the container's quota (cgroup v2) allows; infinity without a quota."""
     # The file may be missing, and without a quota its first word is "max".
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -527,9 +508,7 @@ def _quota_cores() -> float:
 
 
 def cpu_slug(model: str, instructions: str, threads: int) -> str:
-    """Return the slug of a CPU: ``cpu-<model>-<instructions>-<threads>t``.
-
-    "(R)", "(TM)", "CPU", "Processor" and the clock are left out of the model's name.
+    """Return the slug of a CPU.
 
     >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", "amx", 8)
     'cpu-intel-xeon-platinum-8480c-amx-8t'
@@ -540,12 +519,9 @@ def cpu_slug(model: str, instructions: str, threads: int) -> str:
 
 
 def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
-    """Return this CPU as a machine with the given peak rates and bandwidth.
+    """Return this CPU with its measured peaks (FLOP/s by dtype) and bandwidth (bytes/s).
 
-    Args:
-        peaks: measured peak in FLOP/s by dtype; 0 if not measured yet.
-        bandwidth: measured bandwidth in bytes/s; 0 if not measured yet.
-        threads: number of threads with which the CPU is measured.
+    Values that are not measured yet are 0.
     """
     model, instructions = cpu_model(), instruction_set()
     measured = "measured by the run: the best of several passes"

@@ -1,8 +1,7 @@
 """Facts in a kernel's name: its kind, tile, stages, cluster, split and use of Tensor Cores.
 
 A vendor library does not report how its kernels are tuned, but the kernels' names show most of
-these facts. A fact that a name does not show is None, never a guess. This module does not need
-PyTorch.
+these facts. A fact that a name does not show is None.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ KINDS = (
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has two sizes, in the order in which the name gives them. The names of cuBLAS's kernels
-    give the sizes for a column-major result.
+    ``tile`` has two sizes, in the order of the name. In the names of cuBLAS's kernels, they are
+    those of a column-major result.
     """
 
     kind: str
@@ -40,7 +39,7 @@ class KernelName:
     def tile_text(self) -> str:
         """Return the tile of a row-major result as ``ROWSxCOLUMNS[xDEPTH]``; empty if unknown.
 
-        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the first number of a GEMM's tile counts its columns.
+        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the names of its GEMM kernels have the columns first.
         """
         if self.tile is None:
             return ""
@@ -102,7 +101,7 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 
 @functools.lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
-    """Return the facts in a kernel's name, which is spelled as a profiler prints it."""
+    """Return the facts in a kernel's name, as a profiler prints it."""
     # 1. Recognise the kind and the library by the first pattern that matches.
     lowered = name.lower()
     kind = _first_match(_KIND_PATTERNS, lowered) or "other"
@@ -140,17 +139,10 @@ def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | Non
 def conv_algorithm(kernels: Sequence[str]) -> str:
     """Return the algorithm of a convolution, according to the names of all its kernels.
 
-    The result is one of these:
-
-    - ``implicit-gemm``, also for a convolution by an explicit GEMM,
-    - ``winograd-2x2``, which is one fused kernel,
-    - ``winograd-4x4``, which is four kernels,
-    - ``fft``,
-    - an empty string if no name shows the algorithm.
-
-    The name of a fused Winograd kernel has three digits, as in ``tile148`` or ``tile442``. Their
-    product is 32 in every name, so they cannot be the size of an output tile. The digits say how
-    the kernel arranges its output tiles.
+    It is ``implicit-gemm`` (also for a convolution by an explicit GEMM), ``winograd-2x2`` (one
+    fused kernel), ``winograd-4x4`` (four kernels), ``fft``, or "" if no name shows it. The three
+    digits in the name of a fused Winograd kernel, as in ``tile148`` or ``tile442``, are not the
+    size of an output tile: their product is 32 in every name.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
@@ -163,10 +155,7 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 
 
 def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
-    """Return a kernel's tile and its K elements per step; None for what the name does not show.
-
-    This function and those below take the name in lower case.
-    """
+    """Return a kernel's tile and its K elements per step; None for what the name does not show."""
     tile: tuple[int, int] | None = None
     depth: int | None = None
     for pattern in _TILES:
@@ -205,8 +194,8 @@ def _split_k(lowered: str) -> bool | None:
 
 def _tensor_cores(lowered: str) -> bool | None:
     """Return whether a kernel uses Tensor Cores; None if its name does not show it."""
-    # The name of an xmma kernel lists its types. Only kernels that multiply by plain FMAs have ffma
-    # in their names. All other xmma kernels use Tensor Cores.
+    # An xmma kernel that multiplies by plain FMAs has ffma in its name.
+    # All other xmma kernels use Tensor Cores.
     if "xmma" in lowered:
         return "ffma" not in lowered
     if _TENSOR_CORES.search(lowered):

@@ -1,9 +1,8 @@
 """Operands of a problem, as views of flat memory in the problem's layout.
 
-A GEMM's operands are A (m, k) and B (k, n), with a leading batch dimension if there is a batch. A
+A GEMM's operands are A (m, k) and B (k, n), with a leading dimension for a batch above 1. A
 convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w) for dgrad,
-(x, dy) for wgrad. Any other operation has an input and parameters, in the shapes that
-:mod:`kernels.library.calls` expects.
+(x, dy) for wgrad. Any other operation has an input and parameters.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class Operands(NamedTuple):
 
 
 def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
-    """Return how many elements of memory the inputs and the result need, with gaps and offset."""
+    """Return how many elements each input and the result occupy, with gaps and offset."""
     a, b, out = _without_offset(problem, storage)
     return a + storage.offset, b + storage.offset, out + storage.offset
 
 
 def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Return how many elements the inputs and the result need, without the storage's offset."""
+    """Return how many elements each input and the result occupy, without the offset."""
     if isinstance(problem, Gemm):
         counts = []
         for rows, columns, letter in _matrices(problem):
@@ -60,7 +59,7 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
 def view_operands(
     problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
 ) -> Operands:
-    """View three flat tensors as operands; :func:`element_counts` gives the tensors' sizes."""
+    """View three flat tensors, whose sizes are the :func:`element_counts`, as operands."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
         matrices = [
@@ -104,11 +103,7 @@ def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> 
 
 
 def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
-    """Return the logical shapes of the input ``x``, the filter ``w`` and the output ``y``.
-
-    The dimensions are in PyTorch's order: (N, C, H, W), and (KOUT, C / groups, R, S) for the
-    filter.
-    """
+    """Return the logical shapes of the input ``x``, the filter ``w`` and the output ``y``."""
     return {
         "x": (conv.n, conv.c, conv.h, conv.w),
         "w": (conv.kout, conv.c // conv.groups, conv.r, conv.s),
@@ -119,9 +114,9 @@ def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
 def random_operands(
     problem: Workload, device: torch.device | str, seed: int = 0, storage: Storage = DENSE
 ) -> Operands:
-    """Return a new set of operands with normally distributed values, for checks and tests.
+    """Return a new set of operands with normally distributed values.
 
-    The memory for the result is filled with NaN, so that a missing element fails the check.
+    The memory for the result is filled with NaN, so that a missing element fails a check.
     """
     dtype = TORCH_DTYPES[problem.dtype]
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -152,15 +147,9 @@ def _row_stride(row_length: int, ld_multiple: int) -> int:
 def _matrix(
     flat: Tensor, rows: int, columns: int, letter: str, batch: int, ld_multiple: int
 ) -> Tensor:
-    """View flat memory as a matrix (rows, columns), or a batch of them, without the gaps.
+    """View flat memory as a matrix (rows, columns) without the gaps, or as a batch of matrices.
 
-    Args:
-        flat: the memory, with gaps, in one dimension.
-        rows: rows of the logical matrix.
-        columns: columns of the logical matrix.
-        letter: letter of the layout: ``n`` if rows are stored contiguously, ``t`` if columns are.
-        batch: number of matrices. The view of a single matrix has no batch dimension.
-        ld_multiple: number of elements of which the distance between stored rows is a multiple.
+    The view of a single matrix has no batch dimension.
     """
     stored_rows, row_length = _stored(rows, columns, letter)
     row_stride = _row_stride(row_length, ld_multiple)

@@ -1,8 +1,6 @@
 """Operations other than GEMMs and convolutions for which performance guides state rules.
 
-They are memory-bound layers, series of GEMMs that share an operand, and LSTM layers. Each has only
-the parameters that the rules need. Like a GEMM, each has two inputs and a result, FLOPs and minimum
-bytes. This module does not need PyTorch.
+They are memory-bound layers, series of GEMMs that share an operand, and LSTM layers.
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ class _OperationBase(ABC):
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic in bytes.
-
-        Every operand is read once, even if it is shared, and the result is written once.
-        """
+        """Minimum traffic in bytes: every operand is read once, and the result is written once."""
         return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -66,10 +61,9 @@ class _OperationBase(ABC):
 class Layer(_OperationBase):
     """Memory-bound layer on activations (n, c, h, w); its result has the same shape.
 
-    ReLU and GELU work on each element, and max-pool on the 3×3 pixels around each pixel. Layer norm
-    and softmax work over the channels of each pixel, so that (n, c) with h = w = 1 is n rows of c
-    features. Batch norm works over all pixels of a channel, with the statistics of the batch as in
-    training.
+    Layer norm and softmax work over the channels of each pixel, so that (n, c) with h = w = 1 is n
+    rows of c features. Batch norm works over all pixels of a channel, with the statistics of the
+    batch as in training.
     """
 
     op: str
@@ -98,7 +92,7 @@ class Layer(_OperationBase):
 
     @property
     def flops(self) -> int:
-        """Number of operations in the layer's textbook formula; see :data:`LAYERS`."""
+        """Number of operations in the layer's textbook formula."""
         return LAYERS[self.op] * self.elements
 
     @property
@@ -131,7 +125,7 @@ class Layer(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Layer:
-        """Create a layer from the columns that :meth:`columns` returned."""
+        """Create a layer from its columns in measurements.csv."""
         n = int(row["batch"])
         c = int(row["c"])
         h = int(row["h"])
@@ -151,9 +145,8 @@ class Series(_OperationBase):
     """``count`` GEMMs (m, k) @ (k, n) that share an operand, and could be fused into one.
 
     - ``projections`` share the input and have one weight each, like Q, K and V or the gates of an
-      LSTM. Fused, they are one GEMM with ``count`` times the columns.
-    - ``timesteps`` share the weight and have one input each, like the steps of a sequence. Fused,
-      they are one GEMM with ``count`` times the rows.
+      LSTM.
+    - ``timesteps`` share the weight and have one input each, like the steps of a sequence.
 
     A weight is stored as (n, k), as in a linear layer.
     """
@@ -199,10 +192,7 @@ class Series(_OperationBase):
         return self.op
 
     def columns(self) -> dict[str, Any]:
-        """Return the values of the series' columns in measurements.csv.
-
-        The columns describe one GEMM of the series, with ``count`` as ``batch``.
-        """
+        """Return the values of the series' columns in measurements.csv."""
         return {
             "op": self.op,
             "m": self.m,
@@ -215,7 +205,7 @@ class Series(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Series:
-        """Create a series from the columns that :meth:`columns` returned."""
+        """Create a series from its columns in measurements.csv."""
         count = int(row["batch"])
         m = int(row["m"])
         n = int(row["n"])
@@ -228,11 +218,7 @@ class Series(_OperationBase):
 
 @dataclass(frozen=True, slots=True)
 class Lstm(_OperationBase):
-    """Forward pass of one LSTM layer without biases, on ``steps`` inputs (minibatch, features).
-
-    One GEMM multiplies the inputs of all steps by the weights of the four gates. In each step,
-    another GEMM multiplies the hidden state by the recurrent weights.
-    """
+    """Forward pass of one LSTM layer without biases, on ``steps`` inputs (minibatch, features)."""
 
     steps: int
     minibatch: int
@@ -246,8 +232,8 @@ class Lstm(_OperationBase):
     def weight_scale(self) -> float:
         """Factor by which normally distributed values are multiplied to get weights.
 
-        The factor is about 1/√(features + hidden), so that no gate saturates. It is a power of two,
-        so that no value is rounded.
+        The factor is about 1/√(features + hidden), so that gates do not saturate. It is a power of
+        two, so that normal floating-point values are not rounded.
         """
         return 2.0 ** -round(math.log2(self.features + self.hidden) / 2)
 
@@ -289,8 +275,7 @@ class Lstm(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Return the values of the LSTM's columns in measurements.csv.
 
-        The columns describe the GEMM that computes the gates from the input of one step. ``batch``
-        is the number of steps.
+        The columns describe the GEMM that computes the gates from the input of one step.
         """
         return {
             "op": self.op,
@@ -303,7 +288,7 @@ class Lstm(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Lstm:
-        """Create an LSTM from the columns that :meth:`columns` returned."""
+        """Create an LSTM from its columns in measurements.csv."""
         steps = int(row["batch"])
         minibatch = int(row["m"])
         gate_columns = int(row["n"])
@@ -336,7 +321,7 @@ def as_problem(workload: Workload) -> Problem:
     """Return the workload, which must be a GEMM or a convolution.
 
     Raises:
-        TypeError: if the workload is another operation. The caller should have refused it.
+        TypeError: if it is not, which the caller should have checked.
     """
     if isinstance(workload, Operation):
         raise TypeError(f"{workload} is neither a GEMM nor a convolution.")
@@ -352,8 +337,5 @@ def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
 
 
 def operation_of(row: Mapping[str, Any]) -> Operation:
-    """Create the operation that a row of measurements.csv describes.
-
-    The row's ``op`` must be one of :data:`OPERATIONS`.
-    """
+    """Create the operation, one of :data:`OPERATIONS`, that a row of measurements.csv describes."""
     return _KINDS[row["op"]].from_columns(row)

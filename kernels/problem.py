@@ -1,8 +1,7 @@
 """GEMMs and convolutions as problems to compute, with their FLOPs and bytes.
 
-Sizes are element counts. A multiply-add is two FLOPs. Bytes are the minimum traffic of any
-implementation: every operand is read from memory once, and every result is written once. This
-module does not need PyTorch.
+Sizes are element counts, a multiply-add is two FLOPs, and bytes are the minimum traffic of any
+implementation.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from kernels.common.errors import UserError
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes that one element of an operand takes in memory, by dtype.
 
-``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has 8-bit operands
-and a 16-bit result. Its time includes quantising A from 16 bits, because A holds the activations,
-which a model must quantise whenever it runs.
+``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has a 16-bit
+result. Its time includes quantising A from 16 bits, because A holds the activations, which a model
+must quantise whenever it runs.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
-"""Dtypes that a sweep can time. Times in fp8 are only imported from public tables."""
+"""Dtypes that a sweep can time; times in fp8 are only imported from public tables."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
 """Phrase for messages: what the time of an fp8 GEMM includes."""
@@ -86,7 +85,7 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic of the GEMM in bytes, without quantising: A, B and C once each."""
+        """Minimum traffic in bytes, without quantising A: each of A, B and C once."""
         a, b, c = self.operand_elements
         return self.batch * ((a + b) * DTYPE_BYTES[self.dtype] + c * self.result_bytes)
 
@@ -97,10 +96,7 @@ class Gemm:
 
     @property
     def quantising_bytes(self) -> int:
-        """Traffic of quantising A, in bytes: each element is read in 16 bits and written in 8 bits.
-
-        For dtypes other than fp8, the traffic is 0.
-        """
+        """Traffic of quantising A to fp8, in bytes; 0 for other dtypes."""
         if self.dtype != "fp8":
             return 0
         return self.batch * self.operand_elements[0] * (_HALF_BYTES + DTYPE_BYTES["fp8"])
@@ -117,15 +113,14 @@ class Gemm:
 
     @property
     def implied_gemm(self) -> Gemm:
-        """This GEMM itself, so that ``implied_gemm`` works for every problem."""
+        """This GEMM itself, as the counterpart of :attr:`Conv.implied_gemm`."""
         return self
 
     @property
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of every contiguous row.
 
-        In fp8, the rows of C count with one byte per element like those of A and B, although C is
-        stored with two.
+        In fp8, the rows of C count with one byte per element, although C is stored with two.
         """
         a_row = self.k if self.layout[0] == "n" else self.m
         b_row = self.n if self.layout[1] == "n" else self.k
@@ -133,10 +128,7 @@ class Gemm:
 
     @property
     def shape_class(self) -> str:
-        """Shape class in reports: misaligned, batched, small, skinny, long-k or large.
-
-        The class is the first of these names that applies.
-        """
+        """Shape class: the first of misaligned, batched, small, skinny, long-k, large that fits."""
         if self.alignment < WIDE_BYTES:
             return "misaligned"
         if self.batch > 1:
@@ -249,10 +241,9 @@ class Conv:
 
     @property
     def flops(self) -> int:
-        """Number of floating-point operations: 2 · n · p · q · kout · (c/groups) · r · s.
+        """Number of floating-point operations, the same for all passes.
 
-        The number is the same for all passes. By convention, multiplications by the zeros of
-        the padding are counted.
+        By convention, multiplications by the zeros of the padding are counted.
         """
         return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
 
@@ -269,8 +260,8 @@ class Conv:
     def bytes(self) -> int:
         """Minimum traffic in bytes: the input, filter and output, each read or written once.
 
-        If the stride is larger than the filter, the filter skips pixels of the input. In passes
-        that read the input, these pixels are not counted. The input's gradient is written whole.
+        Input pixels that a stride larger than the filter skips are not counted, except in dgrad,
+        which writes them.
         """
         all_inputs, filters, outputs = self.operand_elements
         if self.pass_ == "dgrad":
@@ -290,8 +281,8 @@ class Conv:
     def implied_gemm(self) -> Gemm:
         """GEMM to which an implicit-GEMM kernel maps this convolution (CUTLASS's convention).
 
-        The GEMM's ``batch`` is the number of groups. If one group has c input channels and kout
-        output channels, the GEMM's (m, n, k) is:
+        Its ``batch`` is the number of groups. With the channels c and kout of one group, its
+        (m, n, k) is:
 
         - (n·p·q, kout, c·r·s) for fprop,
         - (n·h·w, c, kout·r·s) for dgrad,
@@ -313,11 +304,10 @@ class Conv:
     def winograd_gemm(self, tile: int) -> Gemm | None:
         """Return the batched GEMM of the Winograd algorithm F(tile × tile, 3 × 3).
 
-        The batch is the number of transformed points, (``tile`` + 2)². Each point takes one
-        multiplication per channel. A block of ``tile``² outputs therefore takes (``tile`` + 2)²
-        multiplications instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308). None is
-        returned if the algorithm cannot be used: for filters other than 3 × 3, a stride or a
-        dilation above 1, more than one group, and the filter's gradient.
+        For each pair of an input and an output channel, a block of ``tile``² outputs takes
+        (``tile`` + 2)² multiplications instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308).
+        None is returned if the algorithm cannot be used: for filters other than 3 × 3, a stride or
+        a dilation above 1, more than one group, and the filter's gradient.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
@@ -335,16 +325,13 @@ class Conv:
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of a pixel in one group.
 
-        Both the bytes of the input channels and those of the output channels are divisible by it.
+        This holds for the pixels of the input and for those of the output.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
     @property
     def shape_class(self) -> str:
-        """Shape class in reports: the pass and the kind of channels, as in ``fprop wide``.
-
-        The kind is the first of grouped, misaligned, narrow and wide that applies.
-        """
+        """Shape class: the pass, and the first of grouped, misaligned, narrow, wide that fits."""
         if self.groups > 1:
             kind = "grouped"
         elif self.alignment < WIDE_BYTES:
@@ -356,7 +343,7 @@ class Conv:
         return f"{self.pass_} {kind}"
 
     def spec(self) -> str:
-        """Return the value of ``--conv`` for this convolution, with all 14 fields."""
+        """Return the value of ``--conv`` for this convolution, with all its fields."""
         values = [getattr(self, field.name) for field in fields(self)]
         texts = [pair_text(value) if isinstance(value, tuple) else str(value) for value in values]
         return ",".join(texts)
@@ -377,9 +364,7 @@ class Conv:
 
     @classmethod
     def parse(cls, text: str) -> Conv:
-        """Parse ``N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype,layout,pass``.
-
-        ``layout`` and ``pass`` may be left out; the defaults are nhwc and fprop.
+        """Parse ``N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]``.
 
         Raises:
             UserError: if the text is not in this form, or one of its values is invalid.
@@ -412,15 +397,7 @@ class Conv:
         layout: str = "nhwc",
         pass_: str = "fprop",
     ) -> Conv:
-        """Create a convolution from its sizes, and from its stride, padding and dilation.
-
-        Args:
-            sizes: (n, c, h, w, kout, r, s).
-            pairs: (stride, padding, dilation), each as (vertical, horizontal).
-            groups: number of groups.
-            dtype: dtype of the operands.
-            layout: ``nhwc`` or ``nchw``.
-            pass_: ``fprop``, ``dgrad`` or ``wgrad``.
+        """Create a convolution from (n, c, h, w, kout, r, s) and (stride, padding, dilation).
 
         Raises:
             UserError: if one of the values is invalid.
@@ -431,14 +408,7 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Return how many rows (or columns) of the input a filter reads at most, over all positions.
-
-    Args:
-        size: rows of the input.
-        positions: rows of the output.
-        taps: rows of the filter.
-        stride: distance between two positions, in rows.
-    """
+    """Return how many of the ``size`` rows (or columns) of the input a filter reads at most."""
     # If the stride is at most the filter's size, all rows count as read. A dilated filter may skip
     # some of them, and the last position may end before the last row.
     return min(size, positions * taps) if stride > taps else size
@@ -448,13 +418,11 @@ Problem = Gemm | Conv
 
 
 def linear(tokens: int, features_in: int, features_out: int, dtype: str) -> dict[str, Gemm]:
-    """Return the three GEMMs of a linear layer ``y = x Wᵀ`` with W (features_out, features_in).
+    """Return the three GEMMs of a linear layer in training, in the layouts of PyTorch's autograd.
 
     - ``forward`` is y (tokens, out) = x Wᵀ.
     - ``dgrad`` is dx (tokens, in) = dy W.
     - ``wgrad`` is dW (out, in) = dyᵀ x.
-
-    The layouts are those of the GEMMs that PyTorch's autograd runs.
     """
     return {
         "forward": Gemm(tokens, features_out, features_in, dtype, "nt"),
@@ -472,7 +440,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     """Parse ``2`` or ``2x1`` into (vertical, horizontal).
 
     Raises:
-        UserError: if the text is neither one number nor two. The message names the field ``name``.
+        UserError: if the text is neither one whole number nor two.
     """
     parts = text.split("x")
     if len(parts) > 2 or not all(map(is_whole, parts)):
@@ -482,12 +450,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
 
 
 def _parse_whole(text: str, name: str, form: str) -> int:
-    """Parse a whole number of at least 1.
-
-    Args:
-        text: the number.
-        name: name of the number in ``form``, for the error message.
-        form: form of the whole option, for the error message.
+    """Parse a whole number of at least 1, which the error message calls ``name`` in ``form``.
 
     Raises:
         UserError: if the text is not such a number.

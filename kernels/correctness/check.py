@@ -49,8 +49,7 @@ SUITE = {
 class CheckRow:
     """Outcome of checking one implementation on one problem.
 
-    ``rel_error`` is None if no entry was compared, or if the error is infinite or NaN.
-    ``tolerance`` is None if no entry was compared.
+    If no entry was compared, both figures are None. An infinite or NaN error is also None.
     """
 
     implementation: str
@@ -62,10 +61,7 @@ class CheckRow:
 
 
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[CheckRow]:
-    """Check each named implementation on each problem; a failure is reported as a row.
-
-    The rows are in the order of the problems, with all implementations of one problem together.
-    """
+    """Check each named implementation on each problem, problem by problem; errors become rows."""
     names, problems = list(names), list(problems)  # both are iterated several times
     make_current(device.gpu)
     if device.gpu is not None:

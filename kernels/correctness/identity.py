@@ -1,21 +1,18 @@
 """Test of a GEMM's whole result at a fraction of the cost of the GEMM.
 
 Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
-likely. Both sides need only thin GEMMs. V has four columns of random ±1, which are exact in every
-dtype. V is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the rounding
-of the correct elements would hide a single wrong one. Rows are summed in the same way, because the
-identity also holds for Yᵀ = Bᵀ·Aᵀ. A convolution is linear in each operand, as a GEMM is. Its
-channels and images take the place of columns and rows.
+likely. V has four columns of random ±1, and is applied to one block of 1,024 columns at a time: in
+a longer sum, the rounding of the correct elements would hide a single wrong one. Rows are summed in
+the same way, because the identity also holds for Yᵀ = Bᵀ·Aᵀ. In a convolution, which is linear in
+each operand, channels and images take the place of columns and rows.
 
 The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√N + 4).
 Here σ is the root mean square of an operand's elements. Without the 4, this is the standard
 deviation of a sum over N columns of dot products of length K; the 4 allows for one large element if
 N is small. For a correctly rounded result, the ratio of remainder to size hardly depends on M, N
-and K. A limit that uses the norms ‖A‖ ‖B‖ ‖V‖ instead would be √K times as large. V-ABFT (arXiv
-2602.08043) compares such thresholds.
+and K. V-ABFT (arXiv 2602.08043) compares such thresholds.
 
-All sums of the test, including B·V, are in fp32. Their rounding adds an error of about 1e-6, far
-below every limit.
+The sums are in fp32, whose rounding adds about 1e-6 to the ratio, far below every limit.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv
 
 LIMIT = {"fp32": 2e-4, "tf32": 2e-2, "fp16": 5e-3, "bf16": 3e-2}
-"""Largest allowed remainder by dtype, in standard deviations of a block's sum.
+"""Largest allowed remainder by dtype, relative to the expected size of a block's sum.
 
 The remainder is the root mean square over the four vectors. Correct results were simulated with K
 up to 65,536; these are the typical and the largest remainder of 512 blocks:
@@ -48,9 +45,9 @@ up to 65,536; these are the typical and the largest remainder of 512 blocks:
 - bf16 with 64 partial sums in 16 bits: 9.8e-3 and 2.1e-2.
 
 If K is very small, the largest elements of the result are several standard deviations large, and
-their rounding errors are larger by the same factor. A row of the result that is unrelated to the
-operands has a remainder of 1.4. A row of n elements with one wrong element has a remainder of about
-1.4/√n.
+their rounding errors are larger by the same factor. A block of n elements that are all unrelated to
+the operands has a remainder of about 1.4 √n / (√n + 4). If only one of them is, the remainder is
+about 1.4 / (√n + 4).
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
@@ -67,26 +64,17 @@ def remainders(
     seed: int,
     side: int | None = None,
 ) -> list[float] | None:
-    """Return the largest remainder of each result; it is NaN if the result has a NaN.
+    """Return the largest remainder of each result, or NaN if the result has a NaN.
 
-    Args:
-        problem: the workload that was computed.
-        sets: the operands, one set for each result.
-        results: the results, with the problem's logical shape.
-        seed: seed of the random signs.
-        side: the only side to test, 0 or 1, for half the work; None tests both. A GEMM's result is
-            summed over its columns (0) or its rows (1). For a convolution, see :func:`_conv_sides`.
-
-    Returns:
-        The largest remainder of each result, in standard deviations of a block's sum, to be
-        compared with :data:`LIMIT`. None is returned for operations that are not linear in their
-        operands.
+    For layers and LSTMs, which are not linear in their operands, return None. The results have the
+    problem's logical shape. If two sides can be tested, ``side`` selects one, for half the work:
+    the sums over a GEMM's columns (0) or its rows (1); for a convolution, see :func:`_conv_sides`.
     """
     if isinstance(problem, Layer | Lstm):
         return None
     signs = _signs(seed, sets[0].a.device)
-    # Number of products that are added to one element of the result. It is an average, because the
-    # pixels of a strided gradient do not all have the same number.
+    # Number of products that are added up in one element of the result. It is an average, because
+    # the pixels of a strided gradient do not all have the same number.
     terms = problem.flops / 2 / sets[0].out.numel()
     largest_squares: list[Tensor] = []  # all tensors together have one number for each set
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
@@ -117,10 +105,10 @@ def remainders(
 class _Side:
     """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
-    Summing ``folded`` along ``folded_axis`` sums the result along ``result_axis``. ``cut`` is an
-    axis of ``kept`` along which it may be processed in parts. The results of the parts are
-    concatenated, or they are added if ``folded`` is cut as well (``adds_up``). ``cut`` is None for
-    a filter, which is small enough to be processed whole.
+    Summing ``folded`` along ``folded_axis`` sums the result along ``result_axis``. ``kept`` may be
+    processed in parts along its axis ``cut``, except for a filter (None), which is small. The
+    results of the parts are concatenated, or they are added if ``folded`` is cut as well
+    (``adds_up``).
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -134,10 +122,10 @@ class _Side:
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """Return the sides that sum over more than one element, or the first side if no side does.
+    """Return the sides that sum over several elements, or a single one if ``only`` is 0 or 1.
 
-    A sum over one element would compute the whole result again. If ``only`` is 0 or 1, a single one
-    of these sides is returned; None selects all of them.
+    A side whose sums have one element would compute the whole result again. It is used only if
+    both sides are like this.
     """
     useful = [side for side in sides if side.folded.shape[side.folded_axis] > 1]
     if not useful:
@@ -148,15 +136,10 @@ def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
-    """Return the mean square of each block's remainder, relative to its expected size.
+    """Return each block's squared remainder, averaged over the vectors, relative to its size.
 
-    The mean is over the random vectors. The last axis of the returned tensor counts the blocks. Its
-    other axes are those of the side's result, without the summed one.
-
-    Args:
-        side: the side to test.
-        signs: random signs (block, vectors).
-        variance: expected variance of one element of the side's result.
+    The returned tensor has the axes of the side's result, without the summed axis, and then an axis
+    of blocks. ``variance`` is the expected variance of one element of the side's result.
     """
     # 1. Fold one operand with random signs, and apply the operation to it: A·(B·V).
     sums = _signed_sums(side.folded, side.folded_axis, signs)
@@ -177,7 +160,7 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     # 2. Subtract the result, folded with the same signs: Y·V.
     remainder = expected - _signed_sums(side.result, side.result_axis, signs)
     squares = remainder.square().movedim(side.result_axis, -1)
-    # 3. Divide by the expected size, which is smaller for the last block if that block is shorter.
+    # 3. Divide by the square of the expected size, which is smaller for a shorter last block.
     length = side.result.shape[side.result_axis]
     block_lengths = [min(_BLOCK, length - start) for start in range(0, length, _BLOCK)]
     scale = squares.new_tensor(block_lengths).sqrt() + _LARGEST
@@ -188,13 +171,11 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
 
 
 def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
-    """Replace an axis with signed sums of its blocks, in fp32: one sum for each block and vector.
-
-    The tensor is read in memory order, and copied only if it is not fp32.
-    """
+    """Replace an axis with signed sums in fp32: one sum for each block and vector."""
     axis %= tensor.dim()
     # 1. View the tensor as a cube (before the axis, axis, after the axis).
-    # In memory order, the reshape below is a view; in logical order it would copy the tensor.
+    # In memory order, the reshape below is usually a view; in logical order, it would often be a
+    # copy.
     order = sorted(range(tensor.dim()), key=lambda i: -tensor.stride(i))
     position = order.index(axis)
     stored = tensor.permute(order)
@@ -214,7 +195,6 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
             for part in block.split(_positions_at_once(block, cut_axis), cut_axis)
         ]
         block_sums.append(torch.cat(sums, cut_axis))
-    # The sums of all blocks and vectors take the place of the axis.
     folded = torch.cat(block_sums, 1).reshape(*outer, -1, *inner)
     # 3. Restore the logical order of the axes.
     return folded.permute([order.index(i) for i in range(tensor.dim())])
@@ -229,7 +209,7 @@ def _sum_block(cube: Tensor, weights: Tensor) -> Tensor:
 
 
 def _signs(seed: int, device: torch.device) -> Tensor:
-    """Return a matrix (block, vectors) of random numbers, each +1 or −1.
+    """Return a matrix (block, vectors) of random signs, +1 or −1, in fp32.
 
     Each vector is contiguous, because CPUs then multiply faster.
     """
@@ -238,22 +218,23 @@ def _signs(seed: int, device: torch.device) -> Tensor:
 
 
 def _positions_at_once(tensor: Tensor, axis: int) -> int:
-    """Return how many positions along an axis may be held in fp32 at a time."""
+    """Return how many positions along an axis may be held in fp32 at a time: at least one."""
     return max(1, tensor.shape[axis] * _MAX_ELEMENTS // tensor.numel())
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, kept with length 1; over all elements if it is None."""
+    """Return the mean square over ``axes``, which keep a length of 1; None means all elements."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
 
 
 def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
-    """Return slices of ``sets`` that are small enough to be stacked and tested at once."""
+    """Yield slices of ``sets`` to be stacked and tested at once: one large set, or several."""
     set_elements = sum(tensor.numel() for tensor in sets[0])
     count = max(1, _STACKED_ELEMENTS // set_elements)
-    return (slice(start, start + count) for start in range(0, len(sets), count))
+    for start in range(0, len(sets), count):
+        yield slice(start, start + count)
 
 
 def _stack_sets(
@@ -277,15 +258,14 @@ def _stack_sets(
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack tensors along a new first axis. A single tensor is not copied."""
+    """Stack tensors along a new first axis; a single tensor is not copied."""
     return torch.stack(list(tensors)) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 
 def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     """Return the two sides of a convolution: sums over the result's channels, and over its images.
 
-    A filter gradient has no images, so it is summed over both of its channel axes. Summed
-    channels are viewed as (groups, channels per group), so that no sum mixes groups.
+    A filter gradient has no images, so it is summed over its output and its input channels.
     """
     sides_of_pass = {"fprop": _fprop_sides, "dgrad": _dgrad_sides, "wgrad": _wgrad_sides}
     return sides_of_pass[conv.pass_](conv, operands.a, operands.b, result)
@@ -297,7 +277,7 @@ def _grouped(conv: Conv, tensor: Tensor, axis: int) -> Tensor:
 
 
 def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
-    """Return the sides of a convolution's output: sums over its channels, and over its images."""
+    """Return the sides of a convolution's output ``y``."""
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def forward(x: Tensor, w: Tensor) -> Tensor:
@@ -305,7 +285,6 @@ def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
         return _grouped(conv, conv2d(x, w.flatten(0, 1), None, *geometry), 1)
 
     def forward_of_filter(w: Tensor, x: Tensor) -> Tensor:
-        """Return the same as ``forward``; a side that keeps the filter passes the filter first."""
         return forward(x, w)
 
     filters = _grouped(conv, w, 0)  # (groups, channels, …)
@@ -317,7 +296,7 @@ def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
 
 
 def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
-    """Return the sides of the input's gradient: sums over its channels, and over its images."""
+    """Return the sides of the input's gradient ``dx``."""
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def backward(dy: Tensor, w: Tensor) -> Tensor:
@@ -326,7 +305,6 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
         return _grouped(conv, conv2d_input(size, w, dy, *geometry), 1)
 
     def backward_of_filter(w: Tensor, dy: Tensor) -> Tensor:
-        """Return the same as ``backward``; a side that keeps the filter passes the filter first."""
         return backward(dy, w)
 
     gradient = _grouped(conv, dx, 1)  # (n, groups, channels, h, w)
@@ -337,7 +315,7 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
 
 
 def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
-    """Return the sides of the filter's gradient: sums over its output and its input channels."""
+    """Return the sides of the filter's gradient ``dw``."""
 
     def over_outputs(x: Tensor, dy: Tensor) -> Tensor:
         """Return the filter's gradient (groups, output channels, …) for dy (n, groups, …)."""
@@ -358,7 +336,7 @@ def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
 
 
 def _filter_gradient(conv: Conv, x: Tensor, size: tuple[int, ...], dy: Tensor) -> Tensor:
-    """Return the gradient of a filter of ``size`` in fp32, with the convolution's geometry."""
+    """Return the gradient of a filter of ``size``, with the convolution's geometry."""
     stride = conv.stride
     if conv.r == conv.s == 1 and conv.padding == (0, 0):
         # A single tap does not read the pixels that its stride leaves out, so they are removed

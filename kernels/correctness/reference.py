@@ -1,8 +1,7 @@
 """Float64 reference for sampled entries of a result, and the tolerance of each dtype.
 
-Computing whole results in float64 would take longer than all measurements. Instead, random rows and
-columns are checked. They always include the first and the last row and column, because errors in a
-kernel's masks appear at the end.
+Computing whole results in float64 would take longer than all measurements. The sample always
+includes the last row and column, because errors in a kernel's masks appear there.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ about 3.5e-4. The limits for the 16-bit dtypes are about eight rounding errors o
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
-# Number of sampled filters in a filter's gradient, and of sampled entries in each filter. Both are
-# small, because each entry is a sum over all pixels.
+# Number of sampled filters in a filter's gradient, and of sampled taps (channel, row and column) in
+# each filter. Both are small, because each tap is a sum over all pixels.
 _TAPS = 16
 
 
@@ -37,8 +36,9 @@ _TAPS = 16
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. It is NaN if y has a NaN
-    there, 0 if all values are 0, and infinite if y has an infinity or only the reference is 0.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. It is NaN if one of them is
+    NaN, 0 if y and the reference are all 0, and infinite if y has an infinity or only the reference
+    is all 0.
     """
 
     rel_error: float
@@ -46,18 +46,14 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """True if the error is within the tolerance; False if the error is NaN."""
+        """True if the error is within the tolerance; a NaN is not."""
         return self.rel_error <= self.tolerance
 
 
 def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) -> CheckResult:
     """Compare sampled entries of a result with float64 arithmetic on the same operands.
 
-    Args:
-        problem: the workload that was computed.
-        operands: the operands that were read.
-        result: the result, with the problem's logical shape.
-        seed: seed that decides which entries are compared.
+    ``result`` has the problem's logical shape; ``seed`` decides which of its entries are sampled.
     """
     rng = np.random.default_rng(seed)
     if isinstance(problem, Gemm):
@@ -81,10 +77,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
 def _sample_indices(
     rng: np.random.Generator, size: int, count: int, device: torch.device
 ) -> Tensor:
-    """Return sorted indices below ``size``: all indices if ``size`` is at most ``count``.
-
-    Otherwise, ``count`` indices are returned: the first, the last and random ones between them.
-    """
+    """Return up to ``count`` sorted indices below ``size``: the first, the last and random ones."""
     if size <= count:
         return torch.arange(size, device=device)
     middle = rng.choice(size - 2, count - 2, replace=False) + 1
@@ -94,10 +87,7 @@ def _sample_indices(
 def _gemm(
     problem: Gemm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled entries of a GEMM's result, and their reference in float64.
-
-    Both have the shape (sampled batches, sampled rows, sampled columns).
-    """
+    """Return entries (batches, rows, columns) of a GEMM's result, and their float64 reference."""
     a, b, y = _batched(operands.a), _batched(operands.b), _batched(result)
     rows = _sample_indices(rng, problem.m, _ROWS, a.device)
     columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
@@ -116,10 +106,7 @@ def _batched(matrix: Tensor) -> Tensor:
 def _series(
     series: Series, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled entries of every GEMM in a series, and their reference.
-
-    Both have the shape (count, sampled rows, sampled columns).
-    """
+    """Return entries (count, rows, columns) of every GEMM in a series, and their reference."""
     a = operands.a  # (m, k) if all GEMMs share it, else (count, m, k)
     b = operands.b.transpose(-1, -2)  # (k, n) if all GEMMs share it, else (count, k, n)
     rows = _sample_indices(rng, series.m, _ROWS, a.device)
@@ -133,10 +120,7 @@ def _series(
 def _layer(
     layer: Layer, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return samples of a layer's result and their reference.
-
-    The samples are whole images, or whole channels for batch norm, whose means are over the batch.
-    """
+    """Return whole images of a layer's result, or channels for batch norm, and their reference."""
     x, parameters = operands.a, operands.b.double()
     if layer.op == "batchnorm":
         channels = _sample_indices(rng, layer.c, 4, x.device)
@@ -164,11 +148,7 @@ def _layer(
 
 
 def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
-    """Normalise (n, c, h, w) to mean 0 and variance 1, then scale and shift each channel.
-
-    Mean and variance are taken over the axes ``over``. The rows of ``parameters`` (2, c) are the
-    scale and the shift of each channel.
-    """
+    """Normalise (n, c, h, w) over axes, then scale and shift channels by ``parameters`` (2, c)."""
     scale, shift = parameters[:, None, :, None, None]  # each (1, c, 1, 1)
     centred = x - x.mean(over, keepdim=True)
     variance = centred.square().mean(over, keepdim=True)
@@ -178,17 +158,14 @@ def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
 def _lstm(
     lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the hidden states of sampled sequences at every step, and their reference.
-
-    Gates are in PyTorch's order: input, forget, cell, output.
-    """
+    """Return the hidden states (steps, sequences, hidden) of a sample, and their reference."""
     sequences = _sample_indices(rng, lstm.minibatch, 4, operands.a.device)
     x = operands.a[:, sequences].double()  # (steps, sequences, features)
     weights = operands.b.double() * lstm.weight_scale  # for the input, then for the hidden state
     hidden = cell = x.new_zeros(len(sequences), lstm.hidden)
     hidden_states = []
     for step_input in x:
-        gates = torch.cat([step_input, hidden], dim=1) @ weights.T
+        gates = torch.cat([step_input, hidden], dim=1) @ weights.T  # in PyTorch's order
         input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         hidden = output_gate.sigmoid() * cell.tanh()
@@ -210,20 +187,19 @@ def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int)
 def _readers(
     position: Tensor, taps: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the output position that reads input ``position`` with each tap, and a mask.
+    """Return the output positions (…, taps) that read input ``position``, and a mask for them.
 
-    Both have the shape (…, taps). The mask is False where, because of the stride, no output
-    position reads the input with that tap.
+    The mask is False where, because of the stride, no output position reads the input with that
+    tap.
     """
     shifted = position[..., None] + padding - torch.arange(taps, device=position.device) * dilation
     return shifted.div(stride, rounding_mode="floor"), shifted % stride == 0
 
 
 def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Tensor:
-    """Return image[n, :, h, w] in float64 as (L, R, S, C).
+    """Return image[n, :, h, w] in float64 as (pixels L, taps R and S, channels C).
 
-    L counts sampled pixels, R × S the taps and C the channels. The values are zero where ``valid``
-    is False, and outside the image.
+    The values are zero where ``valid`` is False, and outside the image.
 
     Args:
         image: tensor (N, C, H, W).
@@ -248,10 +224,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the (images, rows, columns) of sampled pixels, including the first and the last pixel.
-
-    ``shape`` is the number of images, of rows and of columns.
-    """
+    """Sample pixels of ``shape`` (images, rows, columns): return their images, rows and columns."""
     images, rows, columns = shape
     pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
     in_image = pixels % (rows * columns)
@@ -259,9 +232,8 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Call ``compute`` for each group of channels, and concatenate the results on the last axis.
+    """Concatenate ``compute(group, channels of the group)`` of all groups on the last axis.
 
-    ``compute`` gets a group's index, and the part of ``channels`` that belongs to the group.
     ``channels`` must be sorted, so that the results are in the same order.
     """
     group_of_channel = channels // per_group
@@ -275,10 +247,7 @@ def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor],
 def _fprop(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled pixels and channels of a convolution's output, and their reference.
-
-    Both have the shape (sampled pixels, sampled channels).
-    """
+    """Return entries (pixels, channels) of a convolution's output, and their reference."""
     x, w = operands.a, operands.b
     n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)  # of output pixels
     # Along each axis, the geometry is (stride, padding, dilation).
@@ -291,7 +260,6 @@ def _fprop(
     per_group = problem.c // problem.groups
 
     def outputs(group: int, group_kouts: Tensor) -> Tensor:
-        """Return the outputs (sampled pixels, channels) of a group's output channels."""
         patch = patches[..., group * per_group : (group + 1) * per_group]
         return torch.einsum("lrsc,kcrs->lk", patch, w[group_kouts].double())
 
@@ -302,10 +270,7 @@ def _fprop(
 def _dgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled pixels and channels of the input's gradient, and their reference.
-
-    Both have the shape (sampled pixels, sampled channels).
-    """
+    """Return entries (pixels, channels) of the input's gradient, and their reference."""
     dy, w = operands.a, operands.b
     # Sample input pixels, and find the output pixel (p, q) that reads each of them with each tap.
     n, rows, columns = _pixels(rng, (problem.n, problem.h, problem.w), dy.device)
@@ -318,7 +283,6 @@ def _dgrad(
     c_per_group, kout_per_group = problem.c // problem.groups, problem.kout // problem.groups
 
     def gradients(group: int, group_channels: Tensor) -> Tensor:
-        """Return the gradients (sampled pixels, channels) of a group's input channels."""
         kouts = slice(group * kout_per_group, (group + 1) * kout_per_group)
         # A filter has only the channels of its group, so they are counted from the group's first.
         filters = w[kouts][:, group_channels - group * c_per_group].double()
@@ -331,11 +295,8 @@ def _dgrad(
 def _wgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled entries of the filter's gradient, and their reference.
-
-    Both have the shape (sampled filters, sampled entries of a filter).
-    """
-    # 1. Sample filters and, in each of them, entries (channel of the group, row, column).
+    """Return entries (filters, taps) of the filter's gradient, and their reference."""
+    # 1. Sample filters and, in each of them, taps (channel of the group, row, column).
     x, dy = operands.a, operands.b
     kouts = _sample_indices(rng, problem.kout, _TAPS, x.device)
     _, c_per_group, _, _ = conv_shapes(problem)["w"]

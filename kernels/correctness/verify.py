@@ -20,8 +20,8 @@ from kernels.operation import Layer, Lstm, Workload
 class CheckVerdict:
     """Verdict on results.
 
-    ``rel_error`` is the relative error of the sampled entries, and NaN if none were compared.
-    ``message`` says in a sentence what is wrong, and is empty if nothing is.
+    ``rel_error`` is that of :class:`CheckResult`, or NaN if no entries were compared. ``message``
+    says what is wrong, and is empty if nothing is.
     """
 
     rel_error: float
@@ -44,17 +44,9 @@ def verify(
 ) -> CheckVerdict:
     """Test whole results with Freivalds' identity, and entries of one result against float64.
 
-    The identity does not apply to memory-bound layers and LSTMs, because they are not linear.
-    Sampled entries of their results are always compared with float64, and all of their results are
-    searched for infinities and NaNs.
-
-    Args:
-        problem: the workload that was computed.
-        sets: the operands, one set for each result.
-        results: the results, with the problem's logical shape.
-        seed: seed of every random choice: which result and entries are compared, and the signs.
-        side: side from which the identity is tested, 0 or 1; None tests both sides.
-        entries: whether sampled entries are compared with float64 even if the identity applies.
+    Layers and LSTMs are not linear. Their entries are therefore always compared, and their results
+    are searched for infinities and NaNs. For all other workloads, entries are compared only if
+    ``entries`` is set. The arguments ``results`` and ``side`` are those of :func:`remainders`.
     """
     # 1. Compare sampled entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)

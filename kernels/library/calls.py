@@ -1,7 +1,7 @@
 """PyTorch calls for each operation: ``call(i)`` computes operand set i once.
 
-GEMMs, ReLU, GELU and softmax write their result to the set's memory, so that no allocation is
-timed. The other operations allocate their result at each call.
+GEMMs, ReLU, GELU and softmax write their result to the set's memory. The other operations allocate
+it at each call, as a real model does.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
 
 
 def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
-    """Return a call that computes a convolution's output or one of its gradients.
-
-    Each launch allocates its result, as a real model does.
-    """
+    """Return a call that computes a convolution's output or one of its gradients."""
     geometry = (
         list(problem.stride),
         list(problem.padding),
@@ -70,10 +67,7 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
 
 def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
-    """Return a call of a memory-bound layer.
-
-    Layer norm, batch norm and max-pool allocate their result at each launch.
-    """
+    """Return a call of a memory-bound layer."""
     # Softmax and layer norm work along the last axis, which must be the channels.
     channels_last = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]
 
@@ -113,9 +107,7 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
 def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
     """Return a call that computes the GEMMs of a series one by one, or as one fused GEMM.
 
-    Its result is (count, m, n) in both cases. If projections are fused, the call returns a view of
-    the fused result (m, count·n). Projections have one input (m, k) and weights (count, n, k);
-    timesteps have inputs (count, m, k) and one weight (n, k).
+    The result is (count, m, n) in both cases; for fused projections, it is a view of (m, count·n).
     """
     count, m, n = series.count, series.m, series.n
     if not fused:
@@ -123,6 +115,7 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
         def one_by_one(index: int) -> Tensor:
             x, w, out = sets[index]
             for number in range(count):
+                # Projections have one input, timesteps have one weight.
                 a, b = (x, w[number]) if series.op == "projections" else (x[number], w)
                 torch.mm(a, b.T, out=out[number])
             return out
@@ -143,10 +136,7 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
 
 
 def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
-    """Return a call of ``torch.nn.LSTM``, which runs the vendor library's LSTM kernels.
-
-    PyTorch stores the weights in the layout that the library prefers.
-    """
+    """Return a call of ``torch.nn.LSTM``, which reads a scaled copy of the set's weights."""
     layers = []
     for x, weights, _ in sets:
         layer = (
@@ -169,10 +159,6 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
 
 def graph_captured(call: Call, set_count: int) -> Call:
     """Return a call that replays a set's launches from a CUDA graph, captured once for each set.
-
-    Args:
-        call: the call to capture.
-        set_count: number of operand sets.
 
     Raises:
         RuntimeError: if the machine has no GPU, or PyTorch cannot capture the call.

@@ -1,9 +1,8 @@
 """Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, a BLAS and oneDNN on a CPU.
 
-``fp32`` and ``tf32`` are one storage type with two precisions. By default, PyTorch computes GEMMs
-of this type in IEEE precision, and cuDNN's convolutions in tf32. Every launch here therefore sets
-the precision that it needs. Launches use only the ``fp32_precision`` settings, because PyTorch's
-older flags (``allow_tf32``) raise an error if they disagree with these settings.
+In fp32, PyTorch's default is IEEE precision for GEMMs, and tf32 for cuDNN's convolutions. Launches
+set the precision that they need, and only by the ``fp32_precision`` settings: PyTorch's older flags
+(``allow_tf32``) raise an error if they disagree with these.
 """
 
 from __future__ import annotations
@@ -36,12 +35,11 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm
 
 @dataclass(frozen=True)
 class LibraryConfig(Config):
-    """Config of a PyTorch call. Its text has only the settings that differ from the defaults.
+    """Config of a PyTorch call; its text has only the settings that differ from the defaults.
 
     - ``autotune`` turns on ``cudnn.benchmark``, which times cuDNN's algorithms at first use.
     - ``reduced`` lets cuBLAS add partial sums in 16 bits.
-    - ``offset`` and ``ld_multiple`` say how operands and result are stored
-      (:class:`kernels.config.Storage`).
+    - ``offset`` and ``ld_multiple`` are those of :class:`kernels.config.Storage`.
     - ``fused`` computes a series of GEMMs as one GEMM.
     - ``paced`` lets launches run at the pace of the host, and includes the gaps between them in the
       measured time.
@@ -75,10 +73,12 @@ class LibraryConfig(Config):
 
 
 class Library:
-    """Library that PyTorch calls for some operations and dtypes on one kind of device."""
+    """Library that PyTorch calls for some operations and dtypes on one kind of device.
+
+    ``serves`` has the dtypes of each operation.
+    """
 
     def __init__(self, name: str, kind: str, serves: dict[str, tuple[str, ...]]) -> None:
-        """Create a library; ``serves`` maps its operations to the dtypes of each operation."""
         self.name = name
         self.kind = kind
         self.serves = serves
@@ -103,10 +103,7 @@ class Library:
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return the library's own choice and, for some problems, an alternative.
-
-        The alternatives are cuDNN's autotuner for convolutions and fusing for a series of GEMMs.
-        """
+        """Return the library's own choice (None) and, for some problems, an alternative."""
         if isinstance(problem, Series):
             return [None, LibraryConfig(fused=True)]
         if self.name == "cudnn" and isinstance(problem, Conv):
@@ -120,9 +117,7 @@ class Library:
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch that computes the problem with PyTorch on any of the operand sets.
-
-        The sets must be stored as the config says.
+        """Return a launch on the operand sets, which must be stored as the config says.
 
         Raises:
             UserError: if ``ld_multiple`` is above 1 and the problem is not a GEMM.
@@ -163,15 +158,10 @@ def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryCo
 def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None]:
     """Set PyTorch's process-wide switches for a launch, and restore them afterwards.
 
-    The precision of fp32 is set in every backend from which a GEMM, a convolution or an LSTM may
-    read it.
-
-    PyTorch caches all of cuDNN's plans in one table. The table does not distinguish the default
-    choice from that of the autotuner, so both would use the first plan that is made for a
-    convolution. The table's key includes the precision of fp32, which 16-bit convolutions ignore.
-    Setting this precision to tf32 therefore gives the autotuner separate entries for 16-bit
-    convolutions. In fp32 and tf32, the default choice and the autotuner's choice cannot be compared
-    in one process.
+    PyTorch caches all of cuDNN's plans in one table, in which the default choice and the autotuner
+    share a convolution's entry. The table's key includes the precision of fp32, which 16-bit
+    convolutions ignore. Setting this precision to tf32 therefore gives the autotuner separate
+    entries for them. In fp32 and tf32, the two choices cannot be compared in one process.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
@@ -213,9 +203,8 @@ def libraries() -> list[Library]:
 def _cpu_libraries() -> list[Library]:
     """Return the libraries that PyTorch uses on this CPU: a BLAS, oneDNN and, for the rest, ATen.
 
-    oneDNN computes bf16 only if the CPU has vector instructions for it. Otherwise ATen, PyTorch's
-    own tensor library, does. fp16 is left out, because PyTorch computes it in a scalar loop on CPUs
-    without AVX512-FP16 or AMX.
+    oneDNN computes bf16 only if the CPU has vector instructions for it; otherwise, ATen does. fp16
+    is left out, because PyTorch computes it in a scalar loop on CPUs without AVX512-FP16 or AMX.
     """
     # 1. Find out which libraries this build of PyTorch has.
     blas = "mkl"
