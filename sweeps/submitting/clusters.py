@@ -1,8 +1,7 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting, which not every
-cluster has. Without it, submitit would never notice that a job was killed. The run's files tell
-which jobs have done their work.
+``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting instead. On a
+cluster without accounting, it would never notice that a job was killed.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ CLUSTERS = ("slurm", "local", "debug")
 JOB_NAME = "rooftile"
 
 SIGNAL_SECONDS = 120
-"""Seconds before a job's time limit at which Slurm signals the job to end.
-
-In these seconds, the job writes its last samples and folds all samples into the tables."""
+"""Seconds before a job's time limit at which Slurm signals the job to end, so that it can write its
+last samples and fold all samples into the tables."""
 
 _MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
 _MAX_RUNNING_JOBS = 1000  # jobs of an array that may run at once; submitit's default is 256
@@ -52,11 +50,7 @@ class Resources:
 
 
 class NoAnswerError(UserError):
-    """Raised if Slurm does not say which jobs are left.
-
-    Args:
-        reason: what happened, as a clause without a full stop.
-    """
+    """Raised if Slurm does not say which jobs are left; ``reason`` is a clause that says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; try again later.", exit_code=1)
@@ -67,16 +61,13 @@ class Cluster:
     """Cluster that takes jobs, and reports which of them are still queued or running."""
 
     def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
-        """Open a cluster.
+        """Open a cluster of a kind in :data:`CLUSTERS`.
 
-        Args:
-            kind: one of :data:`CLUSTERS`.
-            folder: folder of the jobs' output, which all nodes must see.
-            resources: what each job requests.
+        All nodes must see ``folder``, to which the jobs' output is written.
 
         Raises:
-            UserError: if ``kind`` is unknown, if this machine lacks Slurm's sbatch for the kind
-                ``slurm``, or if submitit is not installed.
+            UserError: if ``kind`` is unknown, if it is ``slurm`` and this machine has no sbatch, or
+                if submitit is not installed.
         """
         if kind not in CLUSTERS:
             raise UserError(
@@ -102,7 +93,7 @@ class Cluster:
         self._jobs: dict[str, submitit.Job[None]] = {}
 
     def submit(self, work: NodeJob, nodes: Sequence[int]) -> dict[int, str]:
-        """Submit the jobs of the given nodes as one job array. Return each node's job id.
+        """Submit a job for each of these nodes, on Slurm as one array. Return each node's job id.
 
         Raises:
             UserError: if the cluster refuses the jobs.
@@ -122,13 +113,13 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return which of these jobs are still queued or running, and why the queued ones wait.
+        """Return which of these jobs are still queued or running, and why each of them waits.
 
-        The reason is empty for a running job. On the cluster ``debug``, this call carries out the
-        jobs, so none is left.
+        The reason is empty if the job does not wait. On the cluster ``debug``, this call carries
+        out the jobs, so none is left.
 
         Raises:
-            NoAnswerError: if Slurm does not answer.
+            NoAnswerError: if Slurm does not say which jobs are left.
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
@@ -142,7 +133,7 @@ class Cluster:
         return {job_id: "" for job_id, job in jobs.items() if not job.done()}
 
     def cancel(self) -> None:
-        """Cancel the jobs on this machine. Slurm jobs continue without this process."""
+        """Cancel the jobs of the cluster ``local``. Slurm jobs continue without this process."""
         if self.kind == "local":
             for job in self._jobs.values():
                 job.cancel()
@@ -151,12 +142,8 @@ class Cluster:
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
     """Return the parameters of submitit's executor for one job per node.
 
-    submitit ignores those that are None, and the cluster's default then applies.
-
-    Args:
-        kind: one of :data:`CLUSTERS`. Only Slurm takes a partition, an account and the like.
-        resources: what each job requests. A job without GPUs also leaves the number of its cores to
-            the cluster.
+    submitit ignores those that are None, so that the cluster's default applies. A job without GPUs
+    leaves the number of its cores to the cluster, too.
     """
     # In a checkout, Python finds the package only from the checkout's folder. Jobs start there.
     start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}
@@ -180,15 +167,10 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return which of these jobs ``squeue`` lists, and why the queued ones wait.
-
-    The reason is empty for a job that is not queued.
-
-    Args:
-        ids: the jobs' ids, such as ``12_3``.
+    """Return which of these jobs ``squeue`` lists, and why each waits; see :meth:`Cluster.living`.
 
     Raises:
-        NoAnswerError: if squeue does not answer or fails.
+        NoAnswerError: if squeue cannot be started, fails, or does not answer within a minute.
     """
     if not ids:
         return {}

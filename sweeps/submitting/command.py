@@ -179,7 +179,7 @@ def submit_command(
 def _with_full_paths(group: str) -> str:
     """Return names of sweeps, joined by commas, with the full path of each sweep file.
 
-    Jobs may start in another folder than this process, where relative paths would be wrong.
+    A relative path would be wrong in a job that starts in another folder than this process.
     """
     from sweeps.planning.choice import is_file
 

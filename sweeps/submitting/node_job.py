@@ -38,10 +38,7 @@ class NodeNote:
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
-        """Return the path of a node's note.
-
-        ``node`` is a pair: the node's number and the number of nodes.
-        """
+        """Return the path of the note of node ``node[0]``, counted from 1, of ``node[1]`` nodes."""
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
     @classmethod
@@ -68,11 +65,10 @@ class NodeNote:
 
 @dataclass(frozen=True)
 class NodeJob:
-    """Job that measures a node's shards of a run. It can be pickled.
+    """Picklable job that is called with the number of its node and measures the node's shards.
 
-    On its node, the job is called with the node's number. If Slurm stops the job early, because its
-    time is over or another job has priority, Slurm starts it again. The job then resumes from its
-    files.
+    If Slurm stops the job early, because its time is over or another job has priority, Slurm starts
+    it again. The job then resumes from its files.
     """
 
     request: Request
@@ -116,10 +112,7 @@ class NodeJob:
             NodeNote(earlier.folder, str(error)).write(results, node)
 
     def checkpoint(self, number: int) -> DelayedSubmission:
-        """Return the call to make after a requeue.
-
-        submitit calls this method before it ends the process.
-        """
+        """Return the call that submitit makes after it has requeued the job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)

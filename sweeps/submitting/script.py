@@ -13,13 +13,9 @@ _CLOSING_MINUTES = 3  # time before Slurm's limit to write the last samples and 
 
 
 def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> str:
-    """Return the script of a job array with one task for each node.
+    """Return the script of a job array in which each node's task runs ``sweeps run``.
 
-    Args:
-        options: arguments of the command that each task runs, such as its sweeps, budget and
-            results.
-        resources: what each task requests.
-        nodes: the number of tasks.
+    ``options`` are the arguments of that command, except those that depend on the task.
     """
     gpus = resources.gpus_per_node
     # A flag that is None is left out. On a CPU, zero GPUs and their zero cores become None, too.
@@ -43,13 +39,13 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
     if resources.exclusive:
         lines.append("#SBATCH --exclusive")
     lines.append("#SBATCH --requeue")
-    # 2. Write what each task runs. In a checkout, Python finds the package only from its folder.
+    # 2. Write what each task runs. In a checkout, the packages are found only from there.
     lines += ["", "# Submit this script again to resume unfinished work."]
     if FOLDER is not None:
         lines.append(f"cd {shlex.quote(str(FOLDER))} || exit 1")
     lines += [
-        # ``exec`` replaces the shell, so that Slurm's signals reach the program itself. It then
-        # writes its samples and folds.
+        # ``exec`` replaces the shell, so that Slurm's signals reach the program itself, which then
+        # writes its last samples and folds.
         f"exec {shlex.join(command)} \\",
         f"    {shlex.join(options)} \\",
         f'    --gpus all --shard "$SLURM_ARRAY_TASK_ID/{nodes}" --stop-after {stop_minutes}m',

@@ -53,16 +53,10 @@ def submit(
 ) -> Outcome:
     """Submit a job for each unfinished node that has no job. Return when no job is left.
 
-    Even after an interrupt, the samples are folded into the tables. Slurm jobs continue without
-    this process. A later call with the same arguments follows them.
-
-    Args:
-        request: the options of the run; its shard and GPU are ignored.
-        nodes: the number of nodes that share the run.
-        kind: the kind of cluster, one of :data:`sweeps.submitting.clusters.CLUSTERS`.
-        resources: the resources that each node's job requests.
-        reporter: shows the progress of all nodes.
-        note: called with each sentence for the user.
+    The shard and GPU of ``request`` are ignored. ``kind`` is one of
+    :data:`sweeps.submitting.clusters.CLUSTERS`, and ``note`` is called with each sentence for the
+    user. Even after an interrupt, the samples are folded into the tables. Slurm jobs continue
+    without this process, and a later call that does not request a fresh run follows them.
 
     Raises:
         UserError: in any of these cases:
@@ -94,7 +88,7 @@ def submit(
 
 
 class _Submission:
-    """Submission of one run. It submits and follows the jobs of all nodes until none is left."""
+    """Submission of one run, which submits and follows the jobs of all nodes."""
 
     def __init__(
         self, work: NodeJob, cluster: Cluster, reporter: Reporter, note: Callable[[str], None]
@@ -118,7 +112,6 @@ class _Submission:
 
         Raises:
             UserError: as in :func:`submit`.
-            KeyboardInterrupt: if the user interrupts; the samples are folded first.
         """
         # 1. Find the nodes that have a job (``living``) and those that need one (``due``).
         living = self._find_jobs()
@@ -128,8 +121,7 @@ class _Submission:
         self._look()
         for run in self._runs.values():
             run.refuse_other_sweeps(self._request)
-        # A run's shards need a job until they have used up the larger of this call's budget and
-        # the plan's budget. A call without a budget leaves that to the plan.
+        # Without a budget in this call, only the plan's budget counts.
         budget = self._request.measuring or 0.0
         due = [
             node for node in self._nodes if node not in living and self._runs[node].is_open(budget)
@@ -185,10 +177,10 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit jobs for nodes in ``due``. Return the nodes whose jobs were not yet submitted.
+        """Submit jobs for nodes in ``due``. Return those nodes that are left for a later call.
 
-        On Slurm, all jobs are submitted at once, because Slurm distributes them to nodes. Elsewhere
-        all jobs run on this machine, so one is submitted at a time.
+        On Slurm, none is left, because Slurm distributes the jobs to nodes. Elsewhere all jobs run
+        on this machine, so one is submitted when the one before has ended.
         """
         is_slurm = self._cluster.kind == "slurm"
         if is_slurm:
@@ -220,7 +212,7 @@ class _Submission:
         """Show the progress of the nodes for a few seconds, and then ask which jobs are left.
 
         Return the nodes whose jobs are still queued or running. If the cluster does not answer,
-        jobs that were alive before are assumed to be still alive.
+        return ``living`` instead or, if ``living`` is empty, all nodes that have had a job.
 
         Raises:
             NoAnswerError: if the cluster has failed to answer many times in a row.
@@ -241,7 +233,7 @@ class _Submission:
             if self._unanswered > _MAX_UNANSWERED:
                 raise
             self._note_once(f"{error.reason}; waiting and asking again.")
-            # Right after submitting, ``living`` is still empty, and all jobs count as alive.
+            # Right after submitting, ``living`` is still empty.
             return living or {*self._ids}
         self._unanswered = 0
         for node, job in self._ids.items():
@@ -267,8 +259,8 @@ class _Submission:
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield a sentence for each node that is unfinished or has another GPU model than most."""
-        # The folder of a run is named after the GPU model. Perhaps no node has one yet.
+        """Yield a sentence for each node that is unfinished or not in the folder of most nodes."""
+        # The folder of a run is named after the GPU model, and the first one has the most nodes.
         folders = self._folders
         folder_of_most = folders[0] if folders else None
         output = jobs_folder(self._results) / "output"
@@ -315,11 +307,7 @@ class _NodeRun:
             self.follower.look()
 
     def _find_plan(self, folder: Path | None) -> tuple[Path, int] | None:
-        """Return the plan's folder and the time, in nanoseconds, at which its run.json was written.
-
-        Return None if there is no plan. ``folder`` is the run's folder according to the node's
-        note; None if the note names none.
-        """
+        """Return ``folder`` and when its run.json was written, in ns; None if there is no plan."""
         if folder is None:
             return None
         try:
@@ -351,8 +339,7 @@ class _NodeRun:
         """Refuse a request for sweeps other than those of the node's run.
 
         Raises:
-            UserError: if the request names sweeps, and they are not exactly those of the run; or if
-                the run cannot be read.
+            UserError: if the request names other sweeps, or if the run cannot be read.
         """
         if self.folder is not None:
             refuse_other_sweeps(self.folder, request, read_run(self.folder)["plan"])

@@ -1,9 +1,4 @@
-"""Clocks that launch a batch and measure how long the device needs for it.
-
-On a GPU, the gaps between launches are hidden, unless the caller wants them timed. A clock knows
-nothing about kernels: the sampler passes it a callable. Tests pass the sampler a clock with
-simulated times.
-"""
+"""Clocks that launch a batch and measure how long the device needs for it."""
 
 from __future__ import annotations
 
@@ -40,7 +35,7 @@ class Timing:
 
 
 def do_nothing() -> None:
-    """Do nothing. This is the preparation of a batch that needs none."""
+    """Do nothing."""
 
 
 class SmClock(Protocol):
@@ -72,16 +67,16 @@ class Clock(Protocol):
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
-        """Launch once on each operand set of ``indices`` and time the batch.
+        """Launch once for each of ``indices``, in order, and time this batch.
 
         Args:
             launch: function that is called with the index of an operand set and launches on it.
-            indices: indices of the sets, in order.
+            indices: index of each launch's operand set; at least one.
             before: function that is called right before the batch and is not timed, such as a cache
                 flush. It is called again if the batch is timed again.
             settle: seconds of untimed launches that precede ``before`` and the batch, without a
                 pause.
-            paced: True to time the launches as the host issues them, gaps included.
+            paced: True to time the gaps between the launches, too, instead of hiding them.
         """
         ...
 
@@ -97,9 +92,8 @@ class Clock(Protocol):
 class CpuClock:
     """Clock of a CPU: ``perf_counter_ns`` around a loop of calls, which return when they are done.
 
-    The speed of a virtual machine changes from second to second. The median of many short batches
-    is therefore more repeatable than that of a few long ones, which take the same time but sample
-    fewer moments.
+    Batches are short because the speed of a virtual machine changes from second to second. Many
+    short batches sample more moments than a few long ones, so their median is more repeatable.
     """
 
     batch_seconds = 5e-4
@@ -142,7 +136,7 @@ class CudaClock:
     batch is then timed again, including ``before``, up to four times in total. Before the second
     attempt, one launch runs with the gate open. PyTorch may have returned memory to the device
     since the last batch, and a launch that must allocate it again waits for the device. CUDA events
-    have a resolution of about 0.5 µs and take about 1 µs, which is under 0.5% of a batch.
+    take about 1 µs, which is under 0.5% of a batch.
     """
 
     batch_seconds = 3e-4
@@ -155,13 +149,10 @@ class CudaClock:
         make_gate: Callable[[Any], Gate] = open_gate,
         sm_clock: SmClock | None = None,
     ) -> None:
-        """Wake the device and create the gate.
+        """Wake the device, and create its gate.
 
-        Args:
-            torch: the module ``torch``, or a test's fake of it.
-            device: name of a PyTorch device, such as ``cuda:0``.
-            make_gate: function that creates the gate for the stream.
-            sm_clock: reader of the SM clock around each batch; None to leave that clock unknown.
+        ``torch`` is the module, and ``device`` is a name such as ``cuda:0``. Without ``sm_clock``,
+        the clock rate of the SMs is not known.
         """
         self._torch = torch
         self._sm_clock = sm_clock
@@ -187,7 +178,7 @@ class CudaClock:
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
-        """Time the batch on the current stream, in up to four attempts to hide its gaps."""
+        """Time the batch on the current stream."""
         if launch not in self._queue_seconds:
             self._launch_first(launch, indices[0])
         for attempt in range(_TRIES):
@@ -207,7 +198,7 @@ class CudaClock:
         return timing
 
     def _gate_of(self, launch: LaunchCall) -> Gate:
-        """Return the gate for a launch. It is a spin if even a repeated batch has shown gaps."""
+        """Return the gate for a launch."""
         if launch not in self._spun:
             return self._gate
         if self._spin is None:
@@ -283,10 +274,7 @@ class CudaClock:
             previous_end = end
 
     def wake(self) -> None:
-        """Multiply large matrices for 0.3 s, so that the clocks leave their idle level.
-
-        The first call allocates the matrices, and later calls reuse them.
-        """
+        """Multiply large matrices for 0.3 s, so that the clocks leave their idle level."""
         if self._wake_matrices is None:
             dtype = self._torch.float16
             a = self._torch.randn(_WAKE_SIZE, _WAKE_SIZE, device=self._device, dtype=dtype)

@@ -1,13 +1,7 @@
 """Gates that hold a GPU's stream while the host queues a batch behind them.
 
 The host needs longer to launch a small kernel than the GPU needs to run it. Behind a closed gate
-the launches pile up, and when the gate opens, they run back to back. There are two gates:
-
-- :class:`HostFlag` makes the stream wait until the host writes to a word of its own memory, which
-  it does when everything is queued. The gate holds for exactly as long as queueing takes.
-- :class:`Spin` runs a kernel that spins for a number of cycles. This gate needs to know in advance
-  how long queueing will take and how fast the GPU's clock is. Both estimates are updated with every
-  batch.
+the launches pile up, and when the gate opens, they run back to back.
 """
 
 from __future__ import annotations
@@ -21,9 +15,9 @@ from typing import Any, Protocol
 HOLD_LIMIT = 0.5
 """Seconds after which a thread of :class:`HostFlag` releases a stream that is still held.
 
-The thread checks the stream at intervals of a fifth of this time, so it may release the stream that
-much later. A launch that waits for the device (the first use of a module, a synchronising
-allocation) would otherwise never return."""
+The thread checks at intervals of a fifth of this time, so it may act that much later. A launch that
+waits for the device (the first use of a module, a synchronising allocation) would otherwise never
+return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Smallest and largest limit on the length of a spin, in seconds.
@@ -63,19 +57,15 @@ class HostFlag:
     """Gate that holds the stream until the host writes to a word of pinned memory.
 
     Each batch waits for its own number, the ticket, so that a late release of one batch never
-    releases the next. A background thread releases a batch that has been held for more than
-    :data:`HOLD_LIMIT` seconds. The thread needs Python's global interpreter lock, which PyTorch and
-    Triton release while they launch. A launch that keeps the lock would hang, and the run's parent
-    would kill this process.
+    releases the next. A background thread enforces :data:`HOLD_LIMIT`. The thread needs Python's
+    global interpreter lock, which PyTorch and Triton release while they launch. If a launch kept
+    the lock and waited for the device, it would hang, and the run's parent would kill this process.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
         """Pin the word in the host's memory, and hold the stream once as a test.
 
-        Args:
-            torch: the module ``torch``, or a test's fake of it.
-            driver: the CUDA driver's library, as ctypes loads it.
-            now: function that returns the host's time in seconds.
+        ``driver`` is the CUDA driver's library, as ctypes loads it.
 
         Raises:
             OSError: if the driver cannot hold a stream in this way.
@@ -126,7 +116,7 @@ class HostFlag:
             self._word.value = ticket
 
     def _watch(self) -> None:
-        """Call :meth:`check` ten times a second until the process ends; runs on its own thread."""
+        """Call :meth:`check` ten times a second until the process ends."""
         while True:
             time.sleep(HOLD_LIMIT / 5)
             self.check()
@@ -144,19 +134,16 @@ class HostFlag:
 
 
 class Spin:
-    """Gate that holds the stream with a kernel that spins for the expected queueing time.
+    """Gate that holds the stream with a kernel that spins until queueing should have ended.
 
     ``torch.cuda._sleep`` takes a number of cycles. A busy GPU's clock rate is up to five times that
-    of an idle one, so the cycle rate is measured with every spin. After a spin that was too short,
-    the next spins are twice as long. After each spin that was long enough, the next ones are half
-    as long, down to the expected queueing time.
+    of an idle one, so the cycle rate is measured with every spin. The expected queueing time is
+    multiplied by a factor, which is doubled after each spin that was too short, and halved, to no
+    less than 1, after each spin that was long enough.
     """
 
     def __init__(self, torch: Any) -> None:
-        """Measure the cycle rate of the GPU, which must already run at its working clock rate.
-
-        ``torch`` is the module, or a test's fake of it.
-        """
+        """Measure the cycle rate of the GPU, which must already run at its working clock rate."""
         self._cuda = torch.cuda
         self._start = torch.cuda.Event(enable_timing=True)
         self._factor = 1.0  # length of a spin relative to the expected queueing time

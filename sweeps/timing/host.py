@@ -1,7 +1,6 @@
 """Watch who else uses the host during a measurement: other processes and other virtual machines.
 
-On Linux, ``/proc`` gives two shares of the time of all cores: the share that the hypervisor gave to
-other virtual machines (``steal``), and the share that processes other than ours used.
+This works only on Linux, where ``/proc`` has the counters.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _HostLook(NamedTuple):
     """Counters of CPU time at one moment, in ticks.
 
     Attributes:
-        moment: time of the reading in seconds.
+        moment: time in seconds.
         core_ticks: used, stolen and total ticks of all cores; None if they cannot be read.
         our_ticks: ticks of each of our live processes, by process id.
     """
@@ -46,7 +45,7 @@ class _HostLook(NamedTuple):
 
 
 class HostWatch:
-    """Watch that reports how others used the host between two calls of :meth:`look`."""
+    """Watch that reports how others used the host from one call of :meth:`look` to the next."""
 
     def __init__(
         self,
@@ -56,11 +55,8 @@ class HostWatch:
     ) -> None:
         """Read the counters for the first time.
 
-        Args:
-            our_processes: function that returns the ids of our processes. They and the children
-                that they have reaped are not counted as others.
-            proc: folder of the proc file system.
-            now: function that returns the time in seconds.
+        ``our_processes`` returns the ids of the processes that, together with the children that
+        they have reaped, are not counted as others.
         """
         self._our_processes = our_processes
         self._proc = proc

@@ -51,9 +51,9 @@ class Kernel:
 def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
     """Yield a function that names the oneDNN and MKL kernels of one launch.
 
-    It returns an empty list if PyTorch computed the launch without these libraries. Only the first
-    use in a process is slow, because MKL then prints a description of itself. Whatever else the
-    process prints inside the block is lost.
+    The function returns an empty list if PyTorch computed the launch without these libraries. Only
+    the first use in a process is slow, because MKL then prints a description of itself. Whatever
+    else C libraries print to stdout inside the block is lost.
     """
     with _captured_stdout() as read, ExitStack() as verbose:
         for library in (torch.backends.mkldnn, torch.backends.mkl):
@@ -88,16 +88,12 @@ def parse_verbose(text: str) -> list[Kernel]:
 
 
 def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
-    """Return each launch's kernels, all from one profiler session; None where records were lost.
+    """Return each launch's kernels, all from one profiler session; None as in :func:`split_trace`.
 
     A process should call this function only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first
-    kernel records of a session, and more with each session (pytorch#192021). A launch without
-    kernels, for example because it failed, also gets None. If no launch has kernels, such a launch
-    gets an empty list instead.
-
-    Args:
-        launches: functions, each of which launches once. They are called one by one, so that an
-            iterator can prepare each launch when its turn comes.
+    kernel records of a session, and more with each session (pytorch#192021). The launches are
+    called one by one, so that an iterator can prepare each of them when its turn comes. Their
+    errors are ignored.
     """
     count = 0  # number of launches so far
 
@@ -118,12 +114,8 @@ def profile_document(
 ) -> dict[str, Any]:
     """Call ``work``, and return PyTorch's trace of it as a JSON document with input shapes.
 
-    On a GPU, the trace begins with dummy launches, which come before everything that ``work`` does.
-
-    Args:
-        work: function to trace. It has to wait for the device before it returns, so that the trace
-            has all its kernels.
-        activities: what to record: calls on the CPU, kernels on the GPU, or both.
+    ``work`` has to wait for the device before it returns, so that the trace has all its kernels.
+    If ``activities`` include the GPU's, the trace begins with dummy launches.
     """
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         # The records at the start of a session may be lost, so dummy launches come first.
@@ -144,7 +136,9 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
 
     A mark is the span of host time in which one launch ran. The CUDA calls that launched its
     kernels lie within the span, and each kernel has the number of its call (``correlation``). If
-    the record of a kernel is lost, its call has no kernel, so only one launch is affected.
+    the record of a kernel is lost, its call has no kernel, so only one launch gets None. A launch
+    without calls and kernels, for example because it failed, also gets None if the trace has the
+    kernels of another launch. If not, it gets an empty list.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
@@ -181,8 +175,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
             grid = tuple(arguments.get("grid", ()))
             kernels_by_mark[mark].append(Kernel(event["name"], event["dur"] * 1e-6, grid))
             recorded_calls.add(call)
-    # 3. Return None for launches whose records are incomplete. If any launch has kernels, a launch
-    # without kernels counts as one of them, because the records of its calls may have been lost.
+    # 3. Return None for launches whose records are incomplete. The records of the calls of a launch
+    # without kernels may have been lost, too.
     incomplete = {mark for call, mark in mark_of_call.items() if call not in recorded_calls}
     if recorded_calls:
         incomplete.update(mark for mark, kernels in enumerate(kernels_by_mark) if not kernels)
@@ -212,10 +206,7 @@ class _Marks:
         self._begins = [span.begin for span in self._spans]
 
     def number_around(self, event: Mapping[str, Any]) -> int | None:
-        """Return the number of the mark within which a host event began, on the mark's thread.
-
-        Return None if there is no such mark.
-        """
+        """Return the number of the mark in which a host event began on the same thread, or None."""
         if "ts" not in event:
             return None
         moment = float(event["ts"])
@@ -240,7 +231,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
     shares: dict[str, float] = {}
     for kernel in kernels:
         shares[kernel.name] = shares.get(kernel.name, 0.0) + kernel.seconds / total
-    # The main kernel takes the largest share of the time, in one launch or in several.
+    # The main kernel has the largest share of the time, perhaps because it runs several times.
     main_name = max(shares, key=lambda name: shares[name])
     main = next(kernel for kernel in kernels if kernel.name == main_name)
     facts = read_name(main.name)
@@ -256,7 +247,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
-    """Redirect stdout, including that of C libraries, and yield a function that reads new text."""
+    """Redirect what C libraries print to stdout, and yield a function that reads new text."""
     # Python and C libraries buffer stdout separately. Both buffers are flushed while descriptor 1
     # is still the real stdout.
     libc = ctypes.CDLL(None)

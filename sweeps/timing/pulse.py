@@ -41,10 +41,7 @@ class BeatingPulse(Pulse):
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
-        """Create a pulse.
-
-        ``now`` returns the host's time and ``cpu`` the CPU time of all threads, both in seconds.
-        """
+        """Create a pulse; ``cpu`` returns the CPU time of all threads in seconds."""
         self._now = now
         self._cpu = cpu
         self._lock = threading.Lock()
@@ -59,15 +56,12 @@ class BeatingPulse(Pulse):
         threading.Thread(target=self._run, daemon=True, name="pulse").start()
 
     def stops(self) -> int:
-        """Return the number of times that the process has been stopped.
-
-        A stop may be counted twice, once for SIGCONT and once for the gap.
-        """
+        """Return the number of stops so far; one with both SIGCONT and a gap is counted twice."""
         self.beat()  # the background thread may not have run since the process resumed
         return self._continued + self._gaps
 
     def lost(self) -> float:
-        """Return the seconds of all stops together, except those too short to leave a gap."""
+        """Return the seconds of all gaps that count as stops."""
         self.beat()
         return self._lost
 
@@ -90,7 +84,7 @@ class BeatingPulse(Pulse):
         self._continued += 1
 
     def _run(self) -> None:
-        """Beat until the process ends; runs on the background thread."""
+        """Beat until the process ends."""
         while True:
             time.sleep(_INTERVAL)
             self.beat()

@@ -2,8 +2,8 @@
 
 If the caller drops each result, PyTorch's allocator returns the same block for every launch, and
 all results of a batch go to lines that the last-level cache still holds. A kernel that writes to
-the result buffer of its operand set has no such advantage. Writing 26 MB to memory, for example,
-takes 8 µs at an H100's 3.35 TB/s. Keeping the latest results alive makes the blocks rotate.
+the result buffer of its operand set has no such advantage. Keeping the latest results alive makes
+the blocks rotate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.config import ceil_div
 
 
 class ResultRotation:
-    """Latest results of the case that is being timed, about twice the cache's size in total."""
+    """Latest results of the case that is being timed, about twice the cache's size or less."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._bytes = 2 * cache_bytes
@@ -31,22 +31,20 @@ class ResultRotation:
     def reserve(self, example: Tensor, launches: int) -> None:
         """Drop the kept results, and hold unused blocks for the results of the next batch.
 
-        The results are shaped like ``example``, and the batch has ``launches`` of them. The blocks
-        are allocated here because an allocation in a timed batch may wait for the device.
+        The blocks are allocated here because an allocation in a timed batch may wait for the
+        device. Each is shaped like ``example``, a result of one of the ``launches`` of the batch.
         """
         self._kept.clear()
         # With this many blocks, a batch writes at least twice the cache's size before it writes to
-        # a block again.
+        # a block again, if it does so at all.
         count = min(launches, ceil_div(self._bytes, example.nbytes))
         self._kept.extend(torch.empty_like(example) for _ in range(count))
 
     def replace(self, bare: Callable[[int], Tensor], index: int) -> Tensor:
         """Release the oldest kept result, launch into its memory, and keep the new result.
 
-        Args:
-            bare: function that launches on an operand set and allocates the result. PyTorch's
-                allocator gives it the released memory, because all results are shaped alike.
-            index: index of the operand set.
+        PyTorch's allocator gives the released memory to the result that ``bare`` allocates, because
+        all results are shaped alike.
         """
         if self._kept:
             self._kept.popleft()
@@ -64,9 +62,9 @@ class RotatingLaunch:
         self._bare, self._example, self._rotation = bare, example, rotation
 
     def __call__(self, index: int) -> Tensor:
-        """Launch once on the operand set ``index``."""
+        """Launch once on the operand set with this index."""
         return self._rotation.replace(self._bare, index)
 
     def renew(self, launches: int) -> None:
-        """Make room for the results of a batch of ``launches`` launches."""
+        """Hold unused blocks for the results of a batch of ``launches`` launches."""
         self._rotation.reserve(self._example, launches)

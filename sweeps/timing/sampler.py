@@ -1,9 +1,9 @@
 """Sample the time of callables with a clock.
 
-A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler decides
-how many launches a batch has, what precedes the batch (a cache flush, a settling time), and whether
-the sample must be taken again because the hardware slowed itself down or the process was stopped.
-It does not depend on kernels, files or devices.
+A *sample* is one timed batch of launches. The sampler decides how many launches a batch has, what
+precedes the batch (a cache flush, a settling time), and whether the sample must be taken again
+because the hardware slowed itself down or the process was stopped. It does not depend on kernels,
+files or devices.
 """
 
 from __future__ import annotations
@@ -30,18 +30,14 @@ SUSTAINED_BATCH = 0.06
 _THROTTLE_RETRIES = 3  # largest number of repetitions if the hardware throttles during a batch
 _STOP_RETRIES = 3  # largest number of repetitions if the process is stopped during a batch
 MAX_EXPOSED = CHECKPOINTS[0]
-"""Number of samples with visible launch gaps at which a case is given up.
-
-The median of a case never includes such samples."""
+"""Number of samples with visible launch gaps at which a case is given up."""
 
 CHECKED_EVERY, LATE = 12, 10
 """Samples whose results are checked: a case's first, its eleventh, and every twelfth from there on.
 
 ``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
-sample, so not every sample is checked, but a median of six samples includes one checked sample. In
-the eleventh and later checked samples, one operand set has changed inputs, so that a kernel that
-returns an old result is detected. A case with such a sample needs no further check after its last
-sample."""
+sample, so not every sample is checked. In the eleventh and later checked samples, one operand set
+has changed inputs, so that a kernel that returns an old result is detected."""
 
 
 # A first launch is slower than later ones. If it takes longer than this many batches, later ones
@@ -99,10 +95,9 @@ class Subject:
         exposed: number of rejected samples, in which gaps between launches may show.
         launches: number of launches per batch; set by :meth:`Sampler.fit`.
         cost: seconds that one sample takes, with its preparation but without a check.
-        warm: function that loads into the flushed cache what a launch should find there. It does
-            nothing if the launch should find nothing.
-        renew: function that is called as ``renew(n)`` before the cache is flushed for a batch of n
-            launches.
+        warm: function that loads into the flushed cache what a launch should find there.
+        renew: function that is called as ``renew(n)`` before a batch of n launches, and before the
+            cache is flushed for it.
         checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
         checking: approximate seconds that the check of one launch takes.
         checked_late: True if this process has checked the eleventh sample or a later one.
@@ -135,13 +130,12 @@ class Subject:
 class Window:
     """One batch of a steady run.
 
-    The window lasts from the end of the previous batch to the end of this one. The first window
-    begins at the start of the run.
+    The window lasts from the end of the previous batch, or the start of the run, to the end of this
+    batch.
 
     Attributes:
         begin: start of the window, in seconds since the steady run began.
         seconds: time of one launch.
-        launches: number of launches.
         reading: sensor values during the window.
         joules: the board's energy counter at the end of the window; None if the board has none.
     """
@@ -158,9 +152,7 @@ class Sample:
     """One timed batch of a subject.
 
     Attributes:
-        key: name of the subject.
         seconds: time per launch.
-        launches: number of launches.
         cost: seconds that the whole sample took.
         reading: sensor values during the batch.
         hidden: False if the time may include gaps between launches that the clock failed to hide.
@@ -199,13 +191,9 @@ class Sampler:
     def estimate(self, launch: LaunchCall, warmed_up: bool = False, first: float = 0.0) -> float:
         """Return the approximate seconds of one launch, from warm launches on set 0.
 
-        The batch grows until it is long enough for the clock to be accurate to a few percent.
-
-        Args:
-            launch: function that launches once on the operand set with the given index.
-            warmed_up: True if there was a launch before, so that no warm-up launch is needed.
-            first: duration of that earlier launch in seconds, 0 if unknown. If it is longer than a
-                few batches, it is returned as the estimate, so that a batch has a single launch.
+        The batch grows until it is long enough for the clock to be accurate to a few percent. If
+        ``warmed_up``, there was a launch before, and ``first`` is its duration in seconds, or 0 if
+        unknown. If that is longer than a few batches, it is the estimate.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:
@@ -226,22 +214,17 @@ class Sampler:
             count = min(max(2 * count, math.ceil(needed)), 16 * count, clock.max_launches)
 
     def launches(self, mode: str, seconds: float) -> int:
-        """Return the number of launches in a batch, given the estimated ``seconds`` of one launch.
-
-        :meth:`fit` may then reduce their number.
-        """
+        """Return the number of launches that fill a batch, given the ``seconds`` of one launch."""
         batch_seconds = SUSTAINED_BATCH if mode == "sustained" else self._clock.batch_seconds
         # The estimate may be 0 if the clock is too coarse for a launch.
         needed = math.ceil(batch_seconds / max(seconds, 1e-9))
         return max(1, min(needed, self._clock.max_launches))
 
     def fit(self, subject: Subject, seconds: float) -> None:
-        """Set the number of launches in a subject's batch, and the expected cost of a sample.
+        """Set a subject's launches per batch and cost, given the ``seconds`` of one launch.
 
-        ``seconds`` is the estimated time of one launch.
-
-        A cold burst never uses a set twice, because the second use would find the data in the
-        cache. That holds for ``weights-cold``, too, where all sets share a first operand that stays
+        A cold burst uses no set twice, because the second use would find the data in the cache.
+        That holds for ``weights-cold``, too, where all sets share a first operand that stays
         cached. Sustained work cycles through its sets, so together they must be larger than the
         cache.
         """
@@ -255,11 +238,7 @@ class Sampler:
         subject.cost = preparing + subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Return the time of a flush in seconds; the flush is timed at the first call.
-
-        On a CPU, a flush takes longer than several short batches. On a GPU, only its launch is
-        timed, because the host does not wait for it.
-        """
+        """Return the seconds that a flush takes, on a GPU without waiting for its end."""
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -269,9 +248,9 @@ class Sampler:
     def sample(self, subject: Subject) -> Sample:
         """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
 
-        A sample during which the hardware throttled is taken again after a pause, up to three
-        times. After that the sample is kept, with the throttle reasons. While a machine stays
-        throttled, later samples are not retried until one of them runs at full speed.
+        A batch during which the hardware throttled is timed again after a pause, up to three times.
+        After that it is kept, with the throttle reasons, and later batches are not timed again
+        until one of them runs at full speed.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -288,8 +267,8 @@ class Sampler:
             # 2. Time the batch.
             timing, reading = self._time_unthrottled(subject, indices, checker, late)
             seconds = timing.seconds / subject.launches
-            # 3. Check the results. The subject's cost excludes the check, for which the measuring
-            # loop reserves time separately (Subject.checking).
+            # 3. Check the results. The measuring loop reserves the time for the check separately
+            # (Subject.checking).
             subject.cost = self.now() - begin
             if checker is not None:
                 checker.batch(indices, timing.last)
@@ -315,12 +294,11 @@ class Sampler:
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
-        """Launch batch after batch for the given number of seconds, and time every batch.
+        """Time batch after batch until this number of seconds has passed.
 
-        Between two batches of 60 ms, the device waits until the host has read the sensors. This
-        pause is part of the next window, which therefore lasts longer than its launches. A board
-        needs one to five seconds until its power and clocks are steady. A batch is not timed again
-        if the hardware slows itself down, because that is part of the steady state.
+        Between two batches, the device waits until the host has read the sensors. This pause is
+        part of the next window, which therefore lasts longer than its launches. A batch is not
+        timed again if the hardware slows itself down, because that is part of the steady state.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -359,10 +337,7 @@ class Sampler:
         self._clock.wake()
 
     def now(self) -> float:
-        """Return the clock's host time in seconds.
-
-        Time during which the process was stopped (Ctrl-Z, SIGSTOP, a suspended VM) is left out.
-        """
+        """Return the clock's host time in seconds, without the stops that the pulse has seen."""
         return self._clock.now() - self._pulse.lost()
 
     def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
@@ -371,20 +346,17 @@ class Sampler:
         A warm burst uses only set 0. Other batches start one set further than the batch before, so
         that batches of one launch also use all sets. After every twelfth batch, the start goes back
         to one set further than twelve batches before. From the eleventh on, the checked batches are
-        twelve apart, so each starts one set further than the checked batch before it. With two
-        sets, all checked batches would otherwise start at the same set.
+        twelve apart, and with two sets, all of them would otherwise start at the same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
-        # From the eleventh batch on, the quotient grows by one from each checked batch to the
-        # next, and the remainder stays the same.
         first = taken // CHECKED_EVERY + taken % CHECKED_EVERY
         return [(first + i) % subject.sets for i in range(subject.launches)]
 
     def _time_unthrottled(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> tuple[Timing, Reading]:
-        """Time one batch. If the hardware throttles, time it again as :meth:`sample` describes."""
+        """Time one batch, and if the hardware throttles, again as :meth:`sample` describes."""
         clock = self._clock
         for attempt in range(_THROTTLE_RETRIES + 1):
             if attempt:
@@ -405,11 +377,7 @@ class Sampler:
     def _time_batch(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> Timing:
-        """Time one batch of a subject, in its mode and with its cache state.
-
-        If ``late`` is True, the checker changes the inputs of the batch's last operand set, as
-        :data:`LATE` describes.
-        """
+        """Time one batch; if ``late``, with changed inputs in its last operand set."""
         sustained = subject.mode == "sustained"
         unseen = indices[-1] if late else None
         before = functools.partial(self._begin_batch, subject, checker, unseen)
@@ -427,8 +395,8 @@ class Sampler:
     def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
         """Time a batch, and time it again if the process was stopped during it.
 
-        If the process is also stopped during every repetition, for example by a tool that limits
-        CPU use with SIGSTOP, the batch is treated as one with launch gaps.
+        If every repetition is stopped, too, for example by a tool that limits CPU use with SIGSTOP,
+        the batch is treated as one with launch gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()

@@ -1,10 +1,8 @@
 """Fit how fast the machine was at each moment of a run, from the samples of the run's cases.
 
-The logarithm of a sample's time, its log time, is the sum of three parts: its case's log time, the
-machine's log time at that moment, and noise. The first two are fitted in turn (a median polish).
-The machine's log time is assumed to be constant over short stretches of the run. Cases with few
-samples are left out. The fitted log time of the machine is scaled down to the part on which two
-halves of the samples agree. The fit matters for a case whose few samples were taken close together,
+The logarithm of a sample's time, its log time, is modelled as the sum of its case's log time, the
+machine's log time at that moment, and noise. The machine's log time is assumed to be constant over
+short stretches of the run. The fit matters for a case whose few samples were taken close together,
 because their scatter does not show how the machine's speed changes.
 """
 
@@ -63,12 +61,9 @@ class MachineSpeed:
     ) -> tuple[float, float] | None:
         """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
-        The interval covers two others: that of the measured samples, and that of the samples
-        corrected for the machine's speed.
-
-        Args:
-            seconds: seconds of each of the case's samples.
-            moments: time at which each sample was taken, in seconds.
+        The case's samples took ``seconds`` at ``moments`` of the run, both in seconds. The interval
+        covers two others: that of the measured samples, and that of the samples corrected for the
+        machine's speed.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):
@@ -100,7 +95,7 @@ def machine_speed(
     Args:
         cases: index of each sample's case.
         moments: time at which each sample was taken, in seconds.
-        seconds: measured seconds of each sample.
+        seconds: time per launch of each sample.
     """
     # 1. Sort the samples by time, and leave out cases with too few of them.
     order = np.argsort(moments, kind="stable")
@@ -141,14 +136,9 @@ def machine_speed(
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
     """Return the log time that the samples of each of ``count`` stretches share, with mean 0.
 
-    This is the median polish: the cases' log times and the stretches' log times are fitted in turn,
-    each to the residuals of the other.
-
-    Args:
-        case: index of each sample's case.
-        stretch: index of each sample's stretch.
-        log_time: logarithm of the seconds of each sample.
-        count: number of stretches.
+    This is a median polish: the cases' log times and the stretches' log times are fitted in turn,
+    each to the residuals of the other. ``case`` and ``stretch`` are the indices of each sample's
+    case and stretch.
     """
     stretch_part = np.zeros(count)
     for _ in range(_ITERATIONS):
@@ -159,8 +149,8 @@ def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -
 
 def _rank_in_group(group: Whole) -> Whole:
     """Return each element's position within its group, counted from 0."""
-    # The sort puts the groups one after the other, and ``first`` is where each group begins. It is
-    # stable, so the elements of a group keep their order.
+    # The stable sort puts the groups one after the other and keeps the order within each of them.
+    # ``first`` is where each group begins.
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
     first = np.cumsum(counts) - counts

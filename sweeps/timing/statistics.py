@@ -10,9 +10,6 @@ Simulations of this rule with independent samples gave these probabilities of co
 - log-normal noise of 0.3–5%: about 94% or more,
 - exponential noise of 1–3%: about 94% or more,
 - noise that jumps between two speeds: about 90% or more.
-
-Samples that share a disturbance carry less information than independent ones. Shuffled rounds
-therefore spread the samples of a case over the run.
 """
 
 from __future__ import annotations
@@ -42,12 +39,11 @@ the median."""
 def interval_rank(n: int) -> int:
     """Return the largest rank k whose interval has a coverage of at least 95%.
 
-    The interval is from the k-th smallest to the k-th largest of n samples. For fewer than six
-    samples, the rank is 0, because even their whole range covers the median with a lower
-    probability.
+    For fewer than six samples, the rank is 0, because even their whole range covers the median with
+    a lower probability.
     """
-    # The binomial coefficients are computed from their logarithms. For the 71,400 errors of one
-    # table, exact coefficients would have up to 71,400 bits each, and adding them would take hours.
+    # The binomial coefficients are computed from their logarithms. As floats they would overflow,
+    # and as integers those of the 71,400 errors of one table would have up to 71,400 bits each.
     k = 0
     up_to_k = 0.0
     while True:
@@ -94,8 +90,7 @@ def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
 def finished(samples: Sequence[float]) -> bool:
     """Return True if sampling should stop.
 
-    Sampling stops at the first checkpoint at which the samples have converged, or else at the last
-    checkpoint.
+    It stops at the first checkpoint at which the samples have converged, or else at the last one.
     """
     n = len(samples)
     return n >= CHECKPOINTS[-1] or (n in CHECKPOINTS and converged(samples))

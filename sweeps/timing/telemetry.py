@@ -77,7 +77,7 @@ class Telemetry:
 
 
 class NvmlTelemetry(Telemetry):
-    """Telemetry of one GPU, whose sensors a background thread reads every 50 ms."""
+    """Telemetry of one GPU, whose sensors are read in the background."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         """Prepare reading. ``nvml`` is pynvml or a fake of it, and ``handle`` is its GPU handle."""
@@ -100,7 +100,7 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return the medians of the span's readings, and every throttle reason among them."""
+        """Return the medians of the readings in or near the span, and their throttle reasons."""
         with self._lock:
             readings = list(self._readings)
         # The span is widened by a period at both ends, because a batch is shorter than a period. If
@@ -121,19 +121,12 @@ class NvmlTelemetry(Telemetry):
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
     def joules(self) -> float | None:
-        """Return the board's energy counter in joules.
-
-        NVML counts in millijoules, and only on Volta and newer boards. Return None if there is no
-        counter.
-        """
+        """Return the energy counter in joules; None if there is none, as on boards before Volta."""
         millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if millijoules is None else millijoules / 1e3
 
     def forget(self) -> None:
-        """Wait two and a half periods.
-
-        At least one new reading then exists, and earlier readings are too old for :meth:`between`.
-        """
+        """Wait until a new reading is due and earlier ones are too old for :meth:`between`."""
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:
@@ -156,18 +149,18 @@ class NvmlTelemetry(Telemetry):
             )
 
     def _milliwatts(self) -> float | None:
-        """Return the power at this moment in milliwatts; None if the card does not report it.
+        """Return the power in milliwatts, if possible at this moment; None if it is not reported.
 
-        From Ampere on (except GA100), ``nvmlDeviceGetPowerUsage`` is an average over a second, and
-        only the field ``NVML_FI_DEV_POWER_INSTANT`` is instantaneous. On cards without that field,
-        ``nvmlDeviceGetPowerUsage`` is instantaneous.
+        If the GPU, the driver or pynvml lacks the field ``NVML_FI_DEV_POWER_INSTANT``, this is the
+        value of ``nvmlDeviceGetPowerUsage``: from Ampere on (except GA100) the average over a
+        second, and on older GPUs the power at this moment.
         """
         nvml = self._nvml
         try:
             (field,) = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
             if field.nvmlReturn == nvml.NVML_SUCCESS:
                 return float(field.value.uiVal)
-        except (nvml.NVMLError, AttributeError):  # an older driver, or an older binding
+        except (nvml.NVMLError, AttributeError):  # an older driver, or an older pynvml
             pass
         return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
@@ -222,10 +215,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def other_processes(nvml: Any, handle: Any) -> int:
-    """Return the number of other processes that compute on a GPU; 0 if NVML does not say.
-
-    ``nvml`` is the NVML module, and ``handle`` is its handle of the GPU.
-    """
+    """Return the number of other processes that compute on a GPU; 0 if NVML does not say."""
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
