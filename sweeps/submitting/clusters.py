@@ -120,6 +120,7 @@ class Cluster:
 
         Raises:
             NoAnswerError: if Slurm does not say which jobs are left.
+            Exception: if a job on the cluster ``debug`` raises it.
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
@@ -128,7 +129,9 @@ class Cluster:
         jobs = {job_id: self._jobs[job_id] for job_id in ids if job_id in self._jobs}
         if self.kind == "debug":
             for job in jobs.values():
-                job.exception()  # carries the job out; result() would start a debugger on errors
+                # This carries the job out. On an error, result() would start a debugger instead.
+                if error := job.exception():
+                    raise error
             return {}
         return {job_id: "" for job_id, job in jobs.items() if not job.done()}
 

@@ -49,7 +49,7 @@ class NodeNote:
             name = document["folder"]
             folder = results / str(name) if name else None
             return cls(folder, str(document["failure"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return cls(None, "")
 
     def write(self, results: Path, node: tuple[int, int]) -> None:

@@ -157,7 +157,8 @@ class _Submission:
         jobs: dict[int, str] = {}  # id of each node's job
         node_count = 0
         # 1. Read the list of jobs. If it cannot be read, there is no earlier call to follow.
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        unreadable = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+        with suppress(*unreadable):
             text = (jobs_folder(self._results) / _LIST).read_text(encoding="utf-8")
             document = json.loads(text)
             node_count = int(document["nodes"])
@@ -193,6 +194,8 @@ class _Submission:
         later_nodes = due[count:]
         if not nodes:
             return later_nodes
+        for node in nodes:
+            self._runs[node].forget_failure()
         submitted = self._cluster.submit(self._work, nodes)
         self._ids.update(submitted)
         # Store the list in which another call finds these jobs.
@@ -343,6 +346,15 @@ class _NodeRun:
         """
         if self.folder is not None:
             refuse_other_sweeps(self.folder, request, read_run(self.folder)["plan"])
+
+    def forget_failure(self) -> None:
+        """Remove the failure of an earlier job from the note.
+
+        Raises:
+            UserError: if the note cannot be written.
+        """
+        if self.failure:
+            NodeNote(self.folder, "").write(self._results, self._node)
 
     def forget(self) -> None:
         """Delete the note of an earlier job."""

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,8 @@ from kernels.common.errors import UserError
 from sweeps.running.request import Request
 from sweeps.store import read_events, read_run
 from sweeps.submitting.clusters import Cluster, Resources, living_in_slurm
-from sweeps.submitting.node_job import NodeNote, jobs_folder
-from sweeps.submitting.submission import _NodeRun
+from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
+from sweeps.submitting.submission import _NodeRun, _Submission
 from tests.support.command_line import SWEEPS, command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,7 +134,10 @@ def test_which_jobs_live(monkeypatch: pytest.MonkeyPatch) -> None:
         living_in_slurm(["12_0"])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"folder": 1}', '"x"', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"folder": 1}', '"x"', "\xff", pytest.param("[" * 10**5, id="deep")],
+)
 def test_a_damaged_note_of_a_node_says_nothing(tmp_path: Path, text: str) -> None:
     jobs_folder(tmp_path).mkdir()
     NodeNote.path(tmp_path, (1, 2)).write_text(text, encoding="latin-1")
@@ -148,3 +153,26 @@ def test_a_note_of_a_run_that_was_removed_counts_as_no_run(tmp_path: Path) -> No
     run.refuse_other_sweeps(Request(("square",)))
     assert run.folder is None
     assert run.is_open(0.0)
+
+
+def test_an_unexpected_error_of_a_job_in_this_process_is_raised(tmp_path: Path) -> None:
+    def fail(number: int) -> None:
+        raise ZeroDivisionError(f"on node {number}")
+
+    cluster = Cluster("debug", tmp_path, Resources(0, 4, 30))
+    work: Any = fail
+    ids = cluster.submit(work, [3])
+    with pytest.raises(ZeroDivisionError, match="on node 3"):
+        cluster.living([*ids.values()])
+
+
+def test_the_failure_of_an_earlier_job_is_forgotten(tmp_path: Path) -> None:
+    """Otherwise it would be reported if the new job dies before it can write why."""
+    NodeNote(tmp_path / "cpu", "no room").write(tmp_path, (1, 1))
+    cluster: Any = SimpleNamespace(kind="local", submit=lambda work, nodes: {1: "7"})
+    reporter: Any = None
+    work = NodeJob(Request(results=tmp_path), nodes=1, gpus=1)
+    submission = _Submission(work, cluster, reporter, lambda text: None)
+    submission._look()
+    assert submission._submit_some([1], set()) == []
+    assert NodeNote.read(tmp_path, (1, 1)).failure == ""
