@@ -1,12 +1,9 @@
 """Operand arena: memory for inputs and results, handed out as views.
 
-The memory for the inputs of each dtype is filled with normally distributed values. The memory for
-results is not filled.
-
-Kernels run faster on zeros and constants than on real data, because computing with constants draws
-less power, which lets the clock rate stay higher. The distribution of the values is therefore
-recorded in the column ``fill``. Results are never written over inputs, because values that are
-multiplied again and again would grow until they overflow.
+Inputs are filled with normally distributed values. Kernels run faster on zeros and constants than
+on real data, because computing with constants draws less power, which lets the clock rate stay
+higher. The distribution is therefore recorded in the column ``fill``. Results have memory of their
+own, because values that are multiplied again and again would grow until they overflow.
 """
 
 from __future__ import annotations
@@ -31,14 +28,10 @@ class Arena:
     """Flat memory on one device, handed out as views."""
 
     def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
-        """Allocate the buffer of :meth:`flush`. Other memory is allocated when it is first used.
+        """Allocate the buffer of :meth:`flush`, which evicts a cache of ``cache_bytes`` bytes.
 
-        Args:
-            device: name of a PyTorch device, such as ``cuda:0``.
-            cache_bytes: size of the last-level cache in bytes, which :meth:`flush` clears.
-            max_bytes: largest number of bytes for the inputs of each dtype, and also for its
-                results. If not even one operand set of a problem fits, nothing is reserved for that
-                problem.
+        Other memory is allocated when it is first used: for each dtype, at most ``max_bytes`` bytes
+        for inputs, and as many for results. ``device`` is a name such as ``cuda:0``.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -55,8 +48,7 @@ class Arena:
         """Announce that ``copies`` operand sets of a problem are needed.
 
         All problems of a dtype must be announced before :meth:`capacity` or :meth:`sets` is called
-        for that dtype, because the largest need determines the size of its memory. The other
-        arguments are those of :meth:`capacity`.
+        for that dtype, because the largest need determines the size of the memory.
         """
         a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
         if max(a_bytes + b_bytes, out_bytes) > self._max_bytes:  # not even one set fits
@@ -75,19 +67,14 @@ class Arena:
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
         """Return how many operand sets of a problem, with different inputs, the arena can hold.
 
-        The number is at least 1.
-
-        Args:
-            problem: problem that the operands belong to.
-            shared_a: True if all sets share one first operand, as in :meth:`sets`.
-            storage: layout of the operands in memory.
+        With ``shared_a``, all sets share one first operand.
 
         Raises:
             ArenaFullError: if the arena cannot hold one set.
             RuntimeError: if the device cannot hold the arena; on a GPU, the error is of the
                 subclass torch.OutOfMemoryError.
         """
-        inputs, results = self._memory(problem)
+        inputs, results = self._memory(problem, storage)
         a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
         first_set_bytes = a_bytes + b_bytes
         if first_set_bytes > inputs.nbytes or out_bytes > results.nbytes:
@@ -103,11 +90,10 @@ class Arena:
     ) -> list[Operands]:
         """Return ``count`` operand sets with different inputs.
 
-        If memory is short, several sets share the memory for their results. ``count`` is at most
-        :meth:`capacity`. With ``shared_a``, all sets have the same first operand, and only the
-        second one differs.
+        ``count`` is at most :meth:`capacity`. With ``shared_a``, only the second operands differ.
+        If memory is short, several sets share the memory for their results.
         """
-        inputs, results = self._memory(problem)
+        inputs, results = self._memory(problem, storage)
         count_a, count_b, count_out = element_counts(problem, storage)
         step_a, step_b, step_out = _padded_counts(problem, storage)
         # The layout is A B A B …, or A B B … where the first operand is shared. Either way, B of
@@ -144,18 +130,19 @@ class Arena:
         """Fill inputs with normally distributed values, which are the same in every call."""
         # One block of random numbers is repeated. More numbers would take a CPU long to draw, and
         # as many as there are inputs would need a second arena in fp32, which does not fit. The
-        # block's length is a prime, so that no two rows of a matrix are alike.
+        # block's length is a prime, so that no two rows are alike in a matrix of fewer rows and
+        # columns.
         generator = torch.Generator(self._device).manual_seed(0)
         values = torch.randn(_DRAWN, generator=generator, device=self._device)
         for chunk in inputs.split(_DRAWN):
             chunk.copy_(values[: len(chunk)])
 
-    def _memory(self, problem: Workload) -> tuple[Tensor, Tensor]:
+    def _memory(self, problem: Workload, storage: Storage = DENSE) -> tuple[Tensor, Tensor]:
         """Return the memory for inputs and results of a problem's dtype, allocated at first use."""
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
             if dtype not in self._needed:
-                self.reserve(problem, 1)
+                self.reserve(problem, 1, storage=storage)
             # If not even one set of the problem fits, nothing is reserved.
             input_bytes, result_bytes = self._needed.get(dtype, (0, 0))
             inputs = torch.empty(input_bytes // dtype.itemsize, dtype=dtype, device=self._device)
@@ -166,9 +153,9 @@ class Arena:
 
 
 def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
-    """Return the bytes that the inputs of one additional operand set take in the arena.
+    """Return the bytes that the inputs of one more operand set take in the arena.
 
-    With ``shared_a``, an additional set has only a second operand.
+    With ``shared_a``, these are the bytes of the second operand.
     """
     a_bytes, b_bytes, _ = _padded_bytes(problem, storage)
     return b_bytes if shared_a else a_bytes + b_bytes

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from kernels.config import Storage
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
 
@@ -99,3 +100,9 @@ def test_an_operand_that_is_shared_leaves_room_for_more_of_the_other() -> None:
     arena.reserve(tall, 1000)
     assert arena.capacity(tall) == 3
     assert arena.capacity(tall, shared_a=True) == (1024 - 256) // 4
+
+
+def test_a_problem_that_was_not_announced_gets_memory_for_its_storage() -> None:
+    arena = Arena("cpu", 1 << 16, 1 << 22)
+    storage = Storage(offset=1, ld_multiple=64)
+    assert arena.capacity(Gemm(33, 65, 17, "fp32"), storage=storage) == 1
