@@ -4,8 +4,7 @@ Many environments have another package that is called ``kernels``, so the wheel 
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
 for the references in docstrings, so no other string may contain a module's name;
-``tests/test_wheel.py`` checks that. Comments are left out. setuptools finds this step through
-``pyproject.toml``.
+``tests/test_wheel.py`` checks that.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ SET_UP = ("sweeps/bootstrap.py", "sweeps/editable.py", "sweeps/wheel.py")
 DATA = (".toml", ".json", ".typed", ".html", ".css", ".js")
 """Suffixes of the data files that are installed."""
 
-_ROLE = re.compile(rf"(:[a-z]+:`~?)((?:{'|'.join(PACKAGES)})\.)")
-"""Pattern of a docstring's reference to a module, class or function of these packages."""
+_ROLE = re.compile(rf"(:[a-z]+:`~?)((?:{'|'.join(PACKAGES)})\.[\w.]+)")
+"""Pattern of a docstring's reference to a module of these packages, or to something in it."""
 
 
 def in_namespace(module: str) -> str:
@@ -47,13 +46,14 @@ def in_namespace(module: str) -> str:
 
 
 def rewritten(source: str) -> str:
-    """Return a module's source, with its imports and docstring references moved to the namespace.
+    """Return a module's source without comments, with imports and docstring references rewritten.
 
     Raises:
-        ValueError: if the module has an ``import kernels.x``, which would bind another name in the
-            namespace, or if ``from …`` and ``import`` are not on one line.
+        ValueError: if a statement like ``import kernels.x`` imports one of the packages, because it
+            would bind another name in the namespace, or if ``from`` and ``import`` are not on one
+            line, separated by single spaces.
     """
-    lines = source.splitlines(keepends=True)
+    lines = _lines(source)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -67,20 +67,26 @@ def rewritten(source: str) -> str:
             lines[index] = lines[index].replace(
                 statement, f"from {in_namespace(node.module)} import", 1
             )
-    return _ROLE.sub(rf"\1{NAMESPACE}.\2", without_comments("".join(lines)))
+    text = without_comments("".join(lines))
+    return _ROLE.sub(lambda match: match[1] + in_namespace(match[2]), text)
 
 
 def without_comments(source: str) -> str:
-    """Return a module's source without its comments, which take 8% of the wheel.
+    """Return a module's source without its comments, which would take 8% of the wheel.
 
     Every statement keeps its line, so tracebacks name the same lines as in the checkout.
     """
-    lines = source.splitlines(keepends=True)
+    lines = _lines(source)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
     return "".join(lines)
+
+
+def _lines(source: str) -> list[str]:
+    """Return the lines as Python counts them; str.splitlines would also split at a form feed."""
+    return io.StringIO(source).readlines()
 
 
 def gather(root: Path, target: Path) -> None:
@@ -90,10 +96,9 @@ def gather(root: Path, target: Path) -> None:
         ValueError: if a module has an import that cannot be rewritten.
     """
     for name in files(root):
-        module = ".".join(name.with_suffix("").parts)
         # The first part is the namespace itself, for which the target folder stands.
-        _, *parts_below = in_namespace(module).split(".")
-        copy = target.joinpath(*parts_below).with_suffix(name.suffix)
+        _, *parts_below = in_namespace(".".join(name.parent.parts)).split(".")
+        copy = target.joinpath(*parts_below, name.name)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if name.suffix == ".py":
             text = (root / name).read_text(encoding="utf-8")
@@ -119,11 +124,11 @@ class OneNamespace(build_py):
     """Build command of setuptools that copies the checkout's modules into the namespace."""
 
     def run(self) -> None:
-        """Delete what an earlier build has written, and copy the modules and data files."""
+        """Delete what an earlier build has written, and write the namespace."""
         target = Path(self.build_lib) / NAMESPACE
         shutil.rmtree(target, ignore_errors=True)
         gather(Path(), target)
 
     def get_source_files(self) -> list[str]:
-        """Return the files of a source distribution, from which the wheel can be built."""
+        """Return the packages' files and those of the set-up, for a source distribution."""
         return [*map(str, files(Path())), *SET_UP, "constraints.txt"]

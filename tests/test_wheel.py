@@ -206,3 +206,22 @@ def test_an_editable_wheel_has_the_pointer_the_command_and_nothing_else(tmp_path
         recorded = wheel.read(next(name for name in names if name.endswith("RECORD"))).decode()
     assert [name for name in names if ".dist-info/" not in name] == [POINTING_MODULE]
     assert {line.partition(",")[0] for line in recorded.splitlines()} == set(names)
+
+
+def test_lines_are_counted_as_python_counts_them() -> None:
+    """A form feed or another of Unicode's separators does not end a line of Python."""
+    source = 'x = "\f\u2028"  # one\nfrom kernels.names import read_name\n'
+    expected = 'x = "\f\u2028"\nfrom rooftile.kernels.names import read_name\n'
+    assert rewritten(source) == expected
+
+
+def test_a_reference_to_the_front_is_to_the_namespace_itself() -> None:
+    reference = '""":func:`analysis.rooftile.predict`"""\n'
+    assert rewritten(reference) == reference.replace("analysis.", "")
+
+
+def test_a_data_file_may_have_dots_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "table-1.5.json").write_text("{}", encoding="utf-8")
+    gather(tmp_path, tmp_path / NAMESPACE)
+    assert (tmp_path / NAMESPACE / "kernels" / "table-1.5.json").is_file()
