@@ -156,13 +156,12 @@ class TimedKernel:
             tolerance = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
         if not expected.numel():
             return 0.0
-        # The comparison is in float64, or in complex128 if one of the tensors is complex.
-        dtype = torch.promote_types(result.dtype, expected.dtype)
-        dtype = torch.promote_types(dtype, torch.float64)
-        expected = expected.to(dtype)
+        is_complex = result.is_complex() or expected.is_complex()
+        dtype = torch.complex128 if is_complex else torch.float64
+        expected = expected.detach().to(dtype)
         largest_value = float(expected.abs().max())
         scale = 1.0 if largest_value == 0.0 else largest_value
-        error = float((result.to(dtype) - expected).abs().max()) / scale
+        error = float((result.detach().to(dtype) - expected).abs().max()) / scale
         if math.isnan(error):
             raise WrongResultError(
                 "the error of the result is NaN, because the kernel's or the reference's result "
@@ -232,6 +231,7 @@ class KernelTimer:
         """
         if cache not in CACHES:
             raise UserError(f"cache is {cache!r}; use one of {', '.join(CACHES)}.")
+        make_current(self._gpu)  # a timer of another GPU may have been used in between
         # 1. Check a first launch: a wrong result raises an error.
         expected = kernel.expected()
         result = kernel.launch_on_copies()()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.common.errors import UserError, WrongResultError
+from sweeps.measuring import kernel_timing
 from sweeps.measuring.kernel_timing import TimedKernel, timer_for
 from sweeps.timing.statistics import CHECKPOINTS
 
@@ -104,6 +105,14 @@ def test_a_tolerance_may_be_given() -> None:
     assert samples.rel_error == pytest.approx(0.01, rel=1e-3)
 
 
+def test_timers_of_two_gpus_may_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = timer_for(None)
+    made_current: list[int | None] = []
+    monkeypatch.setattr(kernel_timing, "make_current", made_current.append)
+    timer.time(TimedKernel(torch.clone, (A,)), "warm")
+    assert made_current == [None]
+
+
 def test_an_unknown_cache_state_is_a_sentence() -> None:
     with pytest.raises(UserError, match="use one of cold, warm"):
         timer_for(None).time(TimedKernel(torch.clone, (A,)), "hot")
@@ -116,7 +125,7 @@ def test_a_reference_that_returns_no_tensor_is_a_sentence(result: object) -> Non
         timer_for(None).time(kernel)
 
 
-@pytest.mark.parametrize("wide", [torch.bool, torch.int64, torch.complex64])
+@pytest.mark.parametrize("wide", [torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn])
 def test_results_of_every_dtype_are_compared(wide: torch.dtype) -> None:
     kernel = TimedKernel(lambda a: a.clone(), (A.to(wide),), torch.clone)
     assert timer_for(None).time(kernel, "warm").rel_error == 0.0
@@ -130,6 +139,13 @@ def test_imaginary_parts_are_compared() -> None:
         timer_for(None).time(wrong)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_module_with_parameters_is_checked_without_a_warning() -> None:
+    scale = torch.nn.Parameter(torch.tensor(2.0))
+    kernel = TimedKernel(lambda a: a * scale, (A,), lambda a: a * scale)
+    assert timer_for(None).time(kernel, "warm").rel_error == 0.0
+
+
 def test_an_empty_result_has_no_error() -> None:
     kernel = TimedKernel(lambda a: a[:0] + 1, (A,), lambda a: a[:0] + 1)
     assert timer_for(None).time(kernel, "warm").rel_error == 0.0
@@ -138,6 +154,7 @@ def test_an_empty_result_has_no_error() -> None:
 def test_a_kernel_on_a_gpu_may_return_several_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of such results is not rotated."""
     timer = timer_for(None)
+    monkeypatch.setattr(kernel_timing, "make_current", lambda gpu: None)
     monkeypatch.setattr(timer, "_set_count", lambda nbytes, seconds: 4)
     monkeypatch.setattr(timer, "_gpu", 0)
     samples = timer.time(TimedKernel(lambda a: (a + 1, a), (A,)))
