@@ -122,7 +122,7 @@ def _is_gone(pid: int) -> bool:
     """Return True if this machine has no process with this id."""
     try:
         os.kill(pid, 0)  # signal 0 is not delivered; it only checks that the process exists
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # a damaged id may be too large
         return True
     except PermissionError:  # the process exists and belongs to another user
         return False

@@ -77,7 +77,9 @@ def how_it_died(exit_code: int | None) -> str:
         exit_code: exit code of the process, or the negated number of the signal that ended it; None
             if it is not known.
     """
-    if exit_code is None or exit_code >= 0:
+    if exit_code is None:  # the process has not been joined
+        return "exit code unknown"
+    if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
         return f"killed by {signal.Signals(-exit_code).name}"

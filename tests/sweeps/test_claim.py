@@ -131,6 +131,15 @@ def test_a_full_disk_leaves_no_claim_without_an_owner(
     lease.release()
 
 
+def test_a_claim_with_a_damaged_process_id_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "shard.claim"
+    path.write_text(f"{10**30}\n{socket.gethostname()}\n", encoding="utf-8")
+    lease = plain_lease.PlainLease(path, 1.0, 0o644)
+    lease.acquire(0.0, 0.01)
+    assert path.read_text(encoding="utf-8") == plain_lease._claim_text()
+    lease.release()
+
+
 def test_whoever_was_taken_over_knows_it_and_writes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
