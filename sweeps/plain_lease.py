@@ -1,9 +1,8 @@
 """Replacement for :class:`filelock.SoftFileLease`, which filelock before version 3.30 lacks.
 
-A GPU node without access to a package index may have an older version of filelock. Between
-processes of one machine, the claims of this module work like the leases of filelock. If the owner
-of a claim has ended, another process takes the claim over, provided that the file system supports
-locks (flock). A claim of another machine is never taken over.
+A GPU node without access to a package index may have an older version of filelock. If the owner of
+a claim has ended, another process of the same machine takes the claim over, provided that the file
+system supports locks (flock). A claim of another machine is never taken over.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class PlainLease:
     """Why the claim was lost: always None, because no claim is taken over while its owner runs."""
 
     def __init__(self, lock_file: str | os.PathLike[str], lease_duration: float, mode: int) -> None:
-        """Prepare a claim. ``lease_duration`` is ignored, because these claims are not renewed."""
+        """Prepare a claim; ``lease_duration`` is ignored, because these claims are not renewed."""
         self.lock_file = str(lock_file)
         self._mode = mode
         self._held = False
 
     @property
     def owner(self) -> ClaimOwner | None:
-        """Owner of the claim; None if nobody has claimed the file or the claim is being written."""
+        """Owner of the claim; None if the file does not exist or names no owner."""
         try:
             pid, hostname = Path(self.lock_file).read_text(encoding="utf-8").split()
             return ClaimOwner(int(pid), hostname)
@@ -50,10 +49,10 @@ class PlainLease:
             return None
 
     def acquire(self, timeout: float, poll_interval: float) -> None:
-        """Claim the file, waiting at most ``timeout`` seconds.
+        """Claim the file, trying every ``poll_interval`` seconds for about ``timeout`` seconds.
 
         Raises:
-            Timeout: if another process does not release its claim in that time.
+            Timeout: if the file is still claimed at the last try.
             OSError: if the claim cannot be written.
         """
         deadline = time.monotonic() + timeout
@@ -70,7 +69,7 @@ class PlainLease:
             Path(self.lock_file).unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        """Create the claim's file, and return False if it exists already.
+        """Create the claim's file and return True, or return False if it exists already.
 
         Raises:
             OSError: if the file cannot be created or written.
@@ -93,8 +92,7 @@ class PlainLease:
         """Take the claim over if its owner has ended, and return True if this process now has it.
 
         Several processes may notice at once that the owner has ended. A lock on the file makes them
-        check again one after the other, so that only the first takes the claim over. If the file
-        system refuses locks, or the file cannot be written, the claim is not taken over.
+        check again one after the other, so that only the first takes the claim over.
         """
         owner = self.owner
         if owner is None or owner.hostname != socket.gethostname() or not _is_gone(owner.pid):

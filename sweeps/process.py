@@ -26,8 +26,8 @@ def die_with_parent() -> None:
 def is_stopped(pid: int | None) -> bool:
     """Return True if a process is stopped (SIGSTOP, Ctrl-Z).
 
-    Return False if the process has ended, or has not started, so that ``pid`` is None. Also return
-    False on systems other than Linux.
+    Return False if there is no such process, if ``pid`` is None because the process has not
+    started, and on systems other than Linux.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -46,10 +46,7 @@ def _fields_after_name(stat: str) -> list[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the ids of all descendants of a process: its children, their children, and so on.
-
-    The list is empty on systems other than Linux.
-    """
+    """Return the ids of all descendants of a process; none on systems other than Linux."""
     # 1. Collect the children of every process.
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

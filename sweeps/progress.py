@@ -23,8 +23,7 @@ class Reporter(Protocol):
         """Begin a phase.
 
         Args:
-            phase: name of the phase. The phase ``Measuring`` does not end once every case has a
-                sample: it then takes further samples.
+            phase: name of the phase; ``Measuring`` takes further samples once every case has one.
             seconds: most seconds that the phase is expected to take; None if that is not known.
             after: seconds that all later phases together are expected to take.
         """
@@ -40,15 +39,14 @@ class Reporter(Protocol):
 
 
 class LiveReporter:
-    """Show a progress bar, or print a line every ten seconds if stderr is not a terminal.
+    """Show a progress bar, or print a line at most every ten seconds if stderr is not a terminal.
 
-    The bar and the line show the phase, how many of its cases are done, and the time left if it is
-    known. The time left is that of the whole call. Between two updates, the bar counts the time
-    left down to 0.
+    The bar and the line show the phase, how many of its cases are done, and the time left of the
+    whole call if it is known. Between two updates, the bar counts that time down to 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
-        """Create the display. ``unit`` is a plural that names what is counted."""
+        """Create the display; ``unit`` is a plural that names what is counted."""
         self._unit = unit
         self._console = Console(stderr=True)
         self._bar = Progress(
@@ -97,10 +95,7 @@ class LiveReporter:
             self._print_line(done, total, self._until - now)
 
     def _print_line(self, done: int, total: int, left: float) -> None:
-        """Print the progress as one line.
-
-        ``left`` is the number of seconds left, infinite if unknown.
-        """
+        """Print the progress as one line; ``left`` is in seconds, infinite if unknown."""
         repeating = _repeats(self._phase, done, total)
         if not repeating:
             unit = self._unit.removesuffix("s") if total == 1 else self._unit
@@ -118,16 +113,13 @@ class LiveReporter:
 def _repeats(phase: str, done: float, total: float | None) -> bool:
     """Return True if a phase has timed each of its cases, and now adds samples to them.
 
-    Adding samples can take most of a run. If only the count were shown, the run would seem to hang.
+    That can take most of a run, which would seem to hang if only the count were shown.
     """
     return phase == _MEASURING and bool(total) and done == total
 
 
 def _words_left(seconds: float, repeating: bool) -> str:
-    """Return the time left in words; empty if it is infinite, which means unknown.
-
-    ``repeating`` is True if every case has a sample, so that the time left is for further samples.
-    """
+    """Return the time left in words; empty if it is infinite, which means unknown."""
     if seconds == math.inf:
         return ""
     at_most = f"at most {max(0.0, seconds):,.0f} s"

@@ -1,8 +1,8 @@
 """Time a user's kernel with the sampler, outside of any run.
 
-The kernel is any callable on PyTorch tensors. It is launched on copies of its arguments, so that
-cold launches find none of them in the cache. The copies are made once. If the kernel writes to an
-argument, later launches on the same copy therefore find what earlier ones wrote.
+Launches get copies of the kernel's tensor arguments, so that cold launches find none of them in the
+cache. The copies are reused: if the kernel writes to an argument, a later launch on the same copy
+finds what an earlier one wrote.
 
 This module needs PyTorch.
 """
@@ -41,15 +41,14 @@ _TOLERANCES = {
 
 @dataclass(frozen=True)
 class KernelSamples:
-    """Samples of a kernel, in the order in which they were taken.
+    """Samples of a kernel.
 
     Attributes:
         result: what the first launch returned.
-        seconds: for each sample, the seconds per launch.
-        launches: number of launches per sample.
+        seconds: seconds per launch of each sample, in the order in which the samples were taken.
         sets: number of copies of the arguments that the launches of a sample rotate through.
-        rel_error: largest error in the result of a launch after the samples, relative to the
-            reference's largest absolute value; None without a reference.
+        rel_error: error of a launch after the samples, as :meth:`TimedKernel.error` returns it;
+            None without a reference.
     """
 
     result: Any
@@ -64,15 +63,14 @@ class TimedKernel:
     """Kernel with its arguments and, to check its result, a reference.
 
     Attributes:
-        function: function that launches the kernel once, without synchronising. If ``prepares`` is
-            true, the function only prepares a launch on its arguments, and returns that launch as a
-            callable without arguments.
-        arguments: arguments of the function. Tensors among them are copied.
+        function: function that launches the kernel once, without synchronising; see ``prepares``.
+        arguments: arguments of the function; a launch gets copies of the tensors among them.
         reference: function that computes the same result, a tensor, from the arguments, with
             floating-point tensors converted to float64; None to check nothing.
-        tolerance: largest permitted error relative to the reference's largest absolute value; None
-            for the default of the result's dtype.
-        prepares: True if the function returns a launch instead of launching.
+        tolerance: largest value that :meth:`error` may return; None for the project's tolerance of
+            the result's dtype, or that of fp32 for a dtype without one.
+        prepares: True if the function launches nothing itself, but returns a callable without
+            arguments that launches the kernel.
     """
 
     function: Callable[..., Any]
@@ -129,12 +127,8 @@ class TimedKernel:
     def error(self, result: Any, expected: Tensor | None) -> float | None:
         """Return the largest error of a result, relative to the largest absolute expected value.
 
-        If all expected values are 0, the error is absolute. If there are no values, it is 0. Return
-        None without a reference.
-
-        Args:
-            result: what a launch returned.
-            expected: what :meth:`expected` returned.
+        The error is absolute if all expected values are 0, and it is 0 if there are no values. It
+        is None if ``expected``, the result of :meth:`expected`, is None.
 
         Raises:
             WrongResultError: if the error is NaN or larger than the tolerance, or the result is not
@@ -217,15 +211,12 @@ class KernelTimer:
         self._sampler = Sampler(clock, flush, telemetry)
 
     def time(self, kernel: TimedKernel, cache: str = "cold") -> KernelSamples:
-        """Check a kernel, sample its time until the stopping rule is met, and check it again.
+        """Check a kernel, sample it until :attr:`Subject.finished` is true, and check it again.
 
-        Args:
-            kernel: the kernel with its arguments.
-            cache: where a launch finds its arguments: ``cold`` in memory, ``warm`` in the cache.
+        With ``cache="cold"``, a launch finds its arguments in memory; with ``warm``, in the cache.
 
         Raises:
-            WrongResultError: if the result does not have the shape of the reference's result, or
-                its error is NaN or larger than the tolerance.
+            WrongResultError: if :meth:`TimedKernel.error` refuses a result.
             UserError: if ``cache`` is unknown, the reference does not return a tensor, or every
                 sample shows gaps between its launches.
         """
@@ -251,7 +242,7 @@ class KernelTimer:
         if is_rotatable and launches(0) is not warm_up_result:
             rotating = self._rotation.launch(launches, warm_up_result)
             subject.launch, subject.renew = rotating, rotating.renew
-        # 3. Take samples until the stopping rule is met.
+        # 3. Take the samples.
         self._sampler.fit(subject, seconds)
         while not subject.finished:
             self._sampler.sample(subject)
@@ -265,15 +256,10 @@ class KernelTimer:
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return how many copies of the arguments to make for a cold batch.
+        """Return how many copies of the arguments, of ``nbytes`` each, a cold batch gets.
 
-        This is the number of launches in a batch, but at most :data:`_MAX_SETS`. Together, the
-        copies may take at most the share :data:`_COPIES_SHARE` of the free memory, but there is
-        always at least one.
-
-        Args:
-            nbytes: bytes of one copy.
-            seconds: estimated seconds of one launch.
+        There is one for each launch, up to :data:`_MAX_SETS` and the share :data:`_COPIES_SHARE` of
+        the free memory, but at least one. ``seconds`` is the estimated time of a launch.
         """
         if self._gpu is None:
             free_bytes = self._host_memory
@@ -295,8 +281,5 @@ class _Launches:
 
 @functools.cache
 def timer_for(gpu: int | None) -> KernelTimer:
-    """Return the timer of the GPU with this ordinal, or of the CPU if it is None.
-
-    Each timer is created only once.
-    """
+    """Return the timer of the GPU with this ordinal, or of the CPU if it is None."""
     return KernelTimer(gpu)

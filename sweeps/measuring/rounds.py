@@ -1,8 +1,4 @@
-"""Measuring loop of a run: it samples each case once after preparing it, then all in rounds.
-
-The loop has a bench (which turns cases into subjects), a sampler and a budget. It prepares cases in
-chunks, and reports samples and failures as events.
-"""
+"""Measuring loop of a run: it samples each case once after preparing it, then all in rounds."""
 
 from __future__ import annotations
 
@@ -25,10 +21,10 @@ _T = TypeVar("_T")
 CHUNK = 64
 """Largest number of cases prepared between two rounds. It is small, so that results come early."""
 FIRST_CHUNK = 8
-"""Number of cases in the first chunk of a process. Each further chunk has twice as many as the one
-before it, up to :data:`CHUNK`.
+"""Largest number of cases in the first chunk of a process.
 
-Even if preparing is slow, the first cases therefore get their samples before the time is up."""
+It is smaller than :data:`CHUNK`, so that the first cases get samples before the time is up even if
+preparing is slow."""
 _CANARY_SECONDS = 2.0  # time between two samples of the canary GEMM
 # Longest expected time for waking the device, preparing the canary or measuring the ceilings.
 _ASIDE_SECONDS = 30.0
@@ -42,8 +38,7 @@ _MISTAKEN = 2.5
 _MAX_SHARE = 0.05
 """Share of the budget that six samples of one case may take.
 
-The plan leaves out most cases that it expects to take over 2% of the budget. This limit is for
-cases that the plan underestimated."""
+The plan usually has a lower limit; this one is for cases that the plan underestimated."""
 
 
 class Rounds:
@@ -119,9 +114,7 @@ class Rounds:
     def run(self) -> str:
         """Measure, and return ``done`` if every case is finished, else ``budget``.
 
-        ``budget`` means that the budget or the time is used up, or that no further case fits. Open
-        cases with samples are checked again at the end, because samples are used only after a check
-        confirms them.
+        ``budget`` means that the budget or the time is used up, or that no further case fits.
 
         Raises:
             PoisonedError: if the device does not recover from an error.
@@ -216,14 +209,15 @@ class Rounds:
         affordable = self._affordable(incomplete)
         if affordable:
             return affordable
-        # No further case can get six samples, so the time is used to narrow the other intervals.
-        return complete if complete else list(self._open)
+        # No further case can get six samples, so the time is used to narrow the other intervals. If
+        # there are none, more samples still help a call that resumes the run.
+        return complete or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """Return the cases whose six samples fit in the time left.
+        """Return the cases that can still get six samples, those with the most samples first.
 
-        The cases with the most samples come first. If the machine has become slower, continuing all
-        cases would leave all of them without an interval.
+        If the machine has become slower, continuing all cases would leave all of them without an
+        interval.
         """
         chosen, spare_seconds = [], self._spare_seconds
         for subject in sorted(subjects, key=lambda subject: -len(subject.samples)):
@@ -234,10 +228,7 @@ class Rounds:
         return chosen
 
     def _pace(self) -> float:
-        """Return the ratio of the actual to the planned seconds of all cases so far, at least 1.
-
-        The next cases are expected to have the same ratio.
-        """
+        """Return how many times as long as planned the prepared cases take, at least 1."""
         if not self._expected:
             return 1.0
         sampling = _MIN_SAMPLES * sum(self._begun.values())
@@ -246,7 +237,7 @@ class Rounds:
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
-        """Prepare the next cases whose six samples fit in the time left. Return their number."""
+        """Prepare the next cases whose six samples fit in the time left; return their number."""
         # 1. Choose the cases, in the plan's order.
         promised = self._promised_seconds()
         pace = self._pace()
@@ -278,7 +269,7 @@ class Rounds:
         return len(chosen)
 
     def _open_case(self, result: Ready | Refusal, cost: float) -> None:
-        """Report a prepared case. Admit it to the rounds unless it was refused or is too slow."""
+        """Report a prepared case, and open it unless it was refused or would take too long."""
         if isinstance(result, Refusal):
             if result.facts:
                 self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
@@ -300,10 +291,7 @@ class Rounds:
             self._begun[result.case.id] = result.subject.cost
 
     def _too_long_seconds(self, case: Case) -> float:
-        """Return the largest number of seconds that six samples of a case may take.
-
-        A case that needs more time was underestimated by the plan, and is given up.
-        """
+        """Return the largest number of seconds that six samples of a case may take."""
         return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
 
     def _take_sample(self, subject: Subject) -> None:
@@ -352,10 +340,7 @@ class Rounds:
         self._report("outcome", subject.key, 0.0, status=status, message=message)
 
     def _watch_drift(self) -> None:
-        """Time the canary GEMM if two seconds have passed since its last sample.
-
-        The scatter of its times shows how steady the machine is.
-        """
+        """Time the canary GEMM if two seconds have passed since its last sample."""
         if self._sampler.now() < self._canary_due:
             return
         # The canary is prepared at its first use. If that fails, the run continues without one.
@@ -376,10 +361,10 @@ class Rounds:
             self._report("ceilings", "", 0.0, peaks=dict(peaks), bandwidth=bandwidth)
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
-        """Do work that belongs to no case, charge its time to the budget, and return its result.
+        """Do work that belongs to no planned case, charge its time, and return its result.
 
-        If the work fails, return None, and the run continues. ``name`` is the case, such as
-        :data:`CANARY`, that is to blame if the work crashes the process; None if no case is.
+        If the work fails, return None, and the run continues. If it crashes the process, the case
+        ``name``, such as :data:`CANARY`, is to blame, or no case if ``name`` is None.
 
         Raises:
             PoisonedError: if the device does not recover from the failure.

@@ -1,9 +1,4 @@
-"""The bench of real runs: it prepares kernels for timing on a device through PyTorch.
-
-The bench also has the device's clock and sensors, and the arena, which is the memory for operands.
-Other modules work with any object that has the interface of
-:class:`sweeps.measuring.bench.Bench`. This module needs PyTorch.
-"""
+"""Bench of real runs, which prepares cases for timing on a device through PyTorch."""
 
 from __future__ import annotations
 
@@ -62,15 +57,10 @@ class TorchBench:
         cases: Sequence[Case],
         number: int | None = None,
     ) -> None:
-        """Open the device and size its arena.
+        """Open the device (``cpu`` or ``gpu``), and size the arena for all ``cases`` to prepare.
 
-        Args:
-            machine: description of the machine that is measured.
-            device: ``cpu`` or ``gpu``.
-            gpu: the GPU's ordinal; None on a CPU.
-            cases: all cases that will be prepared. The largest of each dtype determines the size of
-                the arena.
-            number: the GPU's number within the run; None to use its ordinal.
+        ``gpu`` is the GPU's ordinal, or None on a CPU. ``number`` is the GPU's number within the
+        run, or None to use the ordinal.
         """
         # 1. Open the device, its clock and its sensors.
         self.machine = machine
@@ -109,10 +99,7 @@ class TorchBench:
             self._arena.reserve(case.problem, set_count, case.shared_a, storage)
 
     def _free_memory(self) -> int:
-        """Return the bytes of the GPU's free memory or, on a CPU, half of the host's memory.
-
-        If the host does not report its memory, return :data:`_DEFAULT_MEMORY`.
-        """
+        """Return the bytes of the GPU's free memory or, on a CPU, half of the host's memory."""
         if self.gpu is not None:
             free, _ = torch.cuda.mem_get_info(self._index)
             return free
@@ -121,11 +108,9 @@ class TorchBench:
     def _set_count(self, case: Case, seconds: float) -> int:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
-        A case with a warm cache has one set. A burst with a cold cache, or with cold weights, has a
-        set for each launch of a batch, because it uses no set twice. Sustained work uses its sets
-        in turn. It therefore needs only enough sets that all but one of them, taken together, are
-        twice as large as the cache. A case that is not warm has at least two sets and at most 512.
-        The arena may hold fewer, which the caller checks.
+        A burst without a warm cache has a set for each launch, because it uses no set twice.
+        Sustained work uses its sets in turn, so it needs only enough of them that all but one are
+        together twice as large as the cache. The arena may hold fewer sets.
         """
         if case.cache == "warm":
             return 1
@@ -152,8 +137,6 @@ class TorchBench:
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Yield each case on a GPU with the columns that name the kernels of one of its launches.
-
-        A single profiler session traces all cases. A case whose records it loses is left out.
 
         Raises:
             Exception: any error from the profiler, for example if profiling is not permitted.
@@ -182,10 +165,7 @@ class TorchBench:
         return functools.partial(launch, 0)
 
     def ceilings(self) -> tuple[dict[str, float], float] | None:
-        """Measure a CPU's ceilings now, except those of emulated dtypes, which take long.
-
-        Return None for a GPU.
-        """
+        """Measure a CPU's ceilings now, except those of emulated dtypes, which take long."""
         if self.gpu is not None:
             return None
         return measure_ceilings(
@@ -209,10 +189,9 @@ class TorchBench:
         return Gemm(size, size, size, dtype)
 
     def _compile(self, cases: Sequence[Case], on_start: OnStart) -> None:
-        """Let every implementation compile its cases on all CPU cores, before they are prepared.
+        """Let every implementation compile its cases in parallel, before they are prepared.
 
-        Errors are ignored, because they occur again when the case is prepared, and are then
-        reported.
+        Errors are ignored here, because they occur again when the case is prepared.
         """
         by_name: dict[str, list[Case]] = {}
         for case in cases:
@@ -303,9 +282,8 @@ class TorchBench:
     def failure(self, error: Exception) -> tuple[str, str]:
         """Return the status of a case that raised ``error``, and a message.
 
-        The status is ``wrong``, ``oom`` or ``error``. On a GPU, first wait until it is idle, and
-        release unused memory. After a wrong result, restore the operands, which the kernel may have
-        overwritten.
+        The status is ``wrong``, ``oom`` or ``error``. After a wrong result, the operands are
+        restored, because the kernel may have overwritten them.
 
         Raises:
             PoisonedError: if the GPU's context is broken.

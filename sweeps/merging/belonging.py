@@ -21,7 +21,7 @@ _MEASURED = ("peaks", "bandwidth")
 
 
 def check_folders(folders: Sequence[Path]) -> None:
-    """Check that there are at least two folders, and that none is given twice.
+    """Check the folders of the recordings to merge.
 
     Raises:
         UserError: if there are fewer than two folders, or if one is given twice.

@@ -44,8 +44,7 @@ def _worker_name(number: int, count: int) -> str:
 def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
     """Yield a recording's sample lines, with the worker and GPUs of the merged recording.
 
-    ``numbers`` maps each GPU's old number to its new one. Damaged lines are copied unchanged, so
-    that folding counts them.
+    Damaged lines are copied unchanged, so that folding counts them.
     """
     for line in source.lines:
         if isinstance(line, bytes):
@@ -86,10 +85,7 @@ def _merged_record(
 
 
 def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
-    """Return the machine of the merged recording: that of the first recording.
-
-    If it is a CPU, it gets the highest ceilings of all recordings.
-    """
+    """Return the first recording's machine; a CPU gets the highest ceilings of all recordings."""
     machines = [source.machine for source in sources]
     if machines[0].kind != "cpu":
         return machines[0]
@@ -136,13 +132,10 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
     """Estimate, for each sweep, how many of its cases are in none of the plans.
 
-    The recordings do not list the cases that they left out, but they count them. The size of a
-    sweep is therefore estimated as the number of cases that a recording planned plus the number
-    that it left out. If several recordings left out cases of the sweep, the largest sum is used.
-
-    Args:
-        sources: the recordings.
-        planned: the number of each sweep's cases in the merged plan.
+    A recording only counts the cases that it left out. The size of a sweep is therefore estimated
+    as the number of cases that a recording planned plus the number that it left out. If several
+    recordings left out cases of the sweep, the largest sum is used. ``planned`` has the number of
+    each sweep's cases in the merged plan.
     """
     totals: Counter[str] = Counter()
     for source in sources:

@@ -36,13 +36,9 @@ class Merged:
 def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     """Merge recordings that were made without shards. Their folders do not change.
 
-    Merging does not check whether the recordings' times agree; ``analysis compare`` does.
-
-    Args:
-        folders: the folders of the recordings.
-        into: the folder to create. If None, it is named after the machine, in the results' folder
-            :data:`MERGED`.
-        results: the folder of all results.
+    Merging does not check whether the recordings' times agree; ``analysis compare`` does. If
+    ``into`` is None, the new folder is named after the machine, in the subfolder :data:`MERGED` of
+    ``results``.
 
     Raises:
         UserError: if the recordings cannot be merged, or the folder cannot be created.
@@ -54,7 +50,6 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     _check_target(target, folders)
 
     def write(folder: Path) -> dict[str, Any]:
-        """Write the merged recording into a folder, and return the content of its run.json."""
         write_merged(folder, sources)
         return fold(folder)
 
@@ -72,10 +67,10 @@ def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
 
 
 def _check_target(target: Path, folders: Sequence[Path]) -> None:
-    """Check that the target does not exist and does not lie inside one of the recordings.
+    """Check the folder that a merge will create.
 
     Raises:
-        UserError: if it exists or lies inside a recording.
+        UserError: if the target exists, or lies inside the folder of a recording.
     """
     if os.path.lexists(target):
         raise UserError(f"{target} already exists; move it away, or choose another --into.")
@@ -89,7 +84,7 @@ def _check_target(target: Path, folders: Sequence[Path]) -> None:
 def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Make a folder by writing it elsewhere and renaming it, so that a failure leaves nothing.
 
-    ``write`` fills the folder that it is given, and returns the content of its run.json. That
+    ``write`` creates the folder that it is given, and returns the content of its run.json. That
     folder lies inside a temporary one, where no command that looks for recordings finds it.
 
     Raises:

@@ -1,9 +1,8 @@
 """Renumber the GPUs and nodes of several recordings, so that each has a unique number.
 
-A GPU is recognised by its hash. Each folder of results has a different salt for its hashes. A card
-that was recorded in two such folders therefore has two hashes, and is treated as two cards. GPUs
-without hashes are treated as different cards if they are from different recordings. Nodes are
-recognised in the same way.
+A GPU is recognised by its hash. Each folder of results has a different salt for its hashes, so a
+card that was recorded in two such folders is treated as two cards. GPUs without hashes are treated
+as different cards if they are from different recordings. Nodes are recognised in the same way.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     """Return, for each recording, the new number of each of its GPUs.
 
     A card that is also in an earlier recording gets the same new number as there. Any other GPU
-    keeps its old number, unless a card already has that number. The GPU then gets the number after
-    the largest one in use.
+    keeps its old number or, if a card already has that number, gets the one after the largest
+    number in use.
     """
     number_of_card: dict[Hashable, int] = {}
     numbers = []
@@ -47,9 +46,7 @@ def merged_gpus(
 ) -> list[dict[str, Any]]:
     """Return the list ``gpus`` of the merged run.json, in the order of the GPUs' new numbers.
 
-    Args:
-        sources: the recordings.
-        numbers: what :func:`numbers_of_gpus` returned for them.
+    ``numbers`` is what :func:`numbers_of_gpus` returned for the recordings.
     """
     number_of_node: dict[Hashable, int] = {}
     merged: dict[int, dict[str, Any]] = {}  # by new number
@@ -67,12 +64,9 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
-    """Return a copy of an event with the worker, GPU and place of the merged recording.
+    """Return a copy of a recording's event with its worker, GPU and place in the merged recording.
 
-    Args:
-        event: an event of one recording.
-        worker: the recording's worker in the merged recording.
-        numbers: the new number of each of the recording's GPUs, by its old number.
+    ``numbers`` has the new number of each of the recording's GPUs, by the old number.
     """
     merged_event = {**event, "worker": worker}
     if event.get("gpu") is not None:

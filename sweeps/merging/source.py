@@ -36,7 +36,8 @@ class MergeSource:
     """Lines of its sample file, each an event or the bytes of a damaged line."""
     places: Sequence[Mapping[str, Any]]
     """Entries of samples/places.json: one for each GPU or, in a CPU's run, for each node. Each has
-    ``gpu`` (a number) and, if known, the hashes ``id`` (of the GPU) and ``host`` (of the node)."""
+    ``gpu`` (a number) and, if known, the hashes ``id`` (of the GPU or the CPU's node) and ``host``
+    (of the node)."""
 
     @property
     def events(self) -> list[Event]:
@@ -51,11 +52,11 @@ class MergeSource:
 
 
 def read_source(folder: Path) -> MergeSource:
-    """Read a recording that is to be merged. Nothing in its folder changes.
+    """Read a recording that is to be merged.
 
     Raises:
-        UserError: if the folder is not a recording, or if it cannot be merged, is damaged, or is
-            being written.
+        UserError: if the folder has no recording, or if the recording cannot be merged, is damaged,
+            or is being written.
     """
     if not os.path.exists(folder / "run.json"):
         raise UserError(f"{folder} has no run.json; give the folder of a recording.")
@@ -107,7 +108,7 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _read_lines(path: Path) -> list[Event | bytes]:
-    """Read the lines of a sample file, each an event or the bytes of a damaged line.
+    """Return the lines of a sample file, as in :attr:`MergeSource.lines`; empty lines are left out.
 
     Raises:
         UserError: if the file cannot be read, or too many of its lines are damaged.

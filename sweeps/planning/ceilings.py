@@ -27,7 +27,7 @@ _COPY_BYTES = 1 << 28  # size of the copied tensor, 256 MiB
 
 
 def measured_device(kind: str, gpu: int) -> Device:
-    """Return the requested device. If it is a CPU, its ceilings are measured first."""
+    """Return the requested device; the ceilings of a CPU are measured first."""
     device = select_device(kind, gpu)
     return with_measured_ceilings(device) if device.gpu is None else device
 
@@ -39,12 +39,11 @@ def with_measured_ceilings(device: Device) -> Device:
 
 
 def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
-    """Measure this CPU's present peak for each dtype (FLOP/s) and its bandwidth (bytes/s).
+    """Measure this CPU's present peak for each of the dtypes (FLOP/s) and its bandwidth (bytes/s).
 
     A peak is the best rate of up to 20 launches of a GEMM of size 1024³, or 256³ if the dtype is
     emulated. The bandwidth is the best rate of up to 20 copies of 256 MiB, counting both the read
-    and the write. The ceilings may be higher at another time, so a run measures them several times
-    (:mod:`sweeps.folding.raised_ceilings`).
+    and the write.
     """
     clock = CpuClock()
     # 1. Measure the peaks with a GEMM of each dtype.
@@ -68,7 +67,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 
 
 def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
-    """Return the seconds of the fastest of 3 to 20 launches, as many as fit into half a second."""
+    """Return the seconds of the fastest of 3 to 20 launches on operand set 0."""
     times: list[float] = []
     while len(times) < _MAX_LAUNCHES and (len(times) < _MIN_LAUNCHES or sum(times) < _SECONDS):
         times.append(clock.time(launch, [0]).seconds)

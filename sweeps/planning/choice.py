@@ -62,13 +62,10 @@ def is_file(name: str) -> bool:
 
 
 def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> list[Case]:
-    """Return the cases of a sweep on a machine, with the configs that the implementations choose.
+    """Return the cases of a sweep on a machine.
 
-    Args:
-        sweep: the sweep to expand.
-        machine: machine that the sweep is expanded for.
-        dtypes: dtypes of the cases to return, emulated ones included. If empty, the cases have all
-            dtypes that the sweep has on the machine.
+    With ``dtypes``, only cases of these dtypes are returned, emulated ones included. Without, the
+    cases have all dtypes that the sweep has on the machine.
 
     Raises:
         UserError: if the sweep names an unknown implementation or an invalid config, has too many
@@ -84,16 +81,11 @@ def _chosen_configs(
 ) -> list[str]:
     """Return, as strings, the configs with which a sweep times a problem.
 
-    An empty string is the implementation's default config. The list is empty if the sweep requests
-    experimental configs and the implementation supports the problem but has none for it. It is also
-    empty for a hand-written kernel if Triton is not installed, which ``sweeps doctor`` reports.
-
-    Args:
-        sweep_name: name of the sweep, for error messages.
-        name: name of the implementation.
-        declared: the sweep's word for the configs, such as ``best 4``.
-        problem: the problem to compute.
-        machine: machine that the sweep is expanded for.
+    ``declared`` is the sweep's word for the configs, such as ``best 4``, and ``name`` is the
+    implementation. An empty string is the implementation's default config. The list is empty if the
+    sweep requests experimental configs and the implementation supports the problem but has none for
+    it. It is also empty for a hand-written kernel if Triton is not installed, which ``sweeps
+    doctor`` reports.
 
     Raises:
         UserError: if the implementation is unknown or the config is invalid.
@@ -130,20 +122,15 @@ def _chosen_configs(
 def plan_rows(
     names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row for each sweep: how many cases it has on a machine, and how many are planned.
+    """Plan a run without measuring, and return a row for each sweep.
 
-    Args:
-        names: names of the sweeps; the default sweeps if there are none.
-        machine: machine that would be measured.
-        budget: seconds of measuring that the plan may fill.
-        cores: number of cores that the run may use, most of them to compile kernels. None means all
-            cores that this process may use.
+    The arguments are those of :func:`choose_sweeps` and :func:`make_plan`.
 
     Returns:
-        Dictionaries with ``name``, ``cases``, ``planned``, ``expected_s`` and ``checking_s``.
-        ``expected_s`` is the expected time in seconds to prepare the planned cases, check them and
-        take six samples of each. ``checking_s`` is the part of that time in which results are
-        checked.
+        Dictionaries with ``name``, ``cases`` (how many the sweep has on the machine), ``planned``
+        (how many of them fit the budget), ``expected_s`` and ``checking_s``. ``expected_s`` is the
+        expected time in seconds to prepare the planned cases, check them and take six samples of
+        each. ``checking_s`` is the part of that time in which results are checked.
 
     Raises:
         UserError: if a named sweep is unknown, its file is invalid, or :func:`sweep_cases` refuses

@@ -1,8 +1,8 @@
 """Compile hand-written kernels in other processes, while a run times the compiled ones.
 
 Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
-of the timing process, and fill that cache. They launch nothing and write none of the run's files.
-If one of them dies, the timing process itself compiles the kernels that are missing.
+of the timing process, and fill that cache. If one of them dies, the timing process itself compiles
+the kernels that are missing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _SPARED_CORES = 2  # cores for the run: one launches, the other reads sensors an
 
 
 def compilers(machine: Machine, cores: int | None = None) -> int:
-    """Return the number of processes that may compile in parallel with a run.
+    """Return the number of processes that may compile in parallel with a run on a GPU.
 
-    Each process needs a core, and GPU memory for its context. ``cores`` is the number of cores that
-    these processes share with the run. None means all cores that this process may use, which a
+    They share ``cores`` cores with the run; None means all cores that this process may use, which a
     batch system may have limited.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
@@ -41,11 +40,8 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
 def kernel_key(case: Case) -> tuple[object, ...] | None:
     """Return an approximate key of the kernels that Triton compiles for a case.
 
-    Cases with equal keys are assumed to share their kernels. The key has the properties that the
-    kernels and Triton specialise on, such as whether a size is 1, the largest power of two up to 16
-    that divides it, and, for a GEMM, whether the tiles leave a remainder.
-
-    Return None if the case does not run a hand-written kernel.
+    Cases with equal keys are assumed to share their kernels. Return None if the case does not run a
+    hand-written kernel.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
@@ -96,8 +92,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     """Compile the kernels of cases in the background, in order, until the block ends.
 
     No process is started if there is no GPU, if the GPU has less than 10 GB of memory, if this run
-    has at most two of the host's cores, or if no case needs a hand-written kernel. If the timing
-    process needs a kernel that is not compiled yet, it compiles the kernel itself.
+    has at most two of the host's cores, or if no case needs a hand-written kernel.
 
     Args:
         where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.
@@ -141,7 +136,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
 
 
 def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
-    """Compile the kernels of ``cases``. This is the entry point of a compiling process."""
+    """Compile the kernels of cases, as the work of a compiling process."""
     die_with_parent()
     os.nice(10)  # the process that launches has priority
     from kernels import implementations

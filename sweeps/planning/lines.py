@@ -28,8 +28,8 @@ from sweeps.cases.case import Case
 NEAR = 1 / (1 - 0.15)
 """Largest ratio of two sizes that a recommendation compares.
 
-The choose query of the recommendation table considers sizes that are up to 15% smaller or larger.
-The ratio to a size that is 15% smaller is the largest."""
+The choose query of the recommendation table considers sizes that are up to 15% smaller or larger,
+and the ratio to a size that is 15% smaller is the largest."""
 
 # Columns that say how a problem is computed and timed, as opposed to its sizes.
 _OPTIONS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")
@@ -39,9 +39,7 @@ _SLACK = 1e-9  # tolerance of log ratios, so that two sizes exactly at the limit
 def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ()) -> list[int]:
     """Return the number of each case's series, counted from 0 in the order of the cases.
 
-    Args:
-        cases: the cases of a plan.
-        together: groups of sweeps that are needed together.
+    ``together`` has the groups of sweeps that are needed together.
     """
     from scipy.cluster.hierarchy import DisjointSet  # slow to import, and only needed for shards
 
@@ -54,7 +52,6 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
             series.merge(first, i)
 
     def joined_size(pair: tuple[int, int]) -> int:
-        """Return the number of cases in the series of both cases together."""
         return int(series.subset_size(pair[0]) + series.subset_size(pair[1]))
 
     # 2. Join problems that are near each other, unless one series contains both already.
@@ -80,10 +77,9 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     """Return the lines that the cases form, as groups of positions in ``cases``.
 
     A line has the cases of one sweep whose sizes differ in only one dimension. It includes all
-    dtypes, layouts, passes, implementations and modes that are timed at those sizes. A line with
-    missing cases does not show how the time depends on that dimension. The longest lines are chosen
-    first, and a further line only if it has sizes that no chosen line has. Two lines that cross
-    share the cases where they meet. Sizes that are on no line form one group each.
+    dtypes, layouts, passes, implementations and modes that are timed at those sizes. The longest
+    lines are chosen first, and a further line only if it has sizes that no chosen line has. Two
+    lines that cross share the cases where they meet. Sizes that are on no line form one group each.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them. The points of a line are the keys of a dictionary, which is used as an ordered set.
@@ -120,15 +116,16 @@ def share_out(
     """Return the shard of each case, counted from 1.
 
     Whole series are assigned, the longest first, each to the shard with the least work. If no case
-    has a shard yet, the busiest shard then takes at most 4/3 of the time that the best assignment
-    of whole series would need (Graham 1969).
+    has a shard yet, the busiest shard then takes at most 4/3 of the time that the busiest one would
+    take in the best assignment of whole series (Graham 1969).
 
     Args:
         cases: the cases of a plan, including those that already have a shard.
         seconds: expected seconds of each case.
         shards: number of shards.
         together: groups of sweeps that are needed together.
-        taken: shards that some cases already have, by the cases' ids.
+        taken: shards that some cases already have, by the cases' ids. Other cases of their series
+            go to the same shard.
     """
     taken = taken or {}
     # 1. Add up the seconds of each series. A series with a case that has a shard goes to that

@@ -3,8 +3,7 @@
 Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`), because a line with
 missing cases does not answer the ``question`` of its sweep. The lines of a sweep are ordered so
 that the first few already cover its axes, and the sweeps take turns so that each gets its share of
-the time. A line is admitted if its expected cost fits the rest of the budget. A case that would
-take too large a share of the budget is left out of its line (:func:`make_plan`).
+the time. A line is admitted if its expected cost fits the rest of the budget.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class PlanEntry:
 
     case: Case
     expected: float
-    """Seconds of its preparation, its checks and six samples."""
+    """Seconds of the case's preparation, its checks and six samples."""
     checking: float = 0.0
     """The part of ``expected`` in which results are checked."""
     more: float = 0.0
@@ -150,7 +149,7 @@ class Costs:
     FLOPs and a factor.
 
     A launch with that many FLOPs takes the estimated time multiplied by the factor. Between two
-    pairs, the factor is interpolated."""
+    pairs, the factor is interpolated in the logarithms of both."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs for run.json."""
@@ -158,10 +157,10 @@ class Costs:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any] | None, kind: str) -> Costs:
-        """Build the costs from run.json; the inverse of :meth:`to_json`.
+        """Build the costs from ``row``, the entry ``costs`` of a plan in run.json.
 
-        ``row`` is the plan's entry ``costs``. If a recording has none, ``row`` is None, and the
-        default costs of a machine of this ``kind`` are returned.
+        If a recording has none, ``row`` is None, and the default costs of a machine of this
+        ``kind`` are returned.
 
         Raises:
             UserError: if a correction is not a pair.
@@ -186,10 +185,7 @@ class Costs:
         ]
 
     def _factor(self, case: Case) -> float:
-        """Return the factor that corrects the estimate of a case; 1 if its kind was not probed.
-
-        The factor is interpolated in the logarithms of FLOPs and factors.
-        """
+        """Return the factor that corrects the estimate of a case; 1 if its kind was not probed."""
         points = self.slower.get(kind_of(case)) if self.slower else None
         if not points:
             return 1.0
@@ -239,28 +235,24 @@ def make_plan(
 ) -> Plan:
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
-    The next line comes from the sweep that has had the least time, so that every sweep is
-    represented. The sweeps of :data:`_PREFERRED` get six times as much time as others. If no line
-    of a sweep fits the budget, those single cases of the sweep that fit are admitted. A case may
-    take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If every case of
-    a sweep takes more than 2%, its cheapest cases are admitted.
+    If no line of a sweep fits the budget, those single cases of the sweep that fit are admitted. A
+    case may take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If
+    every case of a sweep takes more than 2%, its cheapest cases may take more.
 
-    With ``in_order``, all lines of a sweep are considered before those of the next one, and one
-    case may take the whole budget.
-
-    Cases that are compared with each other, or with cases planned ``before``, go to one shard
-    (:mod:`sweeps.planning.lines`).
+    Cases that are compared with each other go to one shard (:mod:`sweeps.planning.lines`).
 
     Args:
         sweeps: cases by the names of their sweeps.
         machine: machine on which the cases will run.
         budget: measuring time in seconds.
         shards: number of GPUs that share the work, each with that budget.
-        in_order: True to consider the sweeps one after the other.
+        in_order: True to consider all lines of a sweep before those of the next one, and to let one
+            case take the whole budget.
         cores: number of cores that the run may use, most of them to compile kernels. None means all
             cores that this process may use.
         together: groups of sweeps that are compared with each other.
-        before: entries that are already planned.
+        before: entries that are already planned. Cases that are compared with them go to the same
+            shard, but their time is not taken from ``budget``.
         costs: costs of a case; None for the default costs of this kind of machine.
     """
     # 1. Estimate the cost of each case, and find the largest cost that a case of each sweep may
@@ -316,10 +308,9 @@ def make_plan(
 
 
 class _Room:
-    """Remainder of each shard's budget while a plan is made.
+    """Remainder of each shard's budget, in seconds, while a plan is made.
 
-    ``budget`` is the number of seconds that each shard has. If ``naming`` is True, time is reserved
-    for naming kernels at the end.
+    If ``naming`` is True, time is reserved for naming kernels at the end.
     """
 
     def __init__(self, budget: float, naming: bool) -> None:
@@ -332,9 +323,9 @@ class _Room:
         )
 
     def take(self, entries: Sequence[PlanEntry]) -> bool:
-        """Take the time of these cases from their shards' budgets. Return False if they do not fit.
+        """Take the time of these cases from their shards' budgets, and return True.
 
-        If any of the cases does not fit, no time is taken.
+        If they do not all fit, take nothing and return False.
         """
         # 1. Add up the seconds that would then be taken from the shards of these cases.
         new_measuring: dict[int | None, float] = {}
@@ -382,9 +373,8 @@ def _with_shards(
 ) -> dict[str, list[PlanEntry]]:
     """Return the entries of each sweep with their shards.
 
-    A series with cases that were planned ``before`` keeps their shard. The first shard measures the
-    cases that are timed for advice. ``together`` has groups of sweeps that are compared with each
-    other.
+    A series with cases that were planned ``before`` goes to their shard. Cases that are timed for
+    advice go to the first shard.
     """
     entries = [*before, *(entry for members in sweeps.values() for entry in members)]
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
@@ -402,10 +392,9 @@ def _with_shards(
 def _max_cost(entries: Iterable[PlanEntry], limit: float) -> float:
     """Return the largest cost in seconds that a planned case of a sweep may have.
 
-    The result is ``limit``, unless every case of the sweep costs more. In that case, the cheapest
-    cases represent the sweep. For example, the published CPU has a cache of 273 MB and a bandwidth
-    of 13.8 GB/s, so a flush is expected to take 39 ms. Six samples of even the smallest cold GEMM
-    then take 0.24 s.
+    The result is ``limit``, unless every case of the sweep costs more, as on a CPU with a large
+    cache, whose flushes are slow. Then it is twice the cheapest case's cost, so that the cheapest
+    cases represent the sweep.
     """
     cheapest = min(entry.expected for entry in entries)
     return limit if cheapest <= limit else _EXCESS_FACTOR * cheapest
@@ -419,7 +408,6 @@ def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
     bits = max(1, (len(values) - 1).bit_length())
 
     def reversed_bits(position: int) -> int:
-        """Return the number whose binary digits are those of the position in reverse order."""
         binary_digits = f"{position:0{bits}b}"
         return int(binary_digits[::-1], 2)
 
@@ -436,12 +424,8 @@ def _with_costs(
 ) -> list[PlanEntry]:
     """Return a plan entry for each case, with its expected seconds.
 
-    Args:
-        cases: the cases of a sweep.
-        machine: machine on which the cases will run.
-        compile_seconds: seconds per kernel while all compiling processes work in parallel.
-        compiled: keys of the kernels that earlier cases need. This call adds those of ``cases``.
-        costs: costs of a case.
+    ``compile_seconds`` is the time per kernel while all compiling processes work in parallel.
+    ``compiled`` has the keys of the kernels that earlier cases need; those of ``cases`` are added.
     """
     launch_seconds = costs.launch_seconds(cases, machine)
     planned: list[PlanEntry] = []
@@ -504,8 +488,7 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
     """Return the estimated seconds of one launch of each workload; 0 if it cannot run.
 
     The estimate uses the default constants of the time model. An operation is estimated to take as
-    long as its GEMMs and convolutions together. If it has none, it is estimated to take as long as
-    moving its bytes.
+    long as its GEMMs and convolutions together or, if it has none, as moving its bytes.
     """
     products: list[Sequence[tuple[int, Problem]]] = []
     moving: list[float] = []
@@ -515,10 +498,7 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         moving.append(moving_seconds(workload, machine) if is_supported else 0.0)
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Return the estimated seconds of each problem, with one time-model call per dtype.
-
-        The first argument has the positions of the problems' workloads, which are not needed here.
-        """
+        """Return the estimated seconds of each problem, with one time-model call per dtype."""
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]

@@ -16,7 +16,6 @@ class TrainedModel:
     """Model whose training step is profiled.
 
     Attributes:
-        build: function that creates the model.
         shape: shape of one input, without the batch dimension.
         images: number of inputs per step, by kind of machine (``gpu`` or ``cpu``).
     """
@@ -38,11 +37,8 @@ def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], No
 
     A step computes a loss and all gradients, from the same random inputs each time. There is no
     optimizer, so the parameters never change. On a GPU, the step returns before the device is done.
-
-    Args:
-        name: name of the model.
-        device: name of a PyTorch device, such as ``cpu`` or ``cuda:0``.
-        dtype: type of the parameters and the inputs.
+    ``device`` is the name of a PyTorch device, such as ``cuda:0``, and ``dtype`` is the type of the
+    parameters and inputs.
     """
     model = MODELS[name]
     kind = "cpu" if device == "cpu" else "gpu"

@@ -1,9 +1,8 @@
 """Profile training steps of two models: their times, and a trace of one step, in each dtype.
 
 A few steps are timed in each dtype. The dtypes alternate, so that slow changes in the machine's
-speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler, and its
-trace is kept. The trace shows which operation launched which kernel; ``analysis/traces/`` reads it
-like any other trace.
+speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler;
+``analysis/traces/`` reads the trace like any other.
 """
 
 from __future__ import annotations
@@ -43,15 +42,11 @@ Some of the other entries name the host or a folder."""
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
-    """Time training steps of each model in each dtype of the device, and trace one step of each.
+    """Time training steps of each model in each dtype, and trace one step of each.
 
-    Args:
-        device: the device to profile on. Dtypes that it does not support are left out.
-        folder: folder whose subfolder ``traces`` gets the traces.
-        note: called with each sentence for the user.
-
-    Returns:
-        The document of ``models.json``.
+    Dtypes that the device does not support are left out. The traces are written to the subfolder
+    :data:`TRACES` of ``folder``. Return the document of ``models.json``. ``note`` is called with
+    each sentence for the user.
     """
     kind = device.machine.kind
     make_current(device.gpu)
@@ -119,7 +114,7 @@ def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
 
 @contextmanager
 def _settings_of(dtype: str, kind: str) -> Iterator[None]:
-    """Run a block with the library settings of a dtype; wait for the device before and after it."""
+    """Run a block with a dtype's library settings; wait for a GPU before and after the block."""
     with library_settings(dtype, LibraryConfig()):
         if kind == "gpu":
             torch.cuda.synchronize()

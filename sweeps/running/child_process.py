@@ -33,7 +33,6 @@ class Child:
     patience: float = _START_SECONDS
     """Seconds without a message after which the process is considered hung."""
     samples: int = 0
-    """Number of samples that the process has taken."""
     spoke: bool = False
     """True once the process has sent a message."""
 
@@ -71,12 +70,7 @@ class Child:
 
 
 def how_it_died(exit_code: int | None) -> str:
-    """Return a phrase that says how a process ended, for the end of a message.
-
-    Args:
-        exit_code: exit code of the process, or the negated number of the signal that ended it; None
-            if it is not known.
-    """
+    """Return how a process with this exit code ended, as a phrase such as ``killed by SIGSEGV``."""
     if exit_code is None:  # the process has not been joined
         return "exit code unknown"
     if exit_code >= 0:

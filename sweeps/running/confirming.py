@@ -87,14 +87,8 @@ def explore(
 ) -> Run:
     """Time candidates in shuffled rounds, and fold the samples into the machine's recording.
 
-    Args:
-        request: the device, the folder of results, and the budget.
-        contenders: the problems to time, each with its implementation.
-        note: called with each sentence for the user.
-        quickly: True if the user is waiting. A later call then names the kernels.
-
-    Returns:
-        The run, for :func:`confirm_choices`.
+    Return the run, for :func:`confirm_choices`. With ``quickly``, because the user is waiting, the
+    kernels are named by a later call. ``note`` is called with each sentence for the user.
 
     Raises:
         UserError: if the device cannot be used, another process is measuring, or nothing can be
@@ -103,7 +97,6 @@ def explore(
     """
 
     def cases_of_contenders(machine: Machine) -> list[Case]:
-        """Return the case of each contender, without duplicates."""
         return [_case(contender, machine) for contender in dict.fromkeys(contenders)]
 
     run = begin(replace(request, names=(), add=True), note, {CONFIRM: cases_of_contenders})
@@ -123,12 +116,9 @@ def explore(
 def confirm_choices(
     run: Run, chosen: Sequence[tuple[Contender, Contender]], note: Callable[[str], None]
 ) -> None:
-    """Re-time pairs of an original shape and its best candidate, and fold the samples.
+    """Re-time pairs of an original shape and a candidate, and fold the samples.
 
-    Args:
-        run: the run in which :func:`explore` timed the candidates.
-        chosen: for each pair, the original shape and the candidate, each with its implementation.
-        note: called with each sentence for the user.
+    ``run`` is the run of :func:`explore`, in which both were timed.
 
     Raises:
         UserError: if another process is measuring, or the disk is full.
@@ -137,7 +127,6 @@ def confirm_choices(
     entries = {entry.case.id: entry for entry in run.planned}
 
     def entry_of(contender: Contender) -> PlanEntry:
-        """Return the entry of a contender in the run's plan."""
         return entries[_case(contender, run.arguments["machine"]).id]
 
     pairs = [(entry_of(original), entry_of(candidate)) for original, candidate in chosen]
