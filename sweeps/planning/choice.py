@@ -84,8 +84,8 @@ def _chosen_configs(
     ``declared`` is the sweep's word for the configs, such as ``best 4``, and ``name`` is the
     implementation. An empty string is the implementation's default config. The list is empty if the
     sweep requests experimental configs and the implementation supports the problem but has none for
-    it. It is also empty for a hand-written kernel if Triton is not installed, which ``sweeps
-    doctor`` reports.
+    it. It is also empty for a hand-written kernel if Triton is not installed, which
+    ``sweeps doctor`` reports.
 
     Raises:
         UserError: if the implementation is unknown or the config is invalid.
