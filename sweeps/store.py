@@ -56,8 +56,7 @@ PLAN = "plan.jsonl"
 
 _PLANNING = ".plan"
 
-_SAME_SOFTWARE = ("torch", "driver")
-"""Software components whose versions must be the same in all calls of a run."""
+_SAME_SOFTWARE = ("torch", "driver")  # components with one version in all calls of a run
 
 START_OVER = (
     f"Run {target('sweep FRESH=1', 'run --fresh')} to set the run aside and start a new one."
@@ -66,7 +65,7 @@ START_OVER = (
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder of results.
+    """Create a folder of results and those above it, unless they exist.
 
     Raises:
         UserError: if the path, or a path above it, exists and is not a folder.
@@ -74,7 +73,6 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        # A folder above this one may be what is not a folder.
         paths = (folder, *folder.parents)
         blocker = next((path for path in paths if path.exists() and not path.is_dir()), folder)
         raise UserError(
@@ -86,12 +84,10 @@ def make_folder(folder: Path) -> None:
 def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
     """Return the run.json of a folder, with the cases of its plan.
 
-    Args:
-        folder: the run's folder.
-        remedy: sentence that tells the user what to do if a file is damaged.
+    ``remedy`` tells the user what to do if a file is damaged.
 
     Raises:
-        UserError: if run.json or the plan cannot be read, or run.json does not have the format of
+        UserError: if run.json or plan.jsonl cannot be read, or they do not have the format
             :data:`sweeps.schema.RUN`.
     """
     path = folder / "run.json"
@@ -106,7 +102,7 @@ def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
 
 
 def _read_cases(path: Path, remedy: str) -> list[Any]:
-    """Return the planned cases that a plan.jsonl file lists, one per line.
+    """Return the planned cases that a plan.jsonl file lists.
 
     Raises:
         UserError: if the file cannot be read, or a line is not JSON.
@@ -119,11 +115,7 @@ def _read_cases(path: Path, remedy: str) -> list[Any]:
 
 
 def _read_text(path: Path, remedy: str) -> str:
-    """Return the text of one file of a run.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Return the text of a file, or raise a UserError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -132,11 +124,7 @@ def _read_text(path: Path, remedy: str) -> str:
 
 
 def _parse_json(text: str, where: Path | str, remedy: str) -> Any:
-    """Parse a JSON text. For the error message, ``where`` names its file and perhaps its line.
-
-    Raises:
-        UserError: if the text is not JSON.
-    """
+    """Parse a JSON text, or raise a UserError that says ``where`` the text is from."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -146,12 +134,11 @@ def _parse_json(text: str, where: Path | str, remedy: str) -> Any:
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
     """Write the cases of a run's plan, if any, to plan.jsonl, and everything else to run.json.
 
-    If an interruption leaves a new plan.jsonl with an old run.json, the two still fit, because a
-    plan only ever gains cases.
-
     Raises:
         UserError: if a file cannot be written, for example because the disk is full.
     """
+    # If an interruption leaves a new plan.jsonl with an old run.json, the two still fit, because a
+    # plan only ever gains cases.
     plan = dict(run["plan"])
     # An imported table has no plan. Its empty list of cases stays in run.json, so that nobody looks
     # for a plan.jsonl.
@@ -173,22 +160,16 @@ def _write_changed(path: Path, content: str) -> None:
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return why a run cannot be resumed with the software in use; empty if it can be.
 
-    Args:
-        then: versions in the recording, by component.
-        now: versions in use, by component.
+    ``then`` and ``now`` are the versions in the recording and in use, by component.
     """
     name = differing_software(then, now)
     return f"{name} is {now.get(name)} and was {then.get(name)}" if name else ""
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    """Return the first component of :data:`_SAME_SOFTWARE` whose version differs between two runs.
+    """Return the first component whose version must not differ between two runs but does.
 
-    Return an empty string if no version differs.
-
-    Args:
-        first: versions of one run, by component.
-        second: versions of the other run, by component.
+    Return an empty string if there is none. The arguments are the runs' versions by component.
     """
     return next((name for name in _SAME_SOFTWARE if first.get(name) != second.get(name)), "")
 
@@ -216,17 +197,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
-    """Write a JSON document atomically, and return its path.
+    """Write a JSON document atomically, and return ``path``.
 
     Raises:
         UserError: if the file cannot be written, for example because the disk is full.
+        ValueError: if the document contains a number that is not finite.
     """
     write_whole(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
 
 
 def _write_error(path: Path, error: OSError) -> UserError:
-    """Return the error to raise if a file could not be written."""
+    """Return the error to raise for a file that could not be written."""
     return UserError(
         f"{path} could not be written ({error.strerror}). Earlier measurements are saved. Remove "
         "the cause, for example by freeing some space, and run the same command to resume.",
@@ -245,9 +227,10 @@ class SampleLog:
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
         """Claim and open the file of a shard.
 
+        If a crash cut the last line short, end it, so that the next line is separate.
+
         Raises:
-            UserError: if another process is writing this shard, the file cannot be written, its
-                path is a folder, or the path of its folder is a file.
+            UserError: if another process is writing this shard, or the file cannot be written.
         """
         make_folder(folder / "samples")
         self.path = samples_path(folder, shard)
@@ -269,15 +252,15 @@ class SampleLog:
             raise _write_error(self.path, error) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            # A crash cut the last line short. It is ended here, so that the next line is separate.
             self._write(b"\n")
 
     def append(self, event: Event) -> None:
         """Append an event as one line.
 
         Raises:
-            UserError: if the line cannot be written, the file was removed, or another process took
-                the file over.
+            UserError: if the line cannot be written, the file was removed, or the claim on it was
+                lost.
+            ValueError: if the event contains a number that is not finite.
         """
         if self._claim.lost:
             raise UserError(
@@ -297,21 +280,14 @@ class SampleLog:
         self._write(line.encode(errors="replace") + b"\n")
 
     def _is_there(self) -> bool:
-        """Return True if the path still names the open file.
-
-        Lines that are written to a removed file are lost.
-        """
+        """Return True if the path still names the open file."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file))
         except OSError:
             return False
 
     def _write(self, line: bytes) -> None:
-        """Append bytes with a single write.
-
-        Raises:
-            UserError: if they cannot be written, for example because the disk is full.
-        """
+        """Append bytes with a single write, or raise a UserError if not all can be written."""
         try:
             # If the disk becomes full during the write, only a part is written, without an error.
             if os.write(self._file, line) != len(line):
@@ -320,7 +296,7 @@ class SampleLog:
             raise _write_error(self.path, error) from None
 
     def close(self) -> None:
-        """Close the file, and release the claim on it."""
+        """Close the file and release the claim on it."""
         os.close(self._file)
         self._claim.release()
 
@@ -380,17 +356,17 @@ def parse_event(line: bytes) -> tuple[Event | None, str]:
 
 
 def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write measurements.csv, one row per case."""
+    """Write measurements.csv."""
     write_csv(folder / "measurements.csv", COLUMNS, rows)
 
 
 def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rounds.csv: for each case, the samples that its median is taken over, by round."""
+    """Write rounds.csv."""
     write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
 
 
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write confirmed.csv: one row for each pair of cases and each process that re-timed them.
+    """Write confirmed.csv.
 
     For each block of samples, a row has the logarithm of a ratio: the first case's time divided by
     the second case's time.
@@ -399,19 +375,20 @@ def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_anchors(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write anchors.csv: the times of the same few cases on each GPU."""
+    """Write anchors.csv."""
     write_csv(folder / "anchors.csv", ANCHOR_COLUMNS, rows)
 
 
 def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write steady.csv: the anchors that run without a pause, with one row per batch."""
+    """Write steady.csv."""
     write_csv(folder / "steady.csv", STEADY_COLUMNS, rows)
 
 
 def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a CSV file atomically.
 
-    None becomes an empty cell, floats are written with ``repr``, and booleans as true and false.
+    A value that is None or missing becomes an empty cell, floats are written with ``repr``, and
+    booleans as true and false.
 
     Raises:
         UserError: if the file cannot be written, for example because the disk is full.
@@ -426,7 +403,7 @@ def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, 
 def read_timed(folder: Path) -> set[str]:
     """Return the ids of the cases with a time in measurements.csv.
 
-    The set is empty if the file cannot be read or a row with a time is damaged.
+    The set is empty if the file cannot be read or any row with a time is damaged.
     """
     try:
         text = (folder / "measurements.csv").read_text(encoding="utf-8", errors="replace")
@@ -437,7 +414,7 @@ def read_timed(folder: Path) -> set[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return the text of a cell, in the format that :func:`write_csv` describes."""
+    """Return a value as :func:`write_csv` writes it."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -461,11 +438,7 @@ def folding(folder: Path) -> Iterator[None]:
 
 
 def refuse_if_running(folder: Path) -> None:
-    """Check that no process is writing samples in this folder.
-
-    Raises:
-        UserError: if a run is writing a shard's samples.
-    """
+    """Raise a UserError if a process is writing samples in this folder."""
     for path in (folder / "samples").glob(f"*.jsonl{SUFFIX}"):
         samples = path.with_name(path.name.removesuffix(SUFFIX))
         # If the writer has ended without releasing its claim, the claim is taken over and released.
@@ -475,15 +448,14 @@ def refuse_if_running(folder: Path) -> None:
 def set_aside(folder: Path) -> Path:
     """Move all files of an old run's folder to ``runs/<time>/``, and return the new folder.
 
-    Runs that were set aside earlier stay in ``runs``. ``<time>`` is when the run began, or the
-    present time if run.json does not say.
+    ``<time>`` is when the run was planned, or the present time if run.json does not say.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     with suppress(UserError, KeyError, TypeError):
         began = str(read_run(folder)["run"])
         if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", began):
             stamp = began.replace(":", "-")
-    # A run that began at the same time may have been set aside before.
+    # A run of the same time may have been set aside before.
     old_run = folder / "runs" / stamp
     number = 1
     while old_run.exists():

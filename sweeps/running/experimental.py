@@ -21,13 +21,10 @@ def feature_of(case: Case) -> Feature | None:
 
 def crashed_features(
     planned: Sequence[PlanEntry], histories: Mapping[str, History]
-) -> dict[Feature, None]:
-    """Return the experimental features of the cases that crashed a process, in the plan's order.
-
-    The keys serve as an ordered set; all values are None.
-    """
+) -> list[Feature]:
+    """Return the features of the cases that crashed a process, each once, in the plan's order."""
     features = (feature_of(entry.case) for entry in planned if histories[entry.case.id].crashes)
-    return dict.fromkeys(feature for feature in features if feature is not None)
+    return list(dict.fromkeys(feature for feature in features if feature is not None))
 
 
 def unfinished_with(
@@ -44,8 +41,7 @@ def unfinished_with(
 def refusal(feature: Feature, how: str) -> str:
     """Return the message for a case that is skipped because of its experimental feature.
 
-    ``how`` says how, or in which call, the process ended while it ran another case with this
-    feature.
+    ``how`` says how, or in which call, another case with this feature ended a process.
     """
     implementation, name = feature
     return f"not tried: {implementation} with {name} ended the process in another case ({how})."

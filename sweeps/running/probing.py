@@ -1,4 +1,4 @@
-"""Measure how long cases take on this CPU: prepare, check and time a few of them before planning.
+"""Measure how long a few cases take on this CPU, before a run is planned.
 
 A GPU is not probed, because the process that plans must not open it.
 """
@@ -26,13 +26,9 @@ _MAX_FACTOR = 50.0
 
 
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
-    """Measure some cases on a CPU, and return the costs to expect for similar cases.
+    """Prepare, check and time some cases on a CPU, and return the costs to expect for other cases.
 
-    Probe a small, a medium and a large case of each kind (operation, pass and dtype), but begin no
-    further case after six seconds. The cost of preparing is the median time of preparing these
-    cases. The cost of checking is a line fitted to the checks' times as a function of the bytes
-    that they move. For each kind, the costs keep the ratios of launch times to their estimates.
-    Return the default costs if no case can be prepared.
+    Begin no further case after six seconds. Return the default costs if no case can be prepared.
 
     Args:
         cases: the cases of each sweep, by its name.
@@ -45,7 +41,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     # Time that each check's passes over the operands would take at full bandwidth.
     moving_seconds: list[float] = []
     checking_seconds: list[float] = []
-    # FLOPs of each case, and the ratio of its launch's time to the estimate, for each kind.
+    # For each kind, the FLOPs of its cases and the ratios of their launch times to the estimates.
     factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
     # 1. Prepare, check and time cases until all are probed or the time is used up.
     begin = time.monotonic()
@@ -53,7 +49,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         if time.monotonic() - begin > _SECONDS:
             break
         started = time.monotonic()
-        # The bench announces each case before it prepares it. Nobody listens here.
+        # The bench announces each case to a parent process, of which there is none here.
         (prepared,) = bench.prepare([case], {}, on_start=lambda ids, seconds: None)
         elapsed = time.monotonic() - started
         if isinstance(prepared, Refusal):
@@ -82,10 +78,9 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 
 
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return a small, a medium and a large case of each kind, the small cases of all kinds first.
+    """Return up to three burst cases of each kind that have FLOPs, small cases of all kinds first.
 
-    The small ones take the least time, and the time may not suffice for all cases. Sustained cases
-    and cases without FLOPs are never chosen.
+    The small ones come first because the time may not suffice for all.
     """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
@@ -98,6 +93,7 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
     chosen: dict[Case, None] = {}
     for quantile in _SIZES:
         for kind_cases in kinds.values():
+            # Rounding down never chooses the largest of several cases, which may take very long.
             index = int(quantile * (len(kind_cases) - 1))
             chosen[kind_cases[index]] = None
     return list(chosen)
@@ -106,8 +102,8 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
 def _fit_checks(moving_seconds: np.ndarray, checking_seconds: np.ndarray) -> tuple[float, float]:
     """Fit a line through the times of checks by least squares.
 
-    Return the fixed seconds of a check, which are the line's intercept, and the line's slope. Both
-    are at least 0.
+    Return the line's intercept, which is the fixed time of a check in seconds, and its slope. A
+    negative one is replaced by 0.
 
     Args:
         moving_seconds: time that moving each check's bytes would take at full bandwidth.

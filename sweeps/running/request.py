@@ -16,45 +16,43 @@ DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
 
 @dataclass(frozen=True)
 class Request:
-    """Options of one run. None means that the user did not give the option."""
+    """Options of one run."""
 
     names: tuple[str, ...] = ()
-    """Names of sweeps. Sweeps whose names are joined by commas form a group: they are compared with
-    each other, so one recording must have all of them."""
+    """Names of sweeps or paths of their files; empty for the default sweeps.
+
+    Sweeps that are joined by commas form a group: they are compared with each other, so one
+    recording must have all of them."""
     budget: float | None = None
-    """Seconds of measuring on each GPU, including those kept for advice."""
+    """Seconds of measuring on each GPU, including those kept for advice; None to keep a plan's
+    budget. New plans and new sweeps then get the default."""
     results: Path = Path()
     """Folder of all results, with one subfolder for each machine."""
     shard: tuple[int, int] = (1, 1)
     """Number of the shard to measure, counted from 1, and the number of shards."""
     fresh: bool = False
-    """True to set an old run aside and begin a new one."""
+    """True to set an old run aside and begin a new one (see :attr:`fresh_since`)."""
     device: str = "auto"
-    """Kind of device to measure on: ``auto``, ``gpu`` or ``cpu``."""
+    """Device to measure on, as in :func:`kernels.device.select_device`."""
     gpu: int = 0
-    """Ordinal of the GPU, counted from 0."""
+    """Ordinal of the GPU, counted from 0; ignored on a CPU."""
     dtypes: tuple[str, ...] = ()
     """Dtypes to measure, including emulated ones; empty for the dtypes that the sweeps declare."""
     skip_recorded: Path | None = None
-    """Folder of other results. Sweeps that are recorded there need not be measured again. None
-    means that all sweeps are measured.
-
-    A sweep is left out if this machine's recording there has times for all cases of the sweep and
-    of its group."""
+    """Folder of other results; None to measure all sweeps. A sweep is left out if this machine's
+    recording there is usable and has times for all cases of the sweep and of its group."""
     add: bool = False
     """True to add the sweeps to the plan and measure only them, for another ``budget`` seconds."""
     stop_at: float | None = None
-    """Time on the ``time.monotonic`` clock at which this call ends, even if budget is left; None
-    for no limit."""
+    """Time on the ``time.monotonic`` clock by which measuring is to end, even if budget is left;
+    None for no limit."""
     leave: float = 0.0
     """Share of the budget that is kept for timing cases for advice, from 0 to below 1."""
     identify: bool = True
-    """True if run.json identifies each GPU with a hash."""
+    """True to list a hash of each GPU in run.json."""
     fresh_since: float | None = None
-    """Earliest start of a run that is still fresh, in seconds since 1970; None if any old run
-    counts as not fresh.
-
-    A fresh run is resumed.
+    """Moment in seconds since 1970: :attr:`fresh` resumes a run that began in its second or later.
+    None to set any old run aside.
 
     If several nodes request a fresh run, one of them begins it, and the others resume it."""
 
@@ -64,7 +62,7 @@ class Request:
         return self.fresh and self.fresh_since is None
 
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
-        """Return True if a fresh run is requested and the run in this record is not fresh."""
+        """Return True if the run in this record is to be set aside for a fresh run."""
         if not self.fresh:
             return False
         if self.fresh_since is None:
@@ -82,9 +80,9 @@ class Request:
         return None if self.budget is None else self.budget * (1 - self.leave)
 
     def measuring_on(self, kind: str) -> float:
-        """Return :attr:`measuring`, computed from the default budget if no budget was given.
+        """Return :attr:`measuring`, or that of the default budget for this kind of machine.
 
-        ``kind`` is the machine's kind, ``gpu`` or ``cpu``.
+        ``kind`` is ``gpu`` or ``cpu``.
         """
         budget = DEFAULT_BUDGET[kind] if self.budget is None else self.budget
         return budget * (1 - self.leave)
@@ -92,21 +90,21 @@ class Request:
     def left(self, measuring: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring`` seconds.
 
-        These seconds are the share :attr:`leave` of the whole budget, which includes ``measuring``.
+        These seconds are the share :attr:`leave` of the sum of both.
         """
         return measuring * self.leave / (1 - self.leave)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """Groups of sweeps that are needed together; a sweep by itself is a group of one."""
+        """Groups of :attr:`names`; a sweep by itself is a group of one."""
         return [tuple(name.split(",")) for name in self.names]
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """Groups of at least two sweeps that are needed together, as tuples of their names."""
+        """Groups of at least two sweeps, by the sweeps' names instead of their files."""
         return [tuple(map(sweep_name, group)) for group in self.groups if len(group) > 1]
 
     @property
     def sweeps(self) -> tuple[str, ...]:
-        """Names of all sweeps, each once."""
+        """Names or paths of all sweeps, each once."""
         return tuple(dict.fromkeys(name for group in self.groups for name in group))

@@ -1,4 +1,4 @@
-"""Description of a run for the process that carries it out: files, cases, bench and limits."""
+"""Description of a run for the process that carries it out."""
 
 from __future__ import annotations
 
@@ -19,43 +19,39 @@ class NodePeers:
     """Peers of a run: the workers that measure on other GPUs of its node at the same time."""
 
     workers: int
-    """Number of workers that share the host, this one included."""
+    """Largest number of workers that share the host at one time, this one included."""
     parent: int
-    """Id of the process that started all workers. It folds the samples into the tables after all
-    workers have ended."""
+    """Id of the process that started all workers, which also folds their samples."""
     wait: Callable[[str], None]
-    """Function that blocks until the phase with the given name may begin. It is called before each
-    of the anchors' phases and before :data:`MEASURE`."""
+    """Function that blocks until a phase may begin, given the name of one of the anchors' phases or
+    :data:`MEASURE`."""
 
 
 @dataclass
 class Run:
-    """Run of one shard, as described to the process that carries it out."""
+    """Run of one shard."""
 
     folder: Path
-    """Folder of the run's files."""
     planned: Sequence[PlanEntry]
-    """Cases to measure."""
     budget: float
     """Seconds that measuring may take, including those that earlier calls spent."""
     bench: str = TORCH_BENCH
-    """``module:callable`` of the function that creates the bench, which prepares and times
-    cases."""
+    """Function that creates the bench, as ``module:name``."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of that callable, such as ``machine`` and ``device``."""
+    """Arguments of that function except the cases, such as ``machine`` and ``gpu``."""
     shard: tuple[int, int] = (1, 1)
     """Number of the shard, counted from 1, and the number of shards."""
     whole: bool = True
-    """True if ``planned`` has all cases of the shard, so that the shard ends with this run.
-
-    Cases that are timed for advice are ignored here."""
+    """True if ``planned`` has all cases of the shard, except perhaps cases for advice. The end of
+    this run is then the end of the shard."""
     place: int | None = None
     """Number of the GPU, or of a CPU's node, within the run; None if it is not known."""
     anchors: Sequence[PlanEntry] = ()
-    """Cases that every GPU times first, to show how fast the GPUs are compared with one another."""
+    """Cases that every GPU times first, so that the GPUs can be compared."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     peers: NodePeers | None = None
+    """None if no other GPU of the node is measured."""
     min_patience: float = 30.0
     """Seconds without a message before a child process may be considered hung."""
     compile_in_parallel: bool = True
@@ -63,24 +59,24 @@ class Run:
     repeats: bool = True
     """True if some cases are re-timed at the end, in another process."""
     names: bool = True
-    """True if kernels are named at the end, in another process. If not, a later call names them.
+    """True if kernels are named at the end, in another process; if not, a later call names them.
 
     On a CPU, kernels are named before they are timed."""
     longest: float | None = None
     """Seconds that six samples of a case may take, with the exception that
     :class:`sweeps.measuring.rounds.Rounds` describes; None for a share of the budget."""
     stop_at: float | None = None
-    """Time on the ``time.monotonic`` clock at which this call ends, including naming kernels; None
-    for no limit."""
+    """Time on the ``time.monotonic`` clock by which measuring is to end, and after which neither
+    re-timing nor naming begins; None for no limit."""
 
     @property
     def workers(self) -> int:
-        """Number of runs that share the host, this one included."""
+        """Largest number of runs that share the host at one time, this one included."""
         return self.peers.workers if self.peers else 1
 
     @property
     def parent(self) -> int | None:
-        """Id of the process that started all runs on the host; None if this is the only one."""
+        """Id of the process that started this run and its peers; None without peers."""
         return self.peers.parent if self.peers else None
 
     @property

@@ -1,8 +1,8 @@
-"""The parent process of a run, which owns the plan, the files, and a child that may crash.
+"""The parent process of a run, which records what its child processes measure.
 
-The parent never measures on a device. The child runs the cases and sends events. The parent records
-these events, watches the time, and starts another child after a crash. The case during which the
-child crashed is retried once, unless it uses an experimental feature.
+The parent never measures on a device, so that it survives a crash. It then starts another child,
+which retries the case that crashed, but only once, and only if the case uses no experimental
+feature.
 """
 
 from __future__ import annotations
@@ -57,16 +57,15 @@ _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     """Measure until the plan is done or the budget or time is used up, then fold the samples.
 
-    Return why measuring ended: ``done``, ``budget``, or ``time`` if the call's time limit came
-    first.
+    The samples are folded even after an error or an interrupt, unless the run has peers.
 
-    The samples are folded into the tables even after an error or an interrupt. If the run has
-    peers, the process that started all workers folds the samples.
+    Returns:
+        Why measuring ended: ``done``, ``budget``, or ``time`` if the run's ``stop_at`` came first.
 
     Raises:
-        UserError: if another process writes this shard, the disk is full, too many of the run's
-            sample lines are damaged, or the measuring process cannot be set up, fails, or crashes
-            repeatedly without taking a sample.
+        UserError: if another process writes this shard, a file cannot be written, too many of the
+            run's sample lines are damaged, or the measuring process cannot be set up, fails, or
+            crashes repeatedly without taking a sample.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     with _supervisor(run, reporter, note) as supervisor:
@@ -79,14 +78,13 @@ def confirm(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> None:
-    """Re-time pairs of the run's cases in new processes, and fold the samples into the tables.
+    """Re-time pairs of the run's cases in new processes, then fold the samples.
 
-    Every pair gets the same number of samples. Complete pairs are kept, even after an error or an
-    interrupt.
+    The samples are folded even after an error or an interrupt, unless the run has peers.
 
     Raises:
-        UserError: if another process writes this shard, the disk is full, or too many of the run's
-            sample lines are damaged.
+        UserError: if another process writes this shard, a file cannot be written, or too many of
+            the run's sample lines are damaged.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     with _supervisor(run, reporter, note) as supervisor:
@@ -111,7 +109,7 @@ def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> It
 
 
 class _Supervisor:
-    """Supervisor of a shard's child processes, which run in succession until the work is done."""
+    """Supervisor of a shard's child processes, of which one at a time runs."""
 
     def __init__(
         self,
@@ -141,7 +139,7 @@ class _Supervisor:
         self._blocks: Counter[tuple[str, ...]] = Counter()
 
     def supervise(self) -> str:
-        """Do all work of the shard. Return why measuring ended, as :func:`carry_out` does."""
+        """Do the work of :func:`carry_out`, and return what it returns."""
         # 1. Time the anchors, and wait until this run may measure.
         self._arrive()
         self._time_anchors()
@@ -164,10 +162,9 @@ class _Supervisor:
         return end
 
     def _arrive(self) -> None:
-        """Record on which GPU (or node) the shard is measured now, if that has changed.
+        """Record where the shard is measured now, and which cases therefore start over.
 
-        Cases that an earlier call measured on another GPU start over, unless their whole series is
-        finished. Nothing is recorded if the shard is finished.
+        Nothing is recorded if that place has not changed or the shard is over.
         """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
@@ -178,10 +175,7 @@ class _Supervisor:
         self._tell("place", place=run.place)
 
     def _tell(self, event: str, case: str = "", **more: Any) -> None:
-        """Record an event of the parent.
-
-        ``case`` is the id of the event's case; empty if the event belongs to no case.
-        """
+        """Record an event of the parent; ``case`` is empty if the event belongs to no case."""
         self._record(
             {
                 "event": event,
@@ -194,10 +188,9 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        """Time the anchors.
+        """Time the anchors, unless this is a run without peers that has timed them on this GPU.
 
-        A run without peers skips them if an earlier call timed them on this GPU. Peers time their
-        anchors at the same moments, so each of them must take part.
+        Peers time their anchors at the same moments, so each of them must take part.
         """
         run = self._run
         has_peers = run.peers is not None
@@ -206,11 +199,7 @@ class _Supervisor:
             self._run_child(replace(assignment, options=run.anchor_options, waits=has_peers))
 
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
-        """Re-time pairs, each in several processes.
-
-        All samples of one process share a systematic error, which shows only in comparison with
-        other processes.
-        """
+        """Re-time pairs, each in :data:`PROCESSES` processes."""
         for number in range(1, PROCESSES + 1):
             self._note(
                 f"Re-timing {len(pairs)} of the best changes, each together with its original "
@@ -224,10 +213,9 @@ class _Supervisor:
             self._confirm_once(pairs)
 
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
-        """Re-time pairs in one process, and in further ones if it dies.
+        """Re-time pairs in one process.
 
-        If a process dies, the next one leaves out the complete pairs and the pairs of the case that
-        was running.
+        If it dies, another one continues without the complete pairs and the case that is to blame.
         """
         # Each pair of entries, by the ids of its two cases.
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
@@ -258,7 +246,7 @@ class _Supervisor:
     def _measure(self) -> str:
         """Run children until the cases are finished, or the budget or the time is used up.
 
-        Return why measuring ended: ``done``, ``budget`` or ``time``.
+        Return which of these was first: ``done``, ``budget`` or ``time``.
         """
         run, tally = self._run, self._tally
         # 1. Find the limits. Kernels are named last, and measuring must leave time for that.
@@ -291,16 +279,13 @@ class _Supervisor:
         return "done"
 
     def _naming_reserve(self, seconds: float) -> float:
-        """Return how many of these ``seconds`` are reserved for naming kernels at the end."""
+        """Return how many of these ``seconds`` are reserved for naming kernels."""
         cases = [entry.case for entry in self._run.planned]
         # The seconds are negative if more than the budget or the time is used up.
         return naming_reserve(cases, max(0.0, seconds)) if self._run.names else 0.0
 
     def _repeat(self) -> None:
-        """Re-time some cases in another process, to see how well their medians repeat.
-
-        Once in a run is enough, because the result describes the machine and not a case.
-        """
+        """Re-time some cases in another process, to see how well their medians repeat."""
         # 1. Choose the cases.
         histories = self._tally.histories
         machine = self._run.arguments.get("machine")
@@ -328,9 +313,7 @@ class _Supervisor:
     def _name(self) -> None:
         """Name the kernels of the timed cases, in processes that time nothing.
 
-        A profiler slows the launches of the process that loads it, even after its session. If a
-        process ends before it has named all kernels, another one continues. After three processes
-        in a row that named nothing, the remaining names stay empty.
+        A profiler slows the launches of the process that loads it, even after its session.
         """
         if not self._run.names:
             return
@@ -355,7 +338,7 @@ class _Supervisor:
             self._give_up_naming(case)
 
     def _give_up_naming(self, case: str) -> None:
-        """Record an empty kernel name for a case, so that later calls do not try again."""
+        """Record an empty kernel name for a case, so that later calls do not try to name it."""
         self._tell("facts", case, facts={"kernel": ""})
 
     def _assignment(
@@ -367,11 +350,7 @@ class _Supervisor:
     ) -> Assignment:
         """Return an assignment for a child, with the histories of the cases so far.
 
-        Args:
-            planned: the cases that the child works on.
-            budget: the run's budget in seconds, including what is already spent.
-            until: time on the ``time.monotonic`` clock at which the child ends.
-            work: kind of work: measure, anchor, repeat, confirm or name.
+        The arguments are attributes of :class:`Assignment`.
         """
         run = self._run
         return Assignment(
@@ -389,11 +368,7 @@ class _Supervisor:
         )
 
     def _run_child(self, assignment: Assignment) -> str | None:
-        """Run one child to its end. Return why it ended; None if it died, or if side work failed.
-
-        Raises:
-            UserError: as :meth:`_listen`.
-        """
+        """Run one child to its end, and return as :meth:`_listen` does."""
         child = Child.start(assignment)
         if assignment.work == "measure":
             self._watch.begin(child.process.pid)
@@ -408,11 +383,10 @@ class _Supervisor:
         """Receive a child's messages until the child ends, and act on them.
 
         :func:`sweeps.measuring.child.work` describes the messages. Return why the child ended, or
-        None if it died, or if side work failed.
+        None if it died, or if side work (:data:`_SIDE_WORK`) failed.
 
         Raises:
-            UserError: if a measuring child failed, or the last of several children in a row
-                crashed without a sample.
+            UserError: if a measuring child failed, or children crash repeatedly without a sample.
         """
         while (message := self._next_message(child, work)) is not None:
             kind, *content = message
@@ -434,7 +408,6 @@ class _Supervisor:
                     self._run.peers.wait(gate)
                     child.connection.send("go")
                 case "end":
-                    # The child's use of the host can only be read while the child still runs.
                     if work == "measure":
                         self._watch.look()
                     return str(content[0])
@@ -453,7 +426,7 @@ class _Supervisor:
         return None
 
     def _next_message(self, child: Child, work: str) -> tuple[Any, ...] | None:
-        """Return a child's next message, a tuple of its kind and its content.
+        """Return a child's next message, which begins with its kind.
 
         If the child died or hung, record or report its death and return None.
         """
@@ -474,10 +447,7 @@ class _Supervisor:
         return message
 
     def _handle_death(self, child: Child, work: str, how: str) -> None:
-        """Record or report the death of a child, depending on its kind of work.
-
-        ``how`` says how it died.
-        """
+        """Record or report the death of a child; ``how`` says how it died."""
         match work:
             case "measure":
                 self._crashed(child, how)
@@ -489,7 +459,7 @@ class _Supervisor:
                 self._note_end(work, how)
 
     def _record(self, event: Event) -> None:
-        """Append an event to the shard's sample file, and update everything that counts events."""
+        """Append an event to the shard's sample file, and count it."""
         self._log.append(event)
         if event["event"] == "sample":
             self._measured = True
@@ -500,12 +470,11 @@ class _Supervisor:
     def _crashed(self, child: Child, how: str) -> None:
         """Record a crash of the case in flight.
 
-        After its second crash, the case gets an error outcome. A case with an experimental feature
-        gets it after the first crash. If several cases were in flight at once, the next child runs
-        them one by one.
+        If several cases were in flight at once, the next child prepares them one by one.
 
         Raises:
-            UserError: if no single case is to blame, and several children in a row took no sample.
+            UserError: if no single case is to blame, and several children in a row crashed without
+                a sample.
         """
         # A child that took samples made progress.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
@@ -546,10 +515,7 @@ class _Supervisor:
             self._refuse_feature(feature, how)
 
     def _crashed_naming(self, child: Child, how: str) -> None:
-        """Give up naming the kernels of the case in flight, if there was exactly one.
-
-        A case is complete without these names.
-        """
+        """Give up naming the kernels of the case in flight, if there was exactly one."""
         if len(child.cases) == 1:
             (case,) = child.cases
             self._give_up_naming(case)
@@ -558,7 +524,7 @@ class _Supervisor:
     def _crashed_confirming(self, child: Child, how: str) -> None:
         """Blame the case in flight, so that the next process leaves out its pairs.
 
-        If several cases were in flight at once, the next child runs them one by one.
+        If several cases were in flight at once, the next child prepares them one by one.
         """
         if len(child.cases) == 1:
             self._blamed.update(child.cases)
@@ -567,7 +533,7 @@ class _Supervisor:
         self._note_end("confirm", how)
 
     def _note_end(self, work: str, how: str) -> None:
-        """Tell the user how a child that did side work (:data:`_SIDE_WORK`) ended."""
+        """Tell the user how a child that did side work ended."""
         self._note(f"The process that {_SIDE_WORK[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
@@ -576,7 +542,7 @@ class _Supervisor:
             self._refuse_feature(feature, "in an earlier call")
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
-        """Give up all unfinished cases that use a feature, because it has crashed a process."""
+        """Give up all unfinished cases that use a feature; ``how`` is as in :func:`refusal`."""
         for case in unfinished_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 

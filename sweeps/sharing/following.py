@@ -1,4 +1,4 @@
-"""Follow the progress of a run that other processes carry out, by reading their sample files."""
+"""Follow the progress of a run that other processes carry out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sweeps.store import Event, parse_event, samples_path
 
 
 class Follower:
-    """Progress of the given shards of a run, read from their sample files as these grow."""
+    """Progress of some shards of a run, read from their sample files as these grow."""
 
     def __init__(
         self, folder: Path, planned: Sequence[PlanEntry], shards: Iterable[int], total: int
@@ -39,7 +39,7 @@ class Follower:
                 self._tallies[shard].add(event)
 
     def _new_events(self, shard: int, path: Path) -> Iterable[Event]:
-        """Yield the events of complete lines that were appended since the last call."""
+        """Yield the events that were appended to a shard's file since the last call."""
         try:
             with open(path, "rb") as file:
                 file.seek(self._bytes_read[shard])
@@ -56,7 +56,7 @@ class Follower:
                 yield event
 
     def unfinished(self, budget: float) -> list[int]:
-        """Return the shards that have not finished and have not used up ``budget`` seconds."""
+        """Return the shards that have not ended with a budget of at least ``budget`` seconds."""
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 
     @property
@@ -68,7 +68,7 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Report the progress of all shards together.
 
-    The time left is the longest that any unfinished shard has left.
+    The time left is the most that an unfinished shard has left of its ``budget`` seconds.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     open_tallies = [tally for tally in tallies if not tally.is_over(budget)]

@@ -11,14 +11,10 @@ ALL = "all"
 
 
 def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
-    """Return the devices that a string such as ``all`` or ``0,3`` selects, by number.
+    """Return the devices that the option ``--gpus`` selects, by number.
 
     On a CPU, each number selects a worker that computes with all cores, and ``all`` selects one
-    worker.
-
-    Args:
-        text: the value of the option ``--gpus``.
-        kind: ``auto``, ``gpu`` or ``cpu``, as :func:`kernels.device.select_device` takes it.
+    worker. ``kind`` is as in :func:`kernels.device.select_device`.
 
     Raises:
         UserError: if the text is neither ``all`` nor a list of numbers, names a device twice, or

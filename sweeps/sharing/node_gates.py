@@ -1,8 +1,6 @@
 """Gates for a node's workers: each GPU times its anchors with the others idle, then all at once.
 
-A worker waits at a gate before each phase of its anchors and before it measures. :class:`Gates`
-does not start or signal processes. Its caller reports each worker that arrives or leaves, and
-learns which workers may proceed.
+A worker waits at a gate before each phase of its anchors and before it measures.
 """
 
 from __future__ import annotations
@@ -16,16 +14,18 @@ _ORDER = (*PHASES, MEASURE)  # gates in the order in which a worker comes to the
 
 
 class Gates:
-    """Gates at which the workers of one node wait for one another."""
+    """Gates at which the workers of one node wait for one another.
+
+    The caller reports each worker that arrives or leaves, and learns which workers may proceed.
+    """
 
     def __init__(self, workers: Iterable[int], take_turns: Callable[[], bool]) -> None:
         """Prepare gates for workers, none of which has come to a gate yet.
 
         Args:
             workers: the numbers of the workers that are expected.
-            take_turns: called once, when all workers have come to the gate ``MEASURE``, so that
-                none of them is still timing anchors. It returns True if the workers slow one
-                another down, so that only one at a time may measure.
+            take_turns: called once, when all workers have come to the gate ``MEASURE``. It returns
+                True if only one worker at a time may measure.
         """
         # Position in _ORDER of the last gate that each worker has come to; -1 for none.
         self._last_gate = dict.fromkeys(workers, -1)
@@ -60,7 +60,7 @@ class Gates:
         return proceeding
 
     def _waiting_at(self, gate: str) -> list[int]:
-        """Return the numbers of the workers that wait at a gate, in ascending order."""
+        """Return the workers that wait at a gate, in ascending order."""
         position = _ORDER.index(gate)
         return sorted(worker for worker in self._waiting if self._last_gate[worker] == position)
 
@@ -73,10 +73,7 @@ class Gates:
         )
 
     def _first_alone(self) -> list[int]:
-        """Return the next worker that may time its anchors alone, as a list of at most one.
-
-        Workers do so one at a time, once all of them have prepared their anchors.
-        """
+        """Return the worker that may now time its anchors alone, as a list of at most one."""
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):
             return []
@@ -85,8 +82,7 @@ class Gates:
     def _all_at(self, gate: str) -> list[int]:
         """Return all workers that wait at a gate, if they may pass it together.
 
-        They may pass it once every worker has reached the gate, unless one that passed the gate
-        earlier is still busy.
+        They may pass it once every worker has reached it and no worker is busy with its phase.
         """
         position = _ORDER.index(gate)
         someone_is_before = any(last < position for last in self._last_gate.values())
@@ -95,11 +91,7 @@ class Gates:
         return self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
-        """Return the workers that may begin to measure: all that wait, or one if they take turns.
-
-        The list is empty while a worker is still timing its anchors, or while it is another
-        worker's turn.
-        """
+        """Return the workers that may begin to measure; at most one if they take turns."""
         if self._turns is None:
             ready = self._all_at(MEASURE)
             if not ready:

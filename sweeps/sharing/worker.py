@@ -22,30 +22,30 @@ class WorkerJob:
     request: Request
     """Options of the run, with the worker's shard and GPU."""
     workers: int
-    """Number of workers that share the host."""
+    """Largest number of workers that share the host at one time."""
     parent: int
     """Id of the process that started the worker."""
     anchors: bool
-    """True if all workers, this one included, time the anchors."""
+    """True if this worker and all others time the anchors."""
 
 
 class _Silent:
     """Reporter that shows nothing, because the parent shows the progress of all workers."""
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
-        """Ignore the phase, which the parent shows."""
+        """Do nothing."""
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
-        """Ignore the progress, which the parent reads from the samples."""
+        """Do nothing."""
 
 
 def work(connection: Connection, job: WorkerJob) -> None:
     """Measure a worker's shard, and send messages to the parent.
 
-    The worker sends ("note", text) for the user and ("wait", gate) when it comes to a gate. After
-    ("wait", gate), it waits for a message. Its last message is ("end", reason), or ("failed",
-    sentence) if a :class:`UserError` ends its work. If it is interrupted or another error ends it,
-    it exits without such a message.
+    The worker sends ("note", text) for the user and ("wait", gate) when it comes to a gate, where
+    it waits for a message. Its last message is ("end", reason), or ("failed", sentence) if a
+    :class:`UserError` ends its work. If it is interrupted or another error ends it, it exits
+    without such a message.
     """
     die_with_parent()
     # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. Only the
@@ -54,11 +54,9 @@ def work(connection: Connection, job: WorkerJob) -> None:
         signal.signal(number, signal.SIG_IGN)
 
     def note(text: str) -> None:
-        """Send a sentence for the user to the parent."""
         connection.send(("note", text))
 
     def wait(gate: str) -> None:
-        """Wait until the parent lets this worker pass a gate."""
         connection.send(("wait", gate))
         connection.recv()
 
