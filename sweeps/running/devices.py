@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kernels.common.documents import COUNT, NOT_NEGATIVE, Maybe, misfit
 from kernels.common.errors import UserError
 from kernels.common.program import USE_FRESH
 from kernels.device import Device
@@ -29,6 +30,10 @@ from sweeps.timing.telemetry import nvml_handle, open_nvml
 
 _SALT = ".salt"
 _PLACES = Path("samples", "places.json")
+_PLACE = {
+    "gpu": COUNT, "id": str, "host": str, "node": COUNT,
+    "power_limit_w?": Maybe(NOT_NEGATIVE), "sm_limit_mhz?": Maybe(NOT_NEGATIVE),
+}  # fmt: skip
 # Relative difference up to which two limits count as equal, because boards report rounded values.
 _SAME_LIMIT = 0.02
 _LIMITS = {
@@ -41,7 +46,7 @@ class DifferentLimitsError(UserError):
     """Raised for a GPU whose power or clock limits differ from those of its run.
 
     Args:
-        limit_here: the GPU's limit, as :func:`find_different_limit` returns it.
+        limit_here: the GPU's limit in words, such as "a power limit of 500 W".
         limit_of_run: the limit of the run's GPUs, in the same form.
     """
 
@@ -58,17 +63,13 @@ class DifferentLimitsError(UserError):
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
     """Register a device with the run in a folder.
 
-    Call this only while no other process plans a run in that folder.
-
-    Args:
-        folder: the run's folder.
-        results: the folder with the salt, so that a GPU has the same hash in all runs there.
-        device: the device that will take samples.
+    Call this only inside :func:`sweeps.store.planning`. A GPU has the same hash in all runs whose
+    ``results`` folder is the same, because that folder has the salt.
 
     Returns:
-        The device's number within the run, and all places of the run. Each place has ``gpu`` (its
-        number), ``id`` (its hash), ``node`` (a number), and the limits ``power_limit_w`` and
-        ``sm_limit_mhz``, which are None if they are not known.
+        The device's number within the run, and all places of the run in the order of their
+        numbers. Each place has ``gpu`` (its number), ``id`` (its hash), ``node`` (a number), and
+        the limits ``power_limit_w`` and ``sm_limit_mhz``, which are None if they are not known.
 
     Raises:
         DifferentLimitsError: if the device's power or clock limits differ from those of the run.
@@ -108,16 +109,10 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 
 
 def take_part(folder: Path, request: Request, device: Device) -> int:
-    """Register a device with a folder's run. If it is a GPU, list the run's GPUs in run.json.
+    """Register a device with a folder's run, and return the device's number within the run.
 
-    Return the device's number within the run. Call this only while no other process plans a run in
-    that folder, because run.json may be rewritten.
-
-    Args:
-        folder: the run's folder.
-        request: the options of the run. ``results`` is the folder with the salt. ``identify`` is
-            True to list the GPUs' hashes in run.json.
-        device: the device that will take samples.
+    If the device is a GPU, list the run's GPUs in run.json. Call this only inside
+    :func:`sweeps.store.planning`.
 
     Raises:
         DifferentLimitsError: if the device's power or clock limits differ from those of the run.
@@ -137,14 +132,14 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """Return the places of a run, or an empty list if they cannot be read.
+    """Return the places of a run without damaged ones; none if the file cannot be read.
 
     Each place has the entries that :func:`arrive` describes and also ``host``, a hash of the node's
     name.
     """
     with suppress(OSError, ValueError, TypeError, KeyError):
         text = (folder / _PLACES).read_text(encoding="utf-8")
-        return [dict(place) for place in json.loads(text)["places"]]
+        return [place for place in json.loads(text)["places"] if not misfit(place, _PLACE)]
     return []
 
 
@@ -153,13 +148,8 @@ def find_different_limit(
 ) -> tuple[str, str] | None:
     """Compare the power and clock limits of a GPU with those of the run's places.
 
-    Return the first limit that differs as two texts: the GPU's limit and the places' limit. Return
-    None if all limits agree. An unknown limit agrees with any other.
-
-    Args:
-        limits: the GPU's limits, ``power_limit_w`` and ``sm_limit_mhz``. A limit that is None, 0 or
-            missing is unknown.
-        places: places of the run, as :func:`arrive` returns them.
+    Return the first limit that differs as two texts, the GPU's limit and the places' limit, or None
+    if all limits agree. A limit that is None, 0 or missing is unknown and agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)
@@ -171,15 +161,16 @@ def find_different_limit(
 
 
 def _salt(results: Path) -> str:
-    """Return the salt of a results folder. At first use, draw it at random and store it."""
+    """Return the salt of a results folder. If it has none, draw one at random and store it."""
     path = results / _SALT
     with claimed(path):
-        try:
-            return path.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError):  # there is no salt yet, or the file is damaged
+        salt = ""
+        with suppress(OSError, UnicodeDecodeError):  # there is no salt yet, or the file is damaged
+            salt = path.read_text(encoding="ascii")
+        if not salt:
             salt = secrets.token_hex(16)
             write_whole(path, salt)
-            return salt
+        return salt
 
 
 def _hashed(salt: str, text: str) -> str:
@@ -188,10 +179,10 @@ def _hashed(salt: str, text: str) -> str:
 
 
 def _identity(device: Device) -> str:
-    """Return a string that identifies a card: its UUID.
+    """Return a string that identifies a GPU: its UUID, if PyTorch reports it.
 
-    Old versions of PyTorch do not report the UUID. The string then consists of the node's name, the
-    card's PCI address and its ordinal.
+    For older versions of PyTorch, the string consists of the node's name, the GPU's PCI address and
+    its ordinal.
     """
     import torch
 
@@ -206,8 +197,8 @@ def _identity(device: Device) -> str:
 def _limits_of(device: Device) -> dict[str, float | None]:
     """Return the limits ``power_limit_w`` and ``sm_limit_mhz`` of a device.
 
-    The limit of the SM clock is NVML's applications clock, which the clock under load does not
-    exceed. A limit that is unknown, such as that of a CPU, is None.
+    The limit of the SM clock is NVML's applications clock. A limit that is unknown, such as that of
+    a CPU, is None.
     """
     limits: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
@@ -229,10 +220,7 @@ def _limits_of(device: Device) -> dict[str, float | None]:
 
 
 def last_place(events: Iterable[Event]) -> int | None:
-    """Return the number of the GPU, or of a CPU's node, where a shard was last measured.
-
-    Return None if the shard was never measured.
-    """
+    """Return the number of the place where a shard was last measured; None if it never was."""
     # Each arrival is a moment and the number of the place, so the largest one is the latest.
     arrivals = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
     if not arrivals:
@@ -244,7 +232,7 @@ def last_place(events: Iterable[Event]) -> int | None:
 def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, History]) -> list[str]:
     """Return the ids of the cases that start over when their shard moves to another GPU.
 
-    These are the cases that have events and whose series is not finished. The cases of a series are
+    These are the cases that were begun and whose series is not finished. The cases of a series are
     compared with each other (:mod:`sweeps.planning.lines`), so one GPU must measure all of them.
 
     Args:
@@ -261,7 +249,7 @@ def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, Histor
     unfinished_series = {
         series for case, series in series_by_case.items() if not histories[case].closed
     }
-    # A case without events has an empty history.
+    # A case that was not begun, or that starts over already, has an empty history.
     return [
         case
         for case, series in series_by_case.items()

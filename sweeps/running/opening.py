@@ -43,15 +43,15 @@ from sweeps.store import (
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
-_MIN_ANCHOR_BUDGET = 60.0  # seconds; a run on one GPU with a smaller budget times no anchors
+_MIN_ANCHOR_BUDGET = 60.0  # seconds of measuring; with fewer, a run on one GPU has no anchors
 
 CasesOf = Callable[[Machine], Sequence[Case]]
-"""Function that takes a machine and returns a sweep's cases for it."""
+"""Function that returns a sweep's cases for a machine."""
 
 
 @dataclass(frozen=True)
 class _Opening:
-    """Context in which a run is opened: the request, the device, the folder and the sweeps."""
+    """Context in which a run is opened."""
 
     request: Request
     device: Device
@@ -66,7 +66,7 @@ def begin(
     note: Callable[[str], None],
     advice_cases: Mapping[str, CasesOf] | None = None,
 ) -> Run:
-    """Open a run: resume the one whose plan is in the folder, or begin a new one.
+    """Open a run: resume the one in the machine's folder of results, or begin a new one.
 
     Args:
         request: the options of the run.
@@ -106,10 +106,8 @@ def begin(
 
 
 def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Write and return the record of a new run.
-
-    If there is a ``reason``, set the old run aside first.
-    """
+    """Write and return the record of a new run. If there is a ``reason``, set the old run aside."""
+    # The old run stays in place if the new one is refused.
     record = _new_record(opening, note)
     if reason:
         note(f"Setting the old run aside: {reason}. It is kept in {set_aside(opening.folder)}.")
@@ -119,10 +117,9 @@ def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> 
 
 
 def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return a resumed run's record, extended by what this request adds.
+    """Return a resumed run's record, extended by what the request adds.
 
-    A request may add sweeps, add cases or time for advice, or enlarge the budget. If it adds
-    nothing, return ``record`` itself.
+    If the request adds nothing, return ``record`` itself.
     """
     plan, request = record["plan"], opening.request
     if _adds(request, opening.sweeps, plan):
@@ -163,10 +160,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return a shard's run.
-
-    It has all cases of the shard, or only those of the sweeps that the request names.
-    """
+    """Return a run of all cases of a shard, or of those whose sweeps the request names."""
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -185,10 +179,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
 
 
 def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run that times the cases for advice.
-
-    The first shard measures these cases. Their budget is not part of the plan's budget.
-    """
+    """Return the run that times the cases for advice, which the first shard measures."""
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
     advice_ids: set[str] = set()
@@ -213,7 +204,7 @@ def _run(
     planned: Sequence[PlanEntry],
     shard: tuple[int, int],
 ) -> Run:
-    """Return a shard's run with the settings that are the same for sweeps and for advice."""
+    """Return a run of those ``planned`` cases that belong to the shard, for sweeps or advice."""
     plan, device = record["plan"], opening.device
     return Run(
         folder=opening.folder,
@@ -235,14 +226,14 @@ def _run(
 
 
 def _without_advice(planned: Sequence[PlanEntry]) -> list[PlanEntry]:
-    """Return the entries, except those of cases that are timed for advice."""
+    """Return the entries of the cases that are not timed for advice."""
     return [entry for entry in planned if entry.case.sweep != CONFIRM]
 
 
 def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[str, CasesOf]:
     """Return, for each sweep, a function that makes its cases for a machine.
 
-    If ``dtypes`` are given, the function makes only cases of these dtypes.
+    If ``dtypes`` is not empty, the function makes only cases of these dtypes.
     """
     return {
         name: functools.partial(sweep_cases, sweep, dtypes=dtypes) for name, sweep in sweeps.items()
@@ -250,7 +241,7 @@ def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[st
 
 
 def left_for_confirming(folder: Path) -> float:
-    """Return how many seconds of a run's budget are left for timing cases for advice.
+    """Return how many of the seconds that a run reserves for timing cases for advice are left.
 
     The number is negative if more seconds were spent than were reserved.
 
@@ -264,7 +255,7 @@ def left_for_confirming(folder: Path) -> float:
 
 
 def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
-    """Return how many seconds were spent on measuring cases for advice."""
+    """Return the seconds that were spent on cases for advice."""
     advice_ids = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
     return spent_seconds(event for event in events if event["case"] in advice_ids)
 
@@ -273,12 +264,12 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     """Find the run to resume.
 
     Returns:
-        The record and a reason. If a run is resumed, the reason is empty. If not, the record is
-        None, and the reason says why the old run is set aside; it is empty if there is no old run.
+        The record and an empty string if a run is resumed. Otherwise None and the reason why the
+        caller must set the old run aside; the reason is empty if there is no old run.
 
     Raises:
-        UserError: if the old run does not fit the request and is not set aside either, or if it is
-            to be set aside and another process is writing it.
+        UserError: if the old run is damaged, if it does not fit the request and is not set aside
+            either, or if it is to be set aside and another process is writing it.
     """
     folder, request = opening.folder, opening.request
     # 1. Find the old run, if there is one.
@@ -326,7 +317,8 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
             "the merged recording aside and start a new run."
         )
     why = _why_outdated(record, opening.device)
-    has_new_sweeps = not set(opening.sweeps) <= set(record["plan"]["sweeps"])
+    # A damaged plan may have no sweeps. The caller refuses it.
+    has_new_sweeps = not set(opening.sweeps) <= set(record["plan"].get("sweeps", ()))
     adds = opening.for_advice or (opening.request.add and has_new_sweeps)
     # An unusable run is measured again, but not by a request that only adds cases.
     if why or adds:
@@ -335,14 +327,14 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
 
 
 def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why the recorded run must be measured again, or "" if it need not be.
+    """Return why the recorded run must be measured again, or "" if it can be resumed.
 
     A run is measured again if it is unusable and has ended at least once. An unusable run that was
     interrupted before it ended is resumed, because more samples may improve it. A run with several
     shards is also resumed, because other nodes may still be measuring it.
     """
     health = record.get("health") or {}
-    if health.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
+    if health.get("verdict") != UNUSABLE or record["plan"].get("shards", 1) > 1:
         return ""
     events, _ = read_events(folder)
     if not any(event["event"] == "end" for event in events):
@@ -360,11 +352,9 @@ def _why_outdated(record: dict[str, Any], device: Device) -> str:
 def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:
     """Refuse a request that can neither resume the plan nor extend it.
 
-    A request may extend the plan with a larger budget or with further sweeps.
-
     Raises:
-        UserError: if the request has a different number of shards than the plan, adds sweeps
-            although there are several shards, or adds nothing and has a smaller budget.
+        UserError: if the request has a different number of shards than the plan, adds sweeps or
+            dtypes although there are several shards, or adds nothing and has a smaller budget.
     """
     shards = plan["shards"]
     adds = _adds(request, sweeps, plan)
@@ -397,7 +387,8 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
         UserError: if the request names sweeps, and they are not exactly those of the plan.
     """
     named = {sweep_name(name) for name in request.sweeps}
-    planned = [name for name in plan["sweeps"] if name != CONFIRM]
+    # A damaged plan may have no sweeps. begin() refuses it.
+    planned = [name for name in plan.get("sweeps", named) if name != CONFIRM]
     if named and named != {*planned}:
         raise UserError(
             f"the run in {folder} covers {', '.join(planned)}, and the sweeps of a run on several "
@@ -407,16 +398,9 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
 
 
 def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
-    """Return True if a request adds its sweeps to a plan, with additional budget for them.
-
-    This is the case if the request
-
-    - asks to add them, or restricts the dtypes,
-    - names some of the plan's sweeps but not all,
-    - has sweeps that the plan lacks, whether it names them or they are the default ones, or
-    - names a file, and the plan has only one shard.
-    """
+    """Return True if a request adds its sweeps to a plan, with additional budget for them."""
     restricts_dtypes = bool(request.dtypes)
+    # A request that names only some of the plan's sweeps has its budget only for these.
     names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
     has_new_sweeps = not set(sweeps) <= set(plan["sweeps"])
     # A user's file may have changed since it was planned. A run with several shards ignores that.
@@ -431,11 +415,10 @@ def _with_cases(
     seconds: float,
     budget: float,
 ) -> dict[str, Any]:
-    """Return the record with further cases of the sweeps.
+    """Return the record with as many missing cases of the sweeps as fit in ``seconds``.
 
-    It gets as many missing cases as can be measured in ``seconds``. Cases of sweeps that are
-    recorded elsewhere are not added. The plan's budget becomes ``budget`` if that is larger. The
-    old cases keep their order and their shards, and the new ones come after them.
+    The plan's budget becomes ``budget`` if that is larger. The old cases keep their order and their
+    shards, and the new ones come after them.
     """
     # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -482,8 +465,8 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     """Plan a new run and return its record. On a CPU, measure ceilings and costs first.
 
     Raises:
-        UserError: if the plan would have no cases. The exit code is 0 if the only reason is that
-            all sweeps are recorded elsewhere.
+        UserError: if the plan would have no cases. The exit code is 0 if every sweep that has cases
+            is recorded elsewhere.
     """
     request, device, sweeps = opening.request, opening.device, opening.sweeps
     # 1. Measure the ceilings of a CPU. Those of a GPU are known.
@@ -554,7 +537,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
     """Return the rows of the anchors, the cases that every GPU of a run times first.
 
-    A run with a single shard has no anchors if it is on a CPU, or if its budget is less than 60 s.
+    A run with a single shard has none if it is on a CPU or measures for less than 60 s.
     """
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []
@@ -567,8 +550,8 @@ def _recorded_sweeps(
     """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
     The recording there has a time for every case of each returned sweep, and for every case of the
-    other sweeps in its group. The list is empty if there is no such recording, if the recording is
-    unusable, or if this version and this machine's software could not resume it.
+    other sweeps in its group. The list is empty if the recording is unusable, or if this version
+    and this machine's software could not resume it.
     """
     results = request.skip_recorded
     if results is None:

@@ -87,3 +87,24 @@ def test_on_another_gpu_unfinished_series_begin_anew() -> None:
     assert begun_elsewhere(entries, done) == []
     where = [{"event": "place", "at": at, "place": place} for at, place in ((2.0, 5), (1.0, 3))]
     assert (last_place(where), last_place([])) == (5, None)
+
+
+@pytest.mark.parametrize("damaged", [{}, {"gpu": 0}, {"gpu": "0", "id": "a", "host": "b"}, 7])
+def test_a_damaged_place_is_left_out(
+    tmp_path: Path, node: SimpleNamespace, damaged: object
+) -> None:
+    (tmp_path / "samples").mkdir()
+    arrive(tmp_path, tmp_path, gpu(2))
+    path = tmp_path / "samples" / "places.json"
+    (place,) = json.loads(path.read_text())["places"]
+    path.write_text(json.dumps({"places": [damaged, place]}))
+    assert arrive(tmp_path, tmp_path, gpu(2))[0] == 2
+    assert [place["gpu"] for place in arrive(tmp_path, tmp_path, gpu(0))[1]] == [0, 2]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff"])
+def test_a_damaged_salt_is_replaced(tmp_path: Path, node: SimpleNamespace, content: bytes) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / ".salt").write_bytes(content)
+    arrive(tmp_path, tmp_path, gpu(0))
+    assert len((tmp_path / ".salt").read_text()) == 32

@@ -459,3 +459,12 @@ def test_candidates_of_what_a_machine_cannot_run_are_one_case(tmp_path: Path) ->
     )
     (case,) = sweep_cases(read_sweep(path), known_machine("nvidia-v100-sxm2-16gb"))
     assert case.config == ""  # its row in measurements.csv will say that sm_80 is needed
+
+
+def test_a_plan_without_sweeps_is_refused_as_damaged(tmp_path: Path, quick_ceilings: None) -> None:
+    folder = begin(request(tmp_path), quiet).folder
+    record = read_run(folder)
+    del record["plan"]["sweeps"]
+    write_run(folder, record)
+    with pytest.raises(UserError, match="run.json is damaged: plan has no 'sweeps'"):
+        begin(request(tmp_path), quiet)
