@@ -131,8 +131,9 @@ class _Supervisor:
         self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"), run.parent)
         self._measured = any(event["event"] == "sample" for event in events)
         self._place = last_place(events)
+        # A CPU's anchors have no GPU. A shard that has moved also has the anchors of another GPU.
         self._anchored = run.place == self._place and any(
-            event["event"] == "anchor" for event in events
+            event["event"] == "anchor" and event.get("gpu") in (None, run.place) for event in events
         )
         self._blamed: set[str] = set()  # cases in flight when a confirming process died
         # Number of blocks that the present confirming process has taken of each pair.

@@ -1,7 +1,4 @@
-"""Estimate from anchors how much a node's GPUs slow down when all of them work at once.
-
-Anchors are a few cases that every GPU times twice: with the other GPUs idle, and with all at work.
-"""
+"""Estimate from anchors how much a node's GPUs slow down when all of them work at once."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweeps.folding.anchor_rows import latest_anchor_events
+from sweeps.folding.history import SamplePlace, place_of
 from sweeps.schema import ALONE, TOGETHER
 from sweeps.store import Event
 from sweeps.timing.statistics import TOLERANCE, median, median_interval
@@ -38,19 +36,18 @@ class SharedSlowdown:
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much slower a node's GPUs are when all of them work at the same time.
 
-    Each anchor's time with all GPUs at work is divided by its time with one GPU at work, and its
-    slowdown is the median over the GPUs. Return None if fewer than six anchors were timed in both
-    phases.
+    An anchor's slowdown is the median over the GPUs. Return None if fewer than six anchors were
+    timed in both phases.
 
     Args:
         events: events of the shards that were measured at the same time.
     """
-    # 1. Collect the seconds of the samples: first by anchor and worker, which has one GPU, and then
-    # by phase.
-    seconds: dict[tuple[str, str], dict[str, list[float]]]
+    # 1. Collect the seconds of the samples: first by anchor, worker and GPU, and then by phase. On
+    # a CPU, only the worker differs. After a move, a worker also has samples of its earlier GPU.
+    seconds: dict[tuple[str, SamplePlace], dict[str, list[float]]]
     seconds = defaultdict(lambda: defaultdict(list))
     for event in latest_anchor_events(events):
-        seconds[event["case"], event["worker"]][event["phase"]].append(event["s"])
+        seconds[event["case"], place_of(event)][event["phase"]].append(event["s"])
     # 2. Compare the two phases.
     gpu_ratios: dict[str, list[float]] = defaultdict(list)
     for (anchor, _), by_phase in seconds.items():

@@ -2,8 +2,8 @@
 
 A worker is a process that measures one shard of the run on one GPU. When it ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
-GPU if there is one. Samples that the worker has taken are kept. If the shard moves to another GPU,
-however, the cases of its unfinished series start over (:mod:`sweeps.running.devices`).
+GPU if possible. The shard's samples are kept, but if it moves to another GPU, the cases of its
+unfinished series start over (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def share(
         begun: called with the run's folder once the run is planned.
 
     Raises:
-        UserError: if the run cannot be started, or if failures left some shards unfinished.
+        UserError: if the run cannot be started, failures left some shards unfinished, or a file of
+            the run cannot be read or written.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     # 1. Count the shards, and number those of this node.
@@ -100,6 +101,8 @@ def share(
 
 def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     """Return the run's number of shards: one for each GPU, or as many as an old run has.
+
+    ``gpus`` is the number of GPUs of one node.
 
     Raises:
         UserError: if the old run cannot be read, if this number of nodes and GPUs cannot share it,
@@ -127,7 +130,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
 
 @dataclass
 class _Worker:
-    """A process that measures a shard on a GPU, and how it ended."""
+    """A process that measures a shard on a GPU, and what it reported."""
 
     process: BaseProcess
     connection: Connection
@@ -143,7 +146,7 @@ class _Worker:
 
 
 class _Parent:
-    """Parent of a node's workers. It starts and follows them until no shard is left."""
+    """Parent of a node's workers."""
 
     def __init__(
         self,
@@ -157,14 +160,8 @@ class _Parent:
     ) -> None:
         """Read the run's plan; no worker is started yet.
 
-        Args:
-            folder: folder of the run.
-            request: the options of the run.
-            gpus: the node's devices by their numbers.
-            shards: numbers of this node's shards, counted from 1.
-            total: number of shards of the whole run.
-            reporter: shows the progress of all workers.
-            note: called with each sentence for the user.
+        ``shards`` are those of this node, and ``total`` is the number of shards of the whole run.
+        The other arguments are those of :func:`share`.
         """
         self._folder = folder
         self._fresh = request.fresh
@@ -190,11 +187,12 @@ class _Parent:
     def carry_out(self) -> None:
         """Start a worker for each GPU that gets a shard, and later workers for the other shards.
 
-        Return when all workers have ended and the samples are folded into the tables.
+        When all workers have ended, fold the samples into the tables.
 
         Raises:
-            UserError: if some shards are not finished although there was time for them, or if the
-                limits of most of the GPUs differ from those of the run.
+            UserError: if failures left some shards unfinished although there was time for them, if
+                the limits of most of the GPUs differ from those of the run, or if a file of the run
+                cannot be read or written.
         """
         self._reporter.begin("Measuring", self._budget)
         try:
@@ -240,7 +238,11 @@ class _Parent:
         # them together with others before, in the shard that it resumes.
         all_timed_before = all(
             last_places[shard] == self._places[gpu]
-            and any(event.get("phase") == TOGETHER for event in shard_events[shard])
+            and any(
+                # A CPU's anchors have no GPU. A shard that has moved also has those of another GPU.
+                event.get("phase") == TOGETHER and event.get("gpu") in (None, self._places[gpu])
+                for event in shard_events[shard]
+            )
             for gpu, shard in assigned.items()
         )
         has_time = self._seconds_left() > _ANCHOR_SECONDS
@@ -251,7 +253,7 @@ class _Parent:
             self._start(gpu, shard, time_anchors)
 
     def _seconds_left(self) -> float:
-        """Return the seconds until this call must end; infinity if there is no limit."""
+        """Return the seconds until this call is to end; infinity if there is no limit."""
         stop_at = self._request.stop_at
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
@@ -287,10 +289,7 @@ class _Parent:
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, time_anchors: bool) -> None:
-        """Start a worker for a shard on a GPU.
-
-        If ``time_anchors`` is true, the worker times the anchors first.
-        """
+        """Start a worker for a shard on a GPU."""
         context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
@@ -302,7 +301,7 @@ class _Parent:
         self._workers[gpu] = _Worker(process, parent_end, gpu, shard)
 
     def _receive(self) -> None:
-        """Wait at most a second for messages from the workers, and act on these messages."""
+        """Wait at most a second for messages from the workers, and act on them."""
         workers = list(self._workers.values())  # handling a message may remove and add workers
         ready = wait([worker.connection for worker in workers], _LOOK_SECONDS)
         for worker in workers:
@@ -326,14 +325,14 @@ class _Parent:
                     self._note(f"{self._label(worker.gpu)}: {text}")
 
     def _let_go(self, gpus: list[int]) -> None:
-        """Tell the workers of these GPUs that they may pass the gate at which they wait."""
+        """Let the workers of these GPUs pass the gate at which they wait."""
         for gpu in gpus:
             # If a worker has died in the meantime, _receive() notices it.
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._workers[gpu].connection.send("go")
 
     def _kill_silent(self) -> None:
-        """Kill workers that never send a message, for example because their GPU is lost.
+        """Kill workers that send no first message in time, for example because their GPU is lost.
 
         All other workers would otherwise wait for them at a gate.
         """
@@ -363,7 +362,7 @@ class _Parent:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give shards that have no worker to idle GPUs."""
+        """Give idle GPUs the shards that have no worker, as long as there are both."""
         for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
                 return
@@ -398,7 +397,7 @@ class _Parent:
         return True
 
     def _record_turns(self) -> None:
-        """Add this node to the nodes on which the GPUs take turns, which run.json lists."""
+        """Add this node to the list ``turns`` of run.json: nodes on which the GPUs take turns."""
         with planning(self._folder):
             record = read_run(self._folder)
             places_here = {*self._places.values()}
@@ -410,7 +409,7 @@ class _Parent:
             write_run(self._folder, record)
 
     def _stop_all(self) -> None:
-        """Tell all workers to end, as after an interrupt, and kill those that take too long."""
+        """Tell all workers to end, and kill those that take too long."""
         until = time.monotonic() + _END_SECONDS
         for worker in self._workers.values():
             worker.process.terminate()
@@ -425,7 +424,7 @@ def _is_cpu(gpus: Mapping[int, Device]) -> bool:
 
 
 def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) -> dict[int, int]:
-    """Assign a shard to each GPU, as long as shards are left. Return the shards by GPU.
+    """Assign a shard to each GPU, as long as shards are left.
 
     Args:
         places: the number of each GPU within the run.
@@ -438,8 +437,7 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
     def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
         """Assign a suitable shard to each GPU that has none.
 
-        ``is_suitable`` takes a GPU's number and the number of the GPU that measured a shard last.
-        It returns True if the GPU may get that shard.
+        ``is_suitable`` takes the number of a GPU and that of the GPU that measured a shard last.
         """
         for gpu, place in places.items():
             if gpu in assigned:

@@ -10,7 +10,7 @@ from kernels.machine import cpu_machine, known_machine
 from sweeps.folding.anchor_rows import anchor_rows, steady_report, steady_rows
 from sweeps.planning.anchor_plan import ANCHORS, anchor_cases, steady_seconds
 from sweeps.planning.plan import PlanEntry
-from sweeps.store import ANCHOR_COLUMNS, STEADY_COLUMNS, read_events, read_run, write_run
+from sweeps.store import ANCHOR_COLUMNS, STEADY_COLUMNS, SampleLog, read_events, read_run, write_run
 from tests.support.fakes import case, planned
 from tests.support.runs import a_run, carry, rows_of
 
@@ -85,3 +85,17 @@ def test_work_without_a_pause_counts_once_it_is_steady() -> None:
     assert (told["gpu"], told["problem"]) == (0, str(held.case.problem))
     assert (told["share"], told["lo"], told["hi"]) == pytest.approx((0.8, 0.8, 0.8))
     assert told["sm_mhz"] == pytest.approx(1584.0)
+
+
+def test_a_shard_that_moved_before_its_anchors_were_timed_times_them(tmp_path: Path) -> None:
+    cases = planned(3)
+    for gpu in (0, 1):
+        run = a_run(tmp_path, cases, gpu=gpu)
+        run.anchors, run.anchor_options, run.place = cases[2:], {"seconds": 1.0}, gpu
+        run.budget = 0.0  # only the anchors are timed
+        carry(run)
+        # The call on GPU 1 was interrupted once, when only the move was recorded.
+        with SampleLog(tmp_path, (1, 1)) as log:
+            log.append({"event": "place", "case": "", "worker": "1/1", "place": 1, "at": 1e10})
+    timed = {event["gpu"] for event in read_events(tmp_path)[0] if event["event"] == "anchor"}
+    assert timed == {0, 1}

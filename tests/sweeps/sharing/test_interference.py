@@ -53,3 +53,15 @@ def test_the_latest_times_count() -> None:
     change = interference([*anchors(1.5), *anchors(1.0)])
     assert change is not None
     assert not change.slowed
+
+
+def test_the_gpus_of_a_worker_that_moved_are_not_pooled() -> None:
+    """The second GPU of worker 1/1 is half as fast, and has not worked together with others."""
+    moved = [
+        {**event, "gpu": 1, "s": 2 * event["s"]} if "s" in event else {**event, "gpu": 1}
+        for event in anchors(1.0, noise=0.0, workers=1)
+        if event.get("phase") != TOGETHER
+    ]
+    change = interference([*anchors(1.2, noise=0.0, workers=1), *moved])
+    assert change is not None
+    assert change.ratio == pytest.approx(1.2)

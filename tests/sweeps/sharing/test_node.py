@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing import Pipe, current_process
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import SoftFileLease
@@ -31,9 +32,10 @@ from sweeps.planning.plan import read_plan
 from sweeps.process import descendants
 from sweeps.running.devices import DifferentLimitsError
 from sweeps.running.request import Request
+from sweeps.schema import TOGETHER
 from sweeps.sharing import node as node_module
 from sweeps.sharing.node import _assigned, _count_shards, _Parent, _Worker
-from sweeps.store import read_events, read_run, write_json, write_run
+from sweeps.store import Event, read_events, read_run, write_json, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 300.0  # seconds, far more than any machine needs
@@ -228,7 +230,7 @@ def parent_of(folder: Path) -> _Parent:
 
 def test_a_cpu_s_turns_are_recorded_for_its_own_node(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
-    places = [{"gpu": 0, "id": "a", "node": 0}, {"gpu": 1, "id": "b", "node": 1}]
+    places = [{"gpu": i, "id": "a", "host": "b", "node": i} for i in (0, 1)]
     write_json(tmp_path / "samples" / "places.json", {"places": places})
     write_run(tmp_path, {"schema": 1, "protocol": 1, "run": "once", "machine": None,
                          "software": {}, "plan": {"cases": []}})  # fmt: skip
@@ -272,3 +274,28 @@ def test_a_worker_that_died_at_a_gate_ends_nothing_when_it_is_let_go() -> None:
     parent._let_go([0])  # the worker's shard is handed out when its end is noticed
     with pytest.raises(EOFError):
         ours.recv()
+
+
+@pytest.mark.parametrize("gpu_of_events", [0, 2])
+def test_a_shard_that_moved_before_its_anchors_were_timed_times_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu_of_events: int
+) -> None:
+    """The second GPU, number 2 of the run, resumes a shard, perhaps one that another GPU timed."""
+
+    def events(shard: int) -> list[Event]:
+        number = {1: 1, 2: gpu_of_events}[shard]
+        anchor = {"event": "anchor", "phase": TOGETHER, "gpu": number}
+        return [anchor, {"event": "place", "place": {1: 1, 2: 2}[shard], "at": 2.0}]
+
+    started: list[bool] = []
+    parent = parent_of(tmp_path)
+    parent._places = {0: 1, 1: 2}
+    parent._budget = 1.0
+    parent._idle, parent._due = {}, deque()
+    monkeypatch.setattr(parent, "_take_part", lambda: None)
+    monkeypatch.setattr(parent, "_events", events)
+    monkeypatch.setattr(parent, "_start", lambda gpu, shard, anchors: started.append(anchors))
+    follower = SimpleNamespace(look=lambda: None, unfinished=lambda budget: [1, 2])
+    monkeypatch.setattr(parent, "_follower", follower, raising=False)
+    parent._start_all()
+    assert started == [gpu_of_events != 2] * 2
