@@ -372,7 +372,7 @@ class _Supervisor:
         """Run one child to its end, and return as :meth:`_listen` does."""
         child = Child.start(assignment)
         if assignment.work == "measure":
-            self._watch.begin(child.process.pid)
+            self._watch.begin()
         try:
             return self._listen(child, assignment.work)
         finally:

@@ -16,9 +16,10 @@ _LOOK_SECONDS = 10.0  # seconds between two looks at the host
 
 
 class Watch:
-    """Observer of other processes on the machine.
+    """Observer of processes outside a run, which watches the host and one GPU.
 
-    It observes the host while a child process measures, and the GPU before and after that.
+    On the host, the run's processes are this one, its peers, the process that started them, and the
+    descendants of all these.
     """
 
     def __init__(
@@ -31,11 +32,10 @@ class Watch:
         """Prepare to observe; nothing is recorded yet.
 
         Args:
-            record: called with each event that is observed.
-            worker: the shard's name.
+            record: called with each event.
+            worker: the shard's name, for the events.
             gpu: the GPU's ordinal; None on a CPU.
             parent: id of the process that started this one and its peers; None without peers.
-                Neither that process nor its descendants are reported.
         """
         self._record = record
         self._worker = worker
@@ -46,34 +46,32 @@ class Watch:
     def look_at_gpu(self) -> None:
         """Record how many other processes use the GPU, if any do.
 
-        Call this while no process of this run uses the GPU, because such a process would be counted
-        as well.
+        Call this while no child of this process uses the GPU, because it would be counted as well.
         """
         others = other_processes_on(self._gpu)
         if others:
             self._tell(seconds=0.0, gpu_processes=others)
 
-    def begin(self, child: int | None) -> None:
-        """Begin to watch how much of the host is used by processes outside this run.
-
-        ``child`` is the id of the process that measures; None if it has not started.
-        """
-        parent = self._parent
-        measuring = [os.getpid()] if child is None else [os.getpid(), child]
+    def begin(self) -> None:
+        """Begin to watch the host."""
+        first = os.getpid() if self._parent is None else self._parent
 
         def our_processes() -> list[int]:
-            # The parent may start further processes, so its descendants are listed at every look.
-            return measuring if parent is None else [parent, *descendants(parent)]
+            # The processes that measure and compile come and go, so they are listed at every look.
+            return [first, *descendants(first)]
 
         self._host = HostWatch(our_processes)
 
     def look_now_and_then(self) -> None:
-        """Record the use of the host if at least ten seconds have passed since the last look."""
+        """Call :meth:`look` if at least ten seconds have passed since the last look."""
         if self._host is not None and self._host.since() >= _LOOK_SECONDS:
             self.look()
 
     def look(self) -> None:
-        """Record the use of the host since the last look. The child must still be running."""
+        """Record the use of the host since the last look, if it is known.
+
+        The process that measures must still run, because its use cannot be read afterwards.
+        """
         use = self._host.look() if self._host is not None else None
         if use is not None:
             self._tell(**asdict(use))
