@@ -1,7 +1,4 @@
-"""Formats of a run's files: run.json, samples, and the columns of ``measurements.csv``.
-
-This module does not import PyTorch.
-"""
+"""Formats of a run's files: run.json, samples, and the columns of ``measurements.csv``."""
 
 from __future__ import annotations
 
@@ -109,7 +106,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 """Columns of measurements.csv in their order, each with its kind of value and its meaning."""
 
 PHASES = ALONE, TOGETHER = "alone", "together"
-"""Phases in which anchors are timed: on one GPU of the node at a time, or on all GPUs at once."""
+"""Phases in which anchors are timed: on one of a node's GPUs at a time, or on all at once."""
 
 IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("fill") + 1]
 """Columns that identify a case."""
@@ -148,9 +145,7 @@ RUN = {
         "framework": str, "version": str,
     },
 }  # fmt: skip
-"""Format of run.json together with the cases of its plan, which are stored in plan.jsonl.
-
-:func:`kernels.common.documents.misfit` compares a document with it."""
+"""Format of run.json with the cases of its plan, for :func:`kernels.common.documents.misfit`."""
 
 _MOMENT = Number(0, 1e11)  # seconds since 1970, up to the year 5138
 _SAMPLE = {
@@ -189,10 +184,7 @@ Lines of other events have the format :data:`_ANY`."""
 
 
 def problem_columns(problem: Workload) -> dict[str, Any]:
-    """Return the columns of measurements.csv that describe a problem.
-
-    Columns that do not apply to the problem are left out.
-    """
+    """Return those columns of measurements.csv that describe a problem and apply to it."""
     if isinstance(problem, Gemm):
         return {
             "op": "gemm",
@@ -231,35 +223,47 @@ def problem_columns(problem: Workload) -> dict[str, Any]:
 def problem_of(row: Mapping[str, Any]) -> Workload:
     """Build a problem from its columns; the inverse of :func:`problem_columns`.
 
-    Values may be texts, as in a CSV file.
+    Sizes may be texts, as in a CSV file.
 
     Raises:
         KeyError: if a column is missing, or the operation is unknown.
-        TypeError: if a size is None, as in a CSV row with too few cells.
-        ValueError: if a size is not a whole number.
+        TypeError: if a size or the layout is None, as in a CSV row with too few cells.
+        ValueError: if a size is not a number, or that of a GEMM or convolution is not whole.
         UserError: if the columns describe a problem that cannot exist.
     """
     if row["op"] == "gemm":
-        m = int(row["m"])
-        n = int(row["n"])
-        k = int(row["k"])
-        batch = int(row["batch"])
+        m = _size(row["m"])
+        n = _size(row["n"])
+        k = _size(row["k"])
+        batch = _size(row["batch"])
         return Gemm(m, n, k, row["dtype"], row["layout"], batch)
     if row["op"] != "conv":
         return operation_of(row)
     # The columns are in the order in which Conv.build takes their values.
-    sizes = (int(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
+    sizes = (_size(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
     pairs = (parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation"))
-    groups = int(row["groups"])
+    groups = _size(row["groups"])
     return Conv.build(sizes, pairs, groups, row["dtype"], row["layout"], row["pass"])
 
 
+def _size(value: Any) -> int:
+    """Return a size as an int, without cutting off a fraction as ``int`` does.
+
+    Raises:
+        TypeError: if the value is None.
+        ValueError: if the value is not a whole number.
+    """
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is not a whole number")
+    return int(value)
+
+
 def fault_of_event(event: Any) -> str:
-    """Return why the JSON document of a line is not a valid event, as a clause; empty if valid."""
+    """Return why a line's JSON document is not a valid event, as a clause; empty if it is one."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"
-    # A block of a re-timed pair has two samples of each case. misfit() cannot check a length.
+    # A block of a re-timed pair has two samples of each case. misfit() does not check lengths.
     if kind == "confirm" and isinstance(event.get("s"), list) and len(event["s"]) != 4:
         return "its list 's' does not have four times"
     return misfit(event, _EVENTS.get(kind, _ANY))

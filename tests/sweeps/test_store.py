@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from kernels.common.errors import UserError
+from kernels.problem import Gemm
 from sweeps.folding.case_rows import fold_rows
 from sweeps.folding.history import spent_seconds
 from sweeps.folding.steadiness import canary_report
-from sweeps.schema import COLUMNS, IDENTITY
+from sweeps.schema import COLUMNS, IDENTITY, problem_columns, problem_of
 from sweeps.store import (
     Event,
     SampleLog,
@@ -333,3 +334,11 @@ def test_the_data_dictionary_describes_every_column() -> None:
     first_cells = " ".join(re.findall(r"^\| (.*?) \|", text, re.MULTILINE))
     for name in COLUMNS:
         assert f"`{name}`" in first_cells, name
+
+
+@pytest.mark.parametrize("size", [3.5, float("inf"), float("nan"), "3.0"])
+def test_a_size_that_is_not_whole_is_refused(size: object) -> None:
+    columns = problem_columns(Gemm(3, 4, 5, "fp32"))
+    assert problem_of({**columns, "m": 3.0}) == Gemm(3, 4, 5, "fp32")
+    with pytest.raises(ValueError, match="3.5|inf|nan|3.0"):
+        problem_of({**columns, "m": size})
