@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.common.documents import COUNT, misfit
 from kernels.common.errors import UserError
 from kernels.machine import Machine
 from sweeps.folding.fold import too_damaged
@@ -19,7 +18,6 @@ from sweeps.store import Event, parse_event, read_run, refuse_if_running
 from sweeps.timing.sampler import PROTOCOL
 
 _LOG = "1-of-1.jsonl"
-_PLACE = {"gpu": COUNT, "id?": str, "host?": str}
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class MergeSource:
     """Lines of its sample file, each an event or the bytes of a damaged line."""
     places: Sequence[Mapping[str, Any]]
     """Entries of samples/places.json: one for each GPU or, in a CPU's run, for each node. Each has
-    ``gpu`` (a number) and, if known, the hashes ``id`` (of the GPU or the CPU's node) and ``host``
-    (of the node)."""
+    ``gpu`` (a number) and the hashes ``id`` (of the GPU or the CPU's node) and ``host`` (of the
+    node)."""
 
     @property
     def events(self) -> list[Event]:
@@ -77,7 +75,7 @@ def read_source(folder: Path) -> MergeSource:
         planned,
         anchors,
         _read_lines(folder / "samples" / _LOG),
-        [place for place in read_places(folder) if not misfit(place, _PLACE)],
+        read_places(folder),
     )
 
 
