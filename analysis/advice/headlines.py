@@ -309,7 +309,7 @@ def size(table: pd.DataFrame) -> Headline | None:
 
 
 def _size_interval(lo: int | None, hi: int | None) -> str:
-    """Format the interval of a size, such as `` (512–1024)``; empty if its ends are equal.
+    """Return the interval of a size as text, such as `` (512–1024)``, or "" if its ends are equal.
 
     An end is None if the size may be larger than all measured ones.
     """

@@ -203,7 +203,7 @@ def _read_changes(
             example = min(common)
             lacking = next(process.name for process in processes if example not in process.cases)
             raise UserError(
-                f"no case has a time in every result: for example, {lacking} has no time of "
+                f"no case has a time in every result: for example, {lacking} has no time for "
                 f"{example!r}. Leave this result out, or measure the same cases in every result."
             )
         raise UserError(

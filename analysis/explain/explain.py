@@ -404,7 +404,7 @@ def subject_of(operation: ProfiledOperation) -> str:
 
 
 def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of a call of each shape; shapes without one are left out.
+    """Return the expected time of a call for each shape that has an expected time.
 
     For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
     """

@@ -125,7 +125,7 @@ def read_anchors(folder: Path) -> Anchors:
     damaged = table.faults.leave_out()
     rows = rows[table.faults.sound]
     if rows.empty:
-        raise UserError(f"{path} has no anchor times; {_written_by()}.")
+        raise UserError(f"{path} has no anchor times. {_remedy()}")
     fleet = _fleet(rows, cases, machine, run)
     return Anchors(Recording(folder, machine, run, pd.DataFrame()), fleet, damaged)
 
@@ -139,11 +139,11 @@ def anchor_folders(place: Path) -> list[Path]:
     """
     if (place / "run.json").exists():
         if not (place / FILE).exists():
-            raise UserError(f"{place} has no {FILE}; {_written_by()}.")
+            raise UserError(f"{place} has no {FILE}. {_remedy()}")
         return [place]
     folders = sorted(path.parent for path in place.glob(f"*/{FILE}"))
     if not folders:
-        raise UserError(f"no recording in {place} has an {FILE}; {_written_by()}.")
+        raise UserError(f"no recording in {place} has an {FILE}. {_remedy()}")
     return folders
 
 
@@ -163,10 +163,12 @@ def kind_of(case: Case, machine: Machine) -> str:
     return case.mode  # the names of both modes are kinds, too
 
 
-def _written_by() -> str:
-    """Return the end of an error message: which command measures anchors, with which options."""
-    run = command("sweeps run")
-    return f"{run} measures anchors with --shard, or on a GPU if its budget is a minute or more"
+def _remedy() -> str:
+    """Return the sentence of an error message that says how to measure anchors."""
+    return (
+        f"To measure anchors, run {command('sweeps run')} on a GPU with a budget of at least a "
+        "minute, or in several shards (--shard)."
+    )
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:

@@ -228,8 +228,8 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
     Raises:
-        UserError: if the file is unreadable, damaged, has no known format, does not say its dtype,
-            or has no readable row of the machine.
+        UserError: if the file is unreadable or damaged, has no known format, does not say its
+            dtype, or has no readable row for the machine.
     """
     rows = _read(path)
     cache = "warm" if rows.warm else "cold"

@@ -376,8 +376,9 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
     """Derive a prior for one dtype from the prior of another dtype.
 
-    A prior for tf32 only takes over the constants, and its interval is a factor of two. A prior for
-    any other dtype is a copy with wider intervals, or None if the two dtypes have different peaks.
+    A prior for tf32 has the constants of ``twin_prior``, and its interval is a factor of two. A
+    prior for any other dtype is a copy with wider intervals, or None if the two dtypes have
+    different peaks.
 
     Args:
         twin_prior: the prior to derive from.

@@ -46,8 +46,8 @@ PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle":
 
 KINDS = ("png", "svg")
 _VARYING_FIELD = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
-"""Metadata field of each format that is left out, because it may differ between two files of the
-same data."""
+"""Metadata field that is left out of files of each format, because its value may differ between
+two files of the same data."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 13,

@@ -141,8 +141,8 @@ def layouts_title(pairs: pd.DataFrame) -> str:
     """
     mean, faster, slower = layout_summary(pairs)
     return (
-        f"NHWC is {mean:.2f}× as fast as NCHW: clearly faster in {faster} of {len(pairs)} pairs, "
-        f"clearly slower in {slower}"
+        f"NHWC is {mean:.2f}× as fast as NCHW on average. It is clearly faster in {faster} of "
+        f"{len(pairs)} pairs, and clearly slower in {slower}"
     )
 
 

@@ -39,8 +39,8 @@ _DISTURBED = {
     "unusable": "  ·  unusable run: no conclusions possible",
 }
 _RESTORE = (
-    "Restore the file from a copy. If the recording is this machine's, "
-    f"{target('sweep FRESH=1', 'run --fresh')} also sets it aside and starts a new run."
+    "Restore the file from a copy. If the recording was made on this machine, you can instead run "
+    f"{target('sweep FRESH=1', 'run --fresh')}, which sets it aside and starts a new run."
 )
 """Sentence that says what to do about a damaged recording, which may be another machine's."""
 

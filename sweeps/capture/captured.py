@@ -267,8 +267,8 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 def out_size(product: Product, forward: Product) -> str:
     """Return the name of the size that is the forward product's number of output features.
 
-    ``product`` is a GEMM, a grouped GEMM, or the gradient of one. ``forward`` is the product itself
-    if it is not a gradient.
+    The name is one of ``product``'s sizes. ``product`` is a GEMM, a grouped GEMM, or the gradient
+    of one. ``forward`` is the product itself if it is not a gradient.
     """
     if product.pass_ == DGRAD:
         return "k"
@@ -282,7 +282,10 @@ def out_size(product: Product, forward: Product) -> str:
 
 
 def in_size(product: Product, forward: Product) -> str:
-    """Return the name of the size that is the forward product's number of input features."""
+    """Return the name of the size that is the forward product's number of input features.
+
+    The name and the arguments are as in :func:`out_size`.
+    """
     if product.pass_ == WGRAD:
         first, second = _weight_sizes(product)
         return second if out_size(product, forward) == first else first

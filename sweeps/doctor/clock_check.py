@@ -137,8 +137,8 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     """Time subjects with the sampler, in shuffled rounds until all of them are finished.
 
-    The subjects themselves get no samples. A subject whose samples all show launch gaps is left out
-    of the result.
+    The samples are added to copies of the subjects. A subject whose samples all show launch gaps is
+    left out of the result.
     """
     begin = time.perf_counter()
     # 1. Copy the subjects without their earlier samples and without a checker.

@@ -115,7 +115,7 @@ def profile_document(
     """Call ``work``, and return PyTorch's trace of it as a JSON document with input shapes.
 
     ``work`` has to wait for the device before it returns, so that the trace has all its kernels.
-    If ``activities`` include the GPU's, the trace begins with dummy launches.
+    If ``activities`` include those of the GPU, the trace begins with dummy launches.
     """
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         # The records at the start of a session may be lost, so dummy launches come first.

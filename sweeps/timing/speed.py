@@ -134,11 +134,11 @@ def machine_speed(
 
 
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
-    """Return the log time that the samples of each of ``count`` stretches share, with mean 0.
+    """Return one log time for each of ``count`` stretches: the part that its samples share.
 
-    This is a median polish: the cases' log times and the stretches' log times are fitted in turn,
-    each to the residuals of the other. ``case`` and ``stretch`` are the indices of each sample's
-    case and stretch.
+    The mean over the stretches is 0. The method is a median polish: the cases' log times and the
+    stretches' log times are fitted in turn, each to the residuals of the other. ``case`` and
+    ``stretch`` are the indices of each sample's case and stretch.
     """
     stretch_part = np.zeros(count)
     for _ in range(_ITERATIONS):

@@ -189,7 +189,7 @@ def test_a_file_without_rows_is_refused_in_a_sentence(folder: Path, content: str
 def test_where_anchors_are_looked_for(folder: Path) -> None:
     assert anchor_folders(folder) == anchor_folders(folder.parent) == [folder]
     (folder / "anchors.csv").unlink()
-    with pytest.raises(UserError, match="has no anchors.csv; .*sweeps run"):
+    with pytest.raises(UserError, match="has no anchors.csv. .*sweeps run"):
         anchor_folders(folder)
     with pytest.raises(UserError, match="no recording in"):
         anchor_folders(folder.parent)

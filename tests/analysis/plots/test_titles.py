@@ -95,5 +95,6 @@ def test_layouts_count_what_is_clear() -> None:
     pairs = pd.DataFrame({"ratio": [2.0, 0.5, 1.0], "ratio_lo": [1.5, 0.4, 0.9],
                           "ratio_hi": [2.5, 0.6, 1.1]})  # fmt: skip
     assert titles.layouts_title(pairs) == (
-        "NHWC is 1.00× as fast as NCHW: clearly faster in 1 of 3 pairs, clearly slower in 1"
+        "NHWC is 1.00× as fast as NCHW on average. It is clearly faster in 1 of 3 pairs, and "
+        "clearly slower in 1"
     )
