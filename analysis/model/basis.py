@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.model.fit import UNCALIBRATED, Fit
+from analysis.model.fit import Fit
 from analysis.model.offsets import LIBRARY
 from analysis.model.predict import Model, model_from_json
 from analysis.model.prior import (
@@ -122,23 +122,30 @@ class Basis:
             return "recorded", self.measured
         if measured:  # the times are from the recording to which the model was fitted
             return self.kind, self.source
-        # A group without a fit is answered by its prior.
-        group = group_of(self.library(problem), problem)
-        fit = self.model.fit_of(group)
-        if group in self.model.fits:
-            kind, source, _ = self._origin(group)
-        else:
-            prior = prior_without_tables(self.model.machine, group)
-            kind, source = prior.kind, f"{problem.dtype} from {prior.source}"
-        # If no errors are known, the interval is a factor of two for every shape, and the source
-        # says so.
-        is_uncalibrated = not fit.rows and (fit.low, fit.high) == UNCALIBRATED
-        if fit.has_like(problem) or is_uncalibrated:
+        kind, source = self.group_kind_and_source(problem)
+        fit = self.model.fit_of(group_of(self.library(problem), problem))
+        if fit.has_like(problem) or fit.is_uncalibrated:
             return kind, source
         return kind, (
             f"{source}; no such alignment, layout or batch was measured, so the interval is at "
             "least a factor of two either way"
         )
+
+    def group_kind_and_source(self, problem: Problem) -> tuple[str, str]:
+        """Return the kind and the source of the predictions for all problems of one group.
+
+        The group is that of ``problem``.
+
+        Raises:
+            UserError: in the same cases as :meth:`library`.
+        """
+        group = group_of(self.library(problem), problem)
+        if group in self.model.fits:
+            kind, source, _ = self._origin(group)
+            return kind, source
+        # A group without a fit is answered by its prior.
+        prior = prior_without_tables(self.model.machine, group)
+        return prior.kind, f"{problem.dtype} from {prior.source}"
 
     def _origin(self, group: str) -> Origin:
         """Return the kind, source and cache state of the basis of a group's fit."""

@@ -168,6 +168,11 @@ class Fit:
     start: str = ""
     shift: Shift = field(default_factory=Shift)
 
+    @property
+    def is_uncalibrated(self) -> bool:
+        """True if no errors are known: the interval is a factor of two for every problem."""
+        return not self.rows and (self.low, self.high) == UNCALIBRATED
+
     def has_like(self, problem: Problem) -> bool:
         """Return False if no measured problem has such an alignment, layout or batch.
 

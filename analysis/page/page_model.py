@@ -171,7 +171,7 @@ def _plain_problem(operation: str, dtype: str) -> Problem:
 def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
     """Return what the script needs to predict a group, except for its trees."""
     machine, problem, fit = basis.model.machine, group.problem, group.fit
-    kind, source = basis.kind_and_source(problem)
+    kind, source = basis.group_kind_and_source(problem)
     return {
         "source": f"{source} ({kind})",
         "peak": machine.peak(problem.dtype),
@@ -182,6 +182,7 @@ def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
         "constants": fit.constants.to_json(),
         "shift": fit.shift.to_json(),
         "groups": fit.groups,
+        "uncalibrated": fit.is_uncalibrated,
         **{name: getattr(fit, name) for name in _INTERVAL_FIELDS},
     }
 

@@ -403,7 +403,7 @@ const optionTime = (option) =>
 function sourceText(problem, timeModel) {
   const group = timeModel.groups[groupName(problem)];
   const unlike =
-    hasLike(problem, group) || problem.dtype === "tf32"
+    hasLike(problem, group) || group.uncalibrated
       ? ""
       : "; no such alignment, layout or batch was measured, so the interval is at least a factor of two either way";
   const differs = group.trees === null ? undefined : timeModel.trees[group.trees].differs;

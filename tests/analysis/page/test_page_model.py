@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from analysis.advice.options import Question, options_of
 from analysis.advice.recommend import Advice, advise
 from analysis.advice.table import QUESTIONS
 from analysis.model.basis import Basis, find_basis
+from analysis.model.query import group_of
 from analysis.page.page_model import page_groups, page_model
 from analysis.recordings.load import load, problems_of
 from analysis.recordings.repetition import MeasuredTime
@@ -34,14 +36,16 @@ SCRIPTS = ("formula.js", "ask.js")
 TABLE = """
 let table = {};
 function secondsInTable(problem) { return table[specOf(problem)] ?? null; }
+const percent = (share) => `${100 * share}%`;
 """
-"""Stand-in for the function of the script that looks up a measured time on the page."""
+"""Stand-ins for functions of scripts that need a page: a look-up of a time, and a format."""
 
 ASKED = """([model, specs, question, seconds]) => {
   table = seconds;
   const asked = (spec) => parseShape(spec).problem;
   return specs.map((spec) => ({
     answer: predict(asked(spec), model),
+    source: sourceText(asked(spec), model),
     best: question && (neighboursOf(asked(spec), QUESTIONS[question], { model })[0] ?? null),
   }));
 }"""
@@ -131,6 +135,25 @@ def test_the_script_predicts_what_python_predicts(slug: str, tmp_path: Path) -> 
         assert f"{answer['bm']}x{answer['bn']}" == row["tile"], problem
         assert answer["bytes"] == pytest.approx(row["bytes"], 1e-6), problem
         assert answer["tailEfficiency"] == pytest.approx(row["tail_efficiency"]), problem
+
+
+@pytest.mark.parametrize("slug", [SLUG, *MACHINES])
+def test_the_script_says_which_shapes_are_like_measured_ones(slug: str, tmp_path: Path) -> None:
+    """The example that a group is described by must not speak for the group's other shapes."""
+    basis = find_basis(slug, RECORDED.parent.parent if slug == SLUG else tmp_path)
+    # A fit to another layout than the example's, as if only such GEMMs had been measured.
+    group = group_of(basis.library(Gemm(8, 8, 8, "fp32")), Gemm(8, 8, 8, "fp32"))
+    limited = replace(basis.model.fit_of(group), rows=100, layout="nn", aligned_only=True)
+    model = replace(basis.model, fits={**basis.model.fits, group: limited})
+    basis = replace(basis, model=model)
+    problems = [problem for problem in random_problems(basis, 100) if problem.dtype != "fp32"]
+    problems += [Gemm(64, 64, 64, "fp32", layout) for layout in ("nn", "nt")]
+    got = [answer["source"] for answer in answers(page_model(basis, []), problems)]
+    for problem, text in zip(problems, got, strict=True):
+        source, remark, _ = basis.kind_and_source(problem)[1].partition("; no such alignment")
+        assert text.startswith(f"Source of predictions: {source} ("), problem
+        assert text.count("no such alignment") == bool(remark), problem
+    assert ["no such alignment" in text for text in got[-2:]] == [False, True]
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
