@@ -31,7 +31,7 @@ _HEAD = (
     "operation", "problem", "calls", "each", "share", "expected", "of peak", "of bandwidth",
     *_OF_KERNELS,
 )  # fmt: skip
-_TEMPLATE = re.compile(r"Kernel2?<(\w+)")  # name of a CUTLASS kernel within its template
+_CUTLASS = re.compile(r"cutlass::Kernel2?<(\w+)")  # CUTLASS's template, and the kernel within it
 
 
 @dataclass(frozen=True)
@@ -232,8 +232,11 @@ def _percent(share: float | None) -> str:
 
 
 def _shortened(kernel: str) -> str:
-    """Return a kernel's name, or the name within CUTLASS's template, cut to 41 characters."""
-    match = _TEMPLATE.search(kernel)
+    """Return a kernel's name without its result type, cut to :data:`_LONGEST_NAME` characters.
+
+    The name of a CUTLASS kernel is the one within CUTLASS's template.
+    """
+    match = _CUTLASS.search(kernel)
     name = match.group(1) if match else kernel.removeprefix("void ")
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 

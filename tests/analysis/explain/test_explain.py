@@ -22,7 +22,7 @@ from analysis.explain.explain import (
     TraceVerdict,
     explain_traces,
 )
-from analysis.explain.explain_report import TraceExplanation
+from analysis.explain.explain_report import TraceExplanation, _shortened
 from analysis.model.basis import find_basis
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
@@ -206,6 +206,20 @@ def test_a_saving_is_never_more_than_the_time_above_the_other_size(tmp_path: Pat
 
     (finding,) = verdict_on(tmp_path, slightly_slow).findings
     assert finding.saves_us == pytest.approx(0.2 * padded, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_s16816gemm_bf16_64x64_nt_align8>(Params)",
+         "cutlass_80_s16816gemm_bf16_64x64_nt_align8"[:40] + "…"),
+        ("void at::RowwiseMomentsCUDAKernel<float>", "at::RowwiseMomentsCUDAKernel<float>"),
+        ("void cub::DeviceReduceKernel<cub::Policy>", "cub::DeviceReduceKernel<cub::Policy>"),
+        ("ampere_sgemm_128x128_tn", "ampere_sgemm_128x128_tn"),
+    ],
+)  # fmt: skip
+def test_only_the_template_of_cutlass_is_left_out_of_a_name(kernel: str, name: str) -> None:
+    assert _shortened(kernel) == name
 
 
 def test_attention_and_grouped_gemms_have_expected_times(tmp_path: Path) -> None:
