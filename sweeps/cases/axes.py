@@ -50,8 +50,8 @@ _MAY_BE_ZERO = ("padding",)
 # Largest number of values of a range or a neighbourhood, and of tiles in a range with edges.
 _MAX_VALUES = 20_000
 _K_BLOCK = 64  # assumed depth of a large tile, in elements along k
-_MULTIPLE = re.compile(r"(?:(\d+)\s*\*\s*)?([a-z_]+)")  # such as "4*m" or "m"
-_PAIR = re.compile(r"\d+x\d+")
+_MULTIPLE = re.compile(r"(?:(\d{1,20})\s*\*\s*)?([a-z_]+)")  # such as "4*m" or "m"
+_PAIR = re.compile(r"\d{1,20}x\d{1,20}")
 
 
 @dataclass(frozen=True)
@@ -106,19 +106,28 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
                 f"{where} must be whole numbers or a multiple of another size, not "
                 f"{declared!r}{hint}"
             )
+        _check_value(int(factor or 1), where, axis_name)
         return Multiple(int(factor or 1), other_axis)
     values = parse_axis(declared, where)
-    minimum = 0 if axis_name in _MAY_BE_ZERO else 1
     for value in values:
-        # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
-        may_be_pair = axis_name in PAIRS and isinstance(value, str)
-        is_pair = may_be_pair and _PAIR.fullmatch(value) is not None
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_pair and not (is_whole and value >= minimum):
-            raise UserError(f"{where} must be whole numbers of at least {minimum}, not {value!r}.")
-        if is_whole:
-            check_size(value, where)
+        _check_value(value, where, axis_name)
     return values
+
+
+def _check_value(value: Any, where: str, axis_name: str) -> None:
+    """Refuse a value of an axis of sizes that is neither a size nor, where allowed, a pair."""
+    # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
+    takes_pairs = axis_name in PAIRS
+    is_pair = takes_pairs and isinstance(value, str) and _PAIR.fullmatch(value) is not None
+    sizes = [int(word) for word in value.split("x")] if is_pair else [value]
+    minimum = 0 if axis_name in _MAY_BE_ZERO else 1
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < minimum:
+            or_pairs = ' or pairs such as "2x1"' if takes_pairs else ""
+            raise UserError(
+                f"{where} must be whole numbers of at least {minimum}{or_pairs}, not {value!r}."
+            )
+        check_size(size, where)
 
 
 def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
@@ -304,12 +313,13 @@ def _near_edges(
         tile_size, other_tile_size = _K_BLOCK, tile_columns  # waves have no edges along k
     else:
         tile_size, other_tile_size = tile_rows, tile_columns
-    # The sets below have a value for each tile, so a very long range is refused first.
-    tile_starts = range(low, high + 1, tile_size)
-    if len(tile_starts) > _MAX_VALUES:
+    # One size in each tile is enough to find all edges of waves, because waves end only at edges of
+    # tiles. The sets below have a value for each tile, so a very long range is refused first.
+    size_in_each_tile = range(low, high + 1, tile_size)
+    if len(size_in_each_tile) > _MAX_VALUES:
         raise UserError(
-            f"the axis {along} from {low:,} to {high:,} has {len(tile_starts):,} tiles, too many "
-            "to add the edges of all of them; lower its end, or remove edges."
+            f"the axis {along} from {low:,} to {high:,} has {len(size_in_each_tile):,} tiles, too "
+            "many to add the edges of all of them; lower its end, or remove edges."
         )
     # 2. Find the edges. The last edge may lie beyond the range.
     if axis.kind == "tiles":
@@ -324,7 +334,7 @@ def _near_edges(
         across_size = int(resolved[across_name])
         edges = {
             next_wave_edge(size, across_size, tile_size, other_tile_size, machine.sms)
-            for size in tile_starts
+            for size in size_in_each_tile
         }
     # 3. Add each edge, and the values one below and one above it.
     near_edges = {edge + offset for edge in edges if edge <= high for offset in (-1, 0, 1)}

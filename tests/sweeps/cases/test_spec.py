@@ -110,6 +110,7 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
         (0, "must be whole numbers of at least 1, not 0"),
         ([8, "16"], "must be whole numbers of at least 1, not '16'"),
         ("q", "a multiple of another size, not 'q'."),
+        ("9" * 30, "must be whole numbers of at least 1, not '999"),
     ],
 )
 def test_a_bad_axis_names_file_key_and_the_nearest_word(declared: Any, words: str) -> None:
@@ -117,6 +118,26 @@ def test_a_bad_axis_names_file_key_and_the_nearest_word(declared: Any, words: st
         parse_size_axis(declared, "mine.toml: block 1: m", "m", set())
     assert str(caught.value).startswith("mine.toml: block 1: m")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "name", "words"),
+    [
+        ("0x1", "stride", "at least 1 or pairs such as \"2x1\", not '0x1'."),
+        ("2x", "padding", "at least 0 or pairs such as \"2x1\", not '2x'."),
+        ("1x" + "9" * 20, "dilation", "is too large; the largest"),
+        ("0*m", "n", "at least 1, not 0."),
+        ("99999999999999*m", "n", "is too large; the largest"),
+    ],
+)
+def test_both_numbers_of_a_pair_and_factors_are_checked(
+    declared: str, name: str, words: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_size_axis(declared, f"mine.toml: block 1: {name}", name, {"m"})
+    assert str(caught.value).startswith(f"mine.toml: block 1: {name}")
+    assert words in str(caught.value)
+    assert parse_size_axis("0x1", "", "padding", set()) == ("0x1",)
 
 
 HEAD = 'question = "Why?"\nop = "gemm"\n'
