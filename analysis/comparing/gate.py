@@ -26,7 +26,6 @@ of 80%, if only one case is slower.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -357,7 +356,7 @@ def gate_text(result: GateResult) -> str:
         if len(result.lost) > _MAX_LISTED:
             lines.append(_count_of_unlisted(len(result.lost)))
     if result.verdict == CANNOT_TELL:
-        lines += ["", *_needed(result)]
+        lines += ["", *_next_steps(result)]
     return "\n".join(lines)
 
 
@@ -426,63 +425,85 @@ def _count_of_unlisted(count: int) -> str:
     return f"  and {count - _MAX_LISTED:,} more (--json lists all)"
 
 
-def _needed(result: GateResult) -> Iterator[str]:
-    """Yield sentences about the further measurements that would settle an unclear answer."""
-    threshold = _percent(math.log1p(result.threshold))
-    unclear = result.has(UNCLEAR)
-    are_enough = _are_enough(result.changes.processes)
+def _next_steps(result: GateResult) -> list[str]:
+    """Return sentences about the further measurements that would settle an unclear answer."""
+    sentences: list[str] = []
     asks_for_processes = False
+    # 1. Say what the unclear cases need.
+    unclear = result.has(UNCLEAR)
     if np.isnan(result.detectable[unclear]).any():
-        yield (
+        # The errors are unknown only if there is one process of each version, with few cases.
+        sentences.append(
             "A single process of each version does not show how much processes differ from each "
             "other."
         )
         asks_for_processes = True
     elif result.suspects.any():
-        yield (
+        sentences.append(
             "A process that was disturbed, or whose operands have other addresses in memory, can "
             "look like a slower program."
         )
         asks_for_processes = True
     elif unclear.any():
-        rounds, processes = result.more_rounds[unclear], result.more_processes[unclear]
-        remedies = []
-        if np.isfinite(rounds).all():
-            remedies.append(f"{counted(int(rounds.max()), 'more round')} in each process")
-        if np.isfinite(processes).all():
-            more = counted(int(processes.max()), "more process", "more processes")
-            remedies.append(f"{more} of each version")
-        if (rounds == 0).all():
-            # A slowdown of the threshold is detectable, but the true slowdown may be above it or
-            # below it.
-            yield (
-                f"These runs would find a slowdown of {threshold} in each unclear case, but they "
-                "do not show whether the slowdown is that large. More processes of each version "
-                "would narrow the intervals."
-            )
-        elif remedies:
-            yield (
-                f"To detect a slowdown of {threshold} in the unclear cases, add "
-                f"{', or '.join(remedies)}."
-            )
-        elif not are_enough:
-            asks_for_processes = True
+        sentence = _step_for_cases(result, unclear)
+        if sentence:
+            sentences.append(sentence)
         else:
-            yield (
-                f"Not even {_MOST_PROCESSES} more processes of each version would detect a "
-                f"slowdown of {threshold} in all unclear cases."
-            )
+            asks_for_processes = True
+    # 2. Say what the common shift needs.
     if result.shift_verdict == UNCLEAR:
-        yield (
+        threshold = _percent(math.log1p(result.threshold))
+        sentences.append(
             f"All cases together are slower by {threshold} or more, and the machine may be the "
             "cause."
         )
-        if are_enough:
-            yield "Measure both versions again, alternating between them."
+        if _are_enough(result.changes.processes):
+            sentences.append("Measure both versions again, alternating between them.")
         else:  # with as few processes, another measurement would not show the cause either
             asks_for_processes = True
+    # 3. Ask for more processes once, even if both need them.
     if asks_for_processes:
-        yield _MORE_PROCESSES
+        sentences.append(_MORE_PROCESSES)
+    return sentences
+
+
+def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
+    """Return a sentence about the measurements that would make the threshold detectable.
+
+    The sentence is empty if each version has too few processes to say how many more are needed.
+
+    Args:
+        result: the answer.
+        unclear: mask of the unclear cases, at least one. The detectable change of each is known.
+    """
+    threshold = _percent(math.log1p(result.threshold))
+    rounds = result.more_rounds[unclear]
+    processes = result.more_processes[unclear]
+    needs_more = rounds != 0  # also where the number of rounds is unknown
+    if not needs_more.any():
+        # A slowdown of the threshold is detectable, but the true slowdown may be above or below it.
+        return (
+            f"These runs would find a slowdown of {threshold} in each unclear case, but they do "
+            "not show whether the slowdown is that large. More processes of each version would "
+            "narrow the intervals."
+        )
+    cases = "the unclear cases"
+    if not needs_more.all():
+        cases = f"{counted(int(needs_more.sum()), 'unclear case')} in which these runs may miss it"
+    remedies = []
+    if np.isfinite(rounds).all():
+        remedies.append(f"{counted(int(rounds.max()), 'more round')} in each process")
+    if np.isfinite(processes).all():
+        more = counted(int(processes.max()), "more process", "more processes")
+        remedies.append(f"{more} of each version")
+    if remedies:
+        return f"To detect a slowdown of {threshold} in {cases}, add {', or '.join(remedies)}."
+    if not _are_enough(result.changes.processes):
+        return ""
+    return (
+        f"Not even {_MOST_PROCESSES} more processes of each version would detect a slowdown of "
+        f"{threshold} in all unclear cases."
+    )
 
 
 def _detectable_shift(shift: CommonShift) -> float:

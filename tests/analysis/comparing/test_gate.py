@@ -322,6 +322,22 @@ def test_a_counted_shift_leaves_less_of_the_threshold_to_each_case() -> None:
     assert "To detect a slowdown of 3%" in gate_text(result)
 
 
+def test_rounds_are_asked_for_only_where_they_help() -> None:
+    """The threshold is detectable in the first case, whose slowdown is close to it."""
+    zeros, ones = np.zeros(6), np.ones(6)
+    deviation = np.array([0.028, 0.028, 0, 0, 0, 0])
+    within = np.array([0.001, 0.02, *[0.001] * 4]) ** 2
+    changes = CaseChanges(
+        tuple("abcdef"), zeros, deviation, deviation, within, 0.5 * 0.002**2 * ones, 20 * ones,
+        10 * ones, CommonShift(0.0, 0.001, 4.0), (3, 3),
+    )  # fmt: skip
+    result = judge_changes(changes, 0.03)
+    assert result.case_verdicts[:2] == (UNCLEAR, UNCLEAR)
+    assert result.more_rounds[0] == 0 < result.more_rounds[1]
+    text = gate_text(result)
+    assert "in 1 unclear case in which these runs may miss it, add " in text
+
+
 def test_absurd_times_are_json_too() -> None:
     times = (1e-300, 1e290)
     processes = [[TimedProcess("", {"a": CaseTimes(math.log(seconds))})] for seconds in times]
