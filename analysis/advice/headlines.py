@@ -333,7 +333,9 @@ def accuracy(analysis: Analysis) -> Headline | None:
     canary = analysis.recording.run.get("canary")
     drift = ""
     if canary and canary.get("certain"):
-        drift = f"; the machine drifted by {canary['drift']:+.1%} during the run"
+        # The drift is the relative change of the canary GEMM's time.
+        direction = "slower" if canary["drift"] > 0 else "faster"
+        drift = f"; the machine became {abs(canary['drift']):.1%} {direction} during the run"
     median = float(errors.median())
     return Headline(
         "accuracy",

@@ -59,6 +59,15 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return analysed(tmp_path_factory.mktemp("results"), cases, seconds)
 
 
+@pytest.mark.parametrize(("drift", "words"), [(0.02, "2.0% slower"), (-0.015, "1.5% faster")])
+def test_drift_is_a_change_of_speed(analysis: Analysis, drift: float, words: str) -> None:
+    """The canary GEMM's time grows by the drift, so the machine becomes slower."""
+    run = {**analysis.recording.run, "canary": {"certain": True, "drift": drift}}
+    drifting = replace(analysis, recording=replace(analysis.recording, run=run))
+    (headline,) = (one for one in headlines(drifting, []) if one.id == "accuracy")
+    assert headline.text.endswith(f"; the machine became {words} during the run.")
+
+
 def test_what_is_left_of_a_burst_is_said_and_at_most_eight_sentences(analysis: Analysis) -> None:
     assert "steady" not in {one.id for one in headlines(analysis, [])}
     entry = {"gpu": 0, "problem": "8192×8192×8192 bf16 nt", "tflops": 640.0, "lo": 0.84, "hi": 0.88,
