@@ -29,6 +29,8 @@ def is_stopped(pid: int | None) -> bool:
     Return False if there is no such process, if ``pid`` is None because the process has not
     started, and on systems other than Linux.
     """
+    if pid is None:
+        return False
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -82,7 +82,9 @@ class TritonFamily(ABC):
     ) -> list[LaunchSpec]:
         """Return the launches that compute ``operands.out``, in order.
 
-        ``scratch`` is working memory of the shape that :meth:`scratch` returns.
+        ``scratch`` has the shape that :meth:`scratch` returns, but no memory: it is on the meta
+        device, and each launch replaces it by real memory. A launch must therefore take it whole,
+        not a part of it.
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.problem import Gemm
+from kernels.problem import Conv, Gemm
 from sweeps.capture.captured import (
     BACKWARD,
     DGRAD,
@@ -228,7 +228,8 @@ def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
 def _convolution(operation: TracedOperation) -> list[tuple[str, Work]]:
     """Return the pass and the shape of ``convolution(x, weight, bias, settings…)``."""
     x, weight = operation.args[:2]
-    return _convolutions(x, weight, operation.args[3:], FORWARD, ("fprop",))
+    convolutions = _convolutions(x, weight, operation.args[3:], ("fprop",))
+    return [(FORWARD, conv) for conv in convolutions]
 
 
 def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
@@ -239,20 +240,23 @@ def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
     _, x, weight = operation.args[:3]
     is_computed = dict(zip(("dgrad", "wgrad", "bias"), operation.args[-1], strict=True))
     passes = tuple(name for name in ("dgrad", "wgrad") if is_computed[name])
-    return _convolutions(x, weight, operation.args[4:], BACKWARD, passes)
+    convolutions = _convolutions(x, weight, operation.args[4:], passes)
+    # The input gradient of a transposed convolution is computed by an ordinary convolution, whose
+    # own pass is therefore fprop.
+    return [(WGRAD if conv.pass_ == "wgrad" else DGRAD, conv) for conv in convolutions]
 
 
 def _convolutions(
-    x: Tensor, weight: Tensor, settings: Sequence[Any], pass_: str, passes: tuple[str, ...]
-) -> list[tuple[str, Work]]:
-    """Return the given passes of one convolution, each with its shape.
+    x: Tensor, weight: Tensor, settings: Sequence[Any], passes: tuple[str, ...]
+) -> list[Conv]:
+    """Return the shape of each of the given passes of a convolution.
 
     ``settings`` are stride, padding, dilation, transposed, output padding and groups, possibly
-    followed by other arguments. ``pass_`` is :data:`FORWARD` or :data:`BACKWARD`. ``passes`` are
-    the names that :func:`convolutions_of` takes.
+    followed by other arguments. ``passes`` are the names that :func:`convolutions_of` takes.
 
     Raises:
         KeyError: if the dtype is not supported, or the convolution has more than two dimensions.
+        UserError: if a size is 0.
     """
     dimensions = x.dim() - 2
 
@@ -261,7 +265,7 @@ def _convolutions(
         return [*numbers] * dimensions if len(numbers) == 1 else numbers
 
     stride, padding, dilation, transposed, output_padding, groups = settings[:6]
-    convolutions = convolutions_of(
+    return convolutions_of(
         StoredTensor(x.shape, x.stride()),
         StoredTensor(weight.shape, weight.stride()),
         ConvolutionSettings(
@@ -275,9 +279,6 @@ def _convolutions(
         DTYPES[x.dtype],
         passes,
     )
-    if pass_ == FORWARD:
-        return [(FORWARD, conv) for conv in convolutions]
-    return [(WGRAD if conv.pass_ == "wgrad" else DGRAD, conv) for conv in convolutions]
 
 
 _READERS: dict[str, Callable[[TracedOperation], list[tuple[str, Work]]]] = {

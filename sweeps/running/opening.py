@@ -290,9 +290,12 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
             if not opening.for_advice:
                 _check_same_plan(record["plan"], request, opening.sweeps)
             return record, ""
-        # Other nodes may be measuring a run with several shards, so one node must not set it aside.
+        # A request with the run's number of shards comes from a node that is to join the run. Other
+        # nodes may be measuring it, so this node must not set it aside. A request with another
+        # number of shards replaces the run.
         shards = record["plan"].get("shards", 1)
-        if shards > 1 and shards == request.shard[1]:
+        is_to_join = shards > 1 and shards == request.shard[1]
+        if is_to_join:
             raise UserError(
                 f"{reason}, so this node cannot join the run in {folder}. Use nodes with the same "
                 f"software, or {USE_FRESH} to set that run aside and start a new one.",
