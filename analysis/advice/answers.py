@@ -20,7 +20,7 @@ _SMALLEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Answer:
-    """Advice on one problem, with the data behind it.
+    """Advice on one problem, with the kind and the source of the data behind the advice.
 
     Attributes:
         basis: kind of the data, such as ``recorded`` or ``public``.

@@ -57,9 +57,9 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     """Return the row that ``predict --json`` prints for an attention call.
 
     Raises:
-        UserError: if the machine is a CPU, if the dtype is not bf16 or fp16 or the machine does not
-            support it, if the attention fits of the machine's import cannot be read, or if the
-            given framework is unknown or was not measured.
+        UserError: if the machine is a CPU, if the dtype is neither bf16 nor fp16, if the machine
+            does not support the dtype, if the attention fits of the machine's import cannot be
+            read, or if the given framework is unknown or was not measured.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.folder)

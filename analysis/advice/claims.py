@@ -1,18 +1,18 @@
-"""Expected gains that stay valid when only large gains are shown.
+"""Compute expected gains that stay valid even if only the large gains are shown.
 
 A report shows only the measured gains that look large, so on average these gains are overestimated.
-On simulated machines, intervals that contain 95% of all gains contain only 89–93% of the shown ones
-(results/accuracy/claims.txt). This module therefore computes the expectation and the interval of a
-gain from its measurement *and* from the distribution of gains on the machine. The expectation and
-the interval then stay valid for any selection that is based on the measurements (Dawid, "Selection
-paradoxes of Bayesian inference", 1994).
+On simulated machines, intervals that contain 95% of all true gains contain only 89–93% of the gains
+that are shown (results/accuracy/claims.txt). This module therefore computes the expectation and the
+interval of a gain from its measurement *and* from the distribution of gains on the machine. The
+expectation and the interval then stay valid for any selection that is based on the measurements
+(Dawid, "Selection paradoxes of Bayesian inference", 1994).
 
 The distribution of gains is a mixture, as in Stephens, "False discovery rates: a new deal",
 Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
 gain, with scale parameters of 0.25–64%. The others are normal densities around gains of 1–16%,
 because the measured changes were chosen for their expected gains. The weights of the components are
-fitted to all measured gains by maximum likelihood, with a tenth of a pseudo-observation of each
-component.
+fitted to all measured gains by maximum likelihood, with a tenth of an observation added to the
+count of each component.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def from_processes(
 
     All samples of a process share an error, and only the differences between processes show it. One
     pair is not enough to estimate this error, so the estimates from all pairs are averaged. The
-    average also includes the deviation between processes that each run measured by re-timing cases.
-    The cases were re-timed minutes later, so this deviation includes slow changes that two
+    average also includes each run's deviation between processes, which is measured by re-timing
+    cases. The cases are re-timed minutes later, so this deviation includes slow changes that two
     consecutive processes do not show.
 
     Args:
@@ -74,11 +74,11 @@ def from_processes(
             pair has at least two processes, and a process at least three blocks.
         between: for each pair, the standard deviation of log times between processes in the pair's
             run.
-        cases: for each pair, the number of cases that this standard deviation comes from.
+        cases: for each pair, the number of cases from which this standard deviation was computed.
 
     Returns:
-        One ratio per pair: the mean over processes of the mean of each process's blocks, without
-        the smallest and the largest block.
+        One ratio per pair. To compute it, the blocks of each process are averaged without the
+        smallest and the largest block, and these means are averaged over the processes.
     """
     if not pairs:
         return []
@@ -112,7 +112,7 @@ def from_processes(
 
 
 def _trimmed(blocks: Sequence[float]) -> Sequence[float]:
-    """Return the blocks without the smallest and the largest."""
+    """Return the blocks in increasing order, without the smallest and the largest block."""
     return sorted(blocks)[_CUT : len(blocks) - _CUT]
 
 
@@ -134,8 +134,8 @@ def _squared_error(blocks: Sequence[float]) -> float:
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
-    All ratios have to come from one machine, because one distribution is fitted to all of them. No
-    result lies outside about 1/12 to 12, where the grid of log ratios ends.
+    All ratios have to come from one machine, because one distribution is fitted to all of them.
+    Every result lies between about 1/12 and 12, because the grid of log ratios ends there.
     """
     if not measured:
         return []
@@ -171,9 +171,9 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
 def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of the mixture's components that make the measurements most likely.
 
-    They are fitted with expectation–maximisation, which counts :data:`_PSEUDO` further observations
-    of each component, so that no weight becomes 0. ``densities`` has one row per measurement and
-    one column per component.
+    The weights are fitted with expectation–maximisation. Each component gets :data:`_PSEUDO`
+    additional observations, so that no weight becomes 0. ``densities`` has one row per measurement
+    and one column per component.
     """
     component_count = densities.shape[1]
     weights = np.full(component_count, 1 / component_count)

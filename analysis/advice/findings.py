@@ -20,7 +20,7 @@ _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # multiples that a set of sizes 
 
 @dataclass(frozen=True)
 class AdviceFinding:
-    """Advice on shapes that should change in the same way for the same reason."""
+    """Advice on shapes that should undergo the same kind of change for the same reason."""
 
     advice: tuple[Advice, ...]
 
@@ -31,7 +31,7 @@ class AdviceFinding:
 
     @property
     def weight(self) -> float:
-        """Sum of all gains, by which findings with the same verdict are sorted."""
+        """Sum of all gains; findings with the same verdict are sorted by this sum."""
         return sum(answer.gain.value for answer in self.advice)
 
     def text(self) -> str:
@@ -79,7 +79,7 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides all new sizes; None if no step does."""
+        """Return the largest of :data:`_STEPS` that divides all new sizes, or None."""
         new_sizes = [
             getattr(answer.instead, name) for answer in self.advice for name in answer.changed
         ]
@@ -88,7 +88,7 @@ class AdviceFinding:
 
 
 def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
-    """Group the advice to change a shape or its implementation.
+    """Group all advice that recommends another shape or another implementation.
 
     Groups are sorted by verdict, then by total gain.
     """
@@ -134,7 +134,7 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
 
 
 def _dimensions(answer: Advice) -> tuple[str, ...]:
-    """Return the dimensions to change; if alignment is the cause, only the misaligned ones."""
+    """Return the dimensions to change, or only the misaligned ones if alignment is the cause."""
     if _cause(answer) != "alignment":
         return tuple(answer.changed)
     unit = aligned_multiple(answer.problem)

@@ -40,9 +40,10 @@ class Headline:
 
     Depending on ``id``, ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``,
     ``alignment``, ``layout``), a size (``size``), a relative error (``accuracy``) or a gain
-    (``change``). Its interval, from ``lo`` to ``hi``, follows from 95% intervals, or from a 90%
-    interval for a predicted gain; both ends are NaN if it is unknown. ``count`` is the number of
-    cases behind the value, but of pairs for ``layout`` and of sustained runs for ``steady``.
+    (``change``). The interval of ``value``, from ``lo`` to ``hi``, is computed from 95% intervals,
+    or from a 90% interval if ``value`` is a predicted gain. Both ends are NaN if the interval is
+    unknown. ``count`` is the number of cases that ``value`` is computed from; for ``layout`` it
+    counts pairs, and for ``steady`` sustained runs.
     """
 
     id: str
@@ -65,7 +66,7 @@ def health_of(analysis: Analysis) -> list[str]:
 
 
 def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
-    """Return the headlines of a recording, facts before changes; none if it is unusable."""
+    """Return a recording's headlines, facts before changes; [] if the recording is unusable."""
     if analysis.recording.unusable:
         return []
     possible_facts = (
@@ -117,7 +118,7 @@ def peak(analysis: Analysis) -> Headline | None:
 class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
 
-    ``cases`` is the number of GEMMs among which it is the fastest.
+    ``cases`` is the number of GEMMs of this dtype that were compared.
     """
 
     dtype: str
@@ -153,8 +154,9 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
 def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of the speed in short bursts.
 
-    If there are several sustained runs, the one with the median share is reported, or the one with
-    the larger of the two middle shares. Return None if no sustained run was compared with bursts.
+    If there are several sustained runs, the run with the median share is reported. For an even
+    number of runs, the run with the larger of the two middle shares is reported. Return None if no
+    sustained run was compared with bursts.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:
@@ -183,11 +185,11 @@ def steady(analysis: Analysis) -> Headline | None:
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:
-    """Report how fast sizes that are not a multiple of 8 are, and which multiple is fast enough.
+    """Report the speed of sizes that are not a multiple of 8, and which multiple is fast enough.
 
-    Dimensions are reported separately if each has enough of these sizes, otherwise together. The
-    value, the interval and the count are those of the slowest dimension that is reported. Return
-    None if there are too few of these sizes.
+    Dimensions are reported separately if each has enough of these sizes; otherwise, they are
+    reported together. The value, the interval and the count are those of the slowest dimension that
+    is reported. Return None if there are too few of these sizes.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -219,8 +221,8 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
     """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
-    If only multiples of 16 are that fast, say how much slower multiples of 8 are at least. ``rows``
-    come from :func:`alignment_series`, with the round sizes.
+    If only multiples of 16 are that fast, say that multiples of 8 are slower by more than
+    :data:`_HARDLY`. ``rows`` come from :func:`alignment_series`, and include the round sizes.
     """
     mean_log_speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
@@ -268,8 +270,9 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The value, the interval and the count are those of the first dtype. If its largest measured size
-    is too slow, the value is this size. Return None if no dtype has enough square GEMMs.
+    The value, the interval and the count are those of the first dtype. If even the largest measured
+    size in that dtype is too slow, the value is this largest size. Return None if no dtype has
+    enough square GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
@@ -311,7 +314,7 @@ def size(table: pd.DataFrame) -> Headline | None:
 def _size_interval(lo: int | None, hi: int | None) -> str:
     """Return the interval of a size as text, such as `` (512–1024)``, or "" if its ends are equal.
 
-    An end is None if the size may be larger than all measured ones.
+    An end is None if the size may be larger than every measured size.
     """
     if lo == hi:
         return ""
@@ -321,7 +324,7 @@ def _size_interval(lo: int | None, hi: int | None) -> str:
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
-    """Report prediction errors on held-out cases, and the machine's drift if it is certain.
+    """Report prediction errors on held-out cases, and the machine's drift if the drift is certain.
 
     The value is the median error. Return None if there are too few errors.
     """
@@ -403,7 +406,7 @@ def sizes_line(advice: Sequence[Advice]) -> str:
 
 
 def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
-    """Return the geometric mean of at least two ratios and its 95% interval.
+    """Return the geometric mean of at least two ratios, and the 95% interval of the mean.
 
     The interval combines the scatter of the ratios with the uncertainty of each ratio, which
     follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``.
@@ -426,6 +429,6 @@ def _interval_text(lo: str, hi: str) -> str:
 
 
 def _percent_interval(lo: float, hi: float) -> str:
-    """Format an interval of shares, such as ``86–91%``, or ``-2% to 4%`` if it begins below 0."""
+    """Format an interval of shares, such as ``86–91%``, or ``-2% to 4%`` if ``lo`` is below 0."""
     low, high = round(100 * lo), round(100 * hi)
     return f"{low}% to {high}%" if low < 0 else f"{low}–{high}%"

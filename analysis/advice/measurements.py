@@ -50,11 +50,12 @@ class Measurements:
 
         Args:
             times: for each problem, the time of every implementation that computed it.
-            warm: True if predictions of other options have to assume that operands which fit in
-                the cache are in it.
+            warm: True if predictions of other options have to assume that the cache already holds
+                every operand that fits in it.
             pairs: pairs of contenders that were re-timed together.
             repeats: all times of each contender that was measured several times; ``times`` has only
-                one of them. Only times from one place (run, worker and GPU) are compared.
+                one of them. Times are compared only if they come from the same place (run, worker
+                and GPU).
         """
         self._repeats = repeats or {}
         self.warm = warm
@@ -88,11 +89,11 @@ class Measurements:
         return sizes | {problem for problem, _ in self._other_implementations}
 
     def times_of(self, problem: Problem) -> Mapping[str, MeasuredTime]:
-        """Return the time of each implementation; empty if the problem was not measured."""
+        """Return the time of each implementation, or an empty mapping for an unmeasured problem."""
         return self._times.get(problem, {})
 
     def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
-        """Return the measured problems near a problem, as :meth:`SizeIndex.near` defines it."""
+        """Return the measured problems that :meth:`SizeIndex.near` finds near a problem."""
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
@@ -107,15 +108,16 @@ class Measurements:
     def other_implementations(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
         """Return the implementations that were re-timed together with ``library`` on a problem.
 
-        Each comes with the ratio of ``library``'s time to its own time, and the ratio's interval.
+        Each implementation is paired with the ratio of ``library``'s time to the implementation's
+        time, and with the interval of this ratio.
         """
         return self._other_implementations.get((problem, library), [])
 
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Return the ratio of measured times (``problem`` over ``option``) with its interval.
 
-        The interval covers the ratio that a second measurement of both problems would give. Each
-        time is that of the fastest implementation, among those that computed both problems. Return
+        The interval covers the ratio that a second measurement of both problems would give. For
+        each problem, the fastest of the implementations that computed both problems is used. Return
         None if there is no such implementation, if the two times were not measured in the same
         place, or if the interval is unknown.
         """
@@ -130,9 +132,9 @@ class Measurements:
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
         """Return the ratio of two times without intervals (``problem`` over ``option``).
 
-        Public tables have such times. The implementations are chosen as in :meth:`ratio`. Return
-        None if no implementation computed both problems, if one of the times has an interval, or if
-        the times come from different places.
+        Times from public tables have no intervals. The implementations are chosen as in
+        :meth:`ratio`. Return None if no implementation computed both problems, if one of the times
+        has an interval, or if the times come from different places.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -202,7 +204,7 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, 
     """Return the expected time ratio of each re-timed pair that answers one kind of query.
 
     For ``choose``, every pair is used, and speeds are compared. For ``pad``, times are compared,
-    and no size of the second problem may be below that of the first.
+    and a pair is used only if no size of the second problem is below the same size of the first.
     """
     # 1. Select the pairs, and convert their log ratios of times to log ratios of what is compared.
     #    A time ratio times ``work`` is a ratio of speeds for ``choose``, and of times for ``pad``.
@@ -235,7 +237,7 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, 
 
 
 def _contains(larger: Problem, smaller: Problem) -> bool:
-    """Return True if no size of ``larger`` is below the same dimension's size in ``smaller``."""
+    """Return True if no size of ``larger`` is below the same size of ``smaller``."""
     return all(getattr(larger, d) >= getattr(smaller, d) for d in dimensions(smaller))
 
 
@@ -244,11 +246,11 @@ def rows_near(
 ) -> pd.DataFrame:
     """Return the rows near any of the problems.
 
-    A row is near a problem if M, N and K of its GEMM are each within a factor of ``factor`` (at
-    least 1) of the problem's. A query about one problem needs only a few rows of a table, and
-    creating a :class:`Problem` for every row takes longer than answering the query. For more than
-    64 problems, filtering usually takes longer than it saves, so all rows are returned unless
-    ``always`` is True.
+    A row is near a problem if M, N and K of the row's GEMM each differ from M, N and K of the
+    problem's GEMM by at most the factor ``factor``, which is at least 1. A query about one problem
+    needs only a few rows of a table, and creating a :class:`Problem` for every row takes longer
+    than answering the query. For more than 64 problems, filtering usually takes longer than it
+    saves, so all rows are returned unless ``always`` is True.
     """
     if len(problems) > _MOST_FILTERED and not always:
         return rows
@@ -263,11 +265,11 @@ def rows_near(
 
 
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
-    """Read the measured times of a recording from all or some of its ``ok`` rows.
+    """Read the measured times of the given rows, which are ``ok`` rows of a recording.
 
     Only burst times in the recording's main cache state are used, and only those of cases whose
     operands are dense and aligned. If an implementation computed a problem both with its default
-    config and with others, the others are left out.
+    config and with other configs, the times with the other configs are left out.
 
     A time that the user imported without an interval gets the interval of a single measurement. A
     time from a public table gets no interval, because the user may run another framework or

@@ -36,8 +36,8 @@ class Question:
 
     Attributes:
         kind: ``pad`` or ``choose``.
-        allowance: how much larger a dimension and the FLOPs may become, as a fraction; for
-            ``choose``, also how much smaller.
+        allowance: largest increase of a dimension and of the FLOPs, as a fraction; for ``choose``,
+            also the largest decrease.
     """
 
     kind: str = "pad"
@@ -52,7 +52,8 @@ class Question:
     def allows_flops(self, problem: Problem, option: Problem) -> bool:
         """Return True if the FLOPs of an option are within the allowance.
 
-        Sizes within the allowance do not ensure this, because several of them may grow.
+        The FLOPs may exceed the allowance although every size is within it, because several sizes
+        may grow at once.
         """
         extra_flops = option.flops / problem.flops - 1
         return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
@@ -72,8 +73,8 @@ def question_of(
     """Return the query for a pad or a choose allowance; by default, pad by up to 12.5%.
 
     Raises:
-        UserError: if both allowances are given, or if the given one is ambiguous or not a share
-            from 0 to :data:`MOST`.
+        UserError: if both allowances are given, or if the given allowance is ambiguous or is not a
+            share from 0 to :data:`MOST`.
     """
     if pad is not None and choose is not None:
         raise UserError("give either --pad or --choose, not both.")
@@ -99,8 +100,8 @@ def options_of(
 
     The sizes and FLOPs of all variants are within the limits of the query. If there are few
     combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all of them are tried.
-    Otherwise, changes of one dimension at a time are tried, and combinations of the best of these
-    changes. Measured problems nearby are tried, too.
+    Otherwise, the dimensions are first changed one at a time, and then the best of these changes
+    are combined. Measured problems nearby are tried, too.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -162,10 +163,10 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return all options and True if there are few combinations of sizes.
+    """Return the first options of a problem, and True if these are all of its options.
 
-    Otherwise, return the measured options and those that change a single size, and False. The
-    problem itself comes first.
+    If there are few combinations of sizes, all options are returned. Otherwise, only the measured
+    options and those that change a single size are returned. The problem itself comes first.
     """
     smallest_growth = -question.allowance if question.choose else 0.0
     near = [

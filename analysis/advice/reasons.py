@@ -18,7 +18,7 @@ _OF_ARITHMETIC = ("compute", "feed", "latency")  # limits under which tiles and 
 
 
 def change_text(problem: Problem, option: Problem) -> str:
-    """Format the sizes that change, such as ``N 50257 → 50304``; empty if none does."""
+    """Format the sizes that change, such as ``N 50257 → 50304``, or return "" if none changes."""
     return ", ".join(
         f"{d.upper()} {getattr(problem, d)} → {getattr(option, d)}"
         for d in changed(problem, option)
@@ -39,13 +39,16 @@ def why(
     """Attribute the percentage points of a gain to causes, such as fuller tiles or alignment.
 
     The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
-    parts of tiles, waves and bytes. The first of these causes that applies gets the remainder:
+    parts of tiles, waves and bytes. The remainder is attributed to the first of these causes that
+    applies:
 
     - alignment, if the remainder is a gain and the alignment improves;
     - on a GPU, another kernel of the vendor library, if the tile or the split of K changes;
-    - a trend of similar shapes if the gain is predicted, an unknown cause if it is measured.
+    - a trend of similar shapes if the gain is predicted, or an unknown cause if the gain is
+      measured.
 
-    Parts that reduce the gain are named, too, but small parts of either kind are not.
+    Parts that reduce the gain are also named. Small parts are left out, whether they raise or
+    reduce the gain.
 
     Args:
         problem: the original problem.
@@ -95,7 +98,7 @@ def why(
 def _known_parts(
     before: Mapping[str, Any], after: Mapping[str, Any], log_work: float, choose: bool, kind: str
 ) -> dict[str, float]:
-    """Return the parts of a gain's logarithm that the model explains, by cause in words.
+    """Return the parts of a gain's logarithm that the model explains, keyed by the cause in words.
 
     If arithmetic is the limit, computing a larger area of tiles takes more time. If memory is the
     limit, only bytes take time, so more FLOPs for the same bytes increase a gain per FLOP.
@@ -171,10 +174,10 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
 
 
 def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
-    """Explain why a problem, of which ``row`` is the prediction, is left as it is.
+    """Explain why a problem is left as it is; ``row`` is the model's prediction of the problem.
 
-    ``uncertain`` is True if another size may bring a clear gain, but too little evidence supports
-    it.
+    ``uncertain`` is True if another size may bring a clear gain, but there is too little evidence
+    for that gain.
     """
     if uncertain:
         reason = "too little is known about nearby sizes to recommend one"

@@ -1,14 +1,14 @@
 """Recommend other sizes of a GEMM or convolution, another implementation, or no change.
 
-There are two kinds of queries. *pad*: "I need at least these sizes; which slightly larger ones take
-less time?" *choose*: "I may pick sizes within ±15%; which compute the most per second?"
+There are two kinds of queries. *pad*: "I need at least these sizes. Which slightly larger sizes
+take less time?" *choose*: "I may pick sizes within ±15%. Which sizes compute the most per second?"
 
 A gain comes from the first of these kinds of evidence that exists:
 
 1. samples of both shapes that were taken together, after the new size was chosen,
 2. earlier measured times of both shapes,
-3. the model's prediction. Its error is that of a *ratio* of two times. For neighbouring shapes,
-   this error is smaller than that of either time.
+3. the model's prediction, whose error is the error of a *ratio* of two times. For neighbouring
+   shapes, this error is smaller than the error of either time.
 
 :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
@@ -78,7 +78,7 @@ class Advice:
 
     @property
     def change(self) -> str:
-        """Sizes that change, such as ``N 50257 → 50304``; empty if none does."""
+        """Sizes that change, such as ``N 50257 → 50304``, or "" if no size changes."""
         return change_text(self.problem, self.instead)
 
     @property
@@ -93,17 +93,17 @@ class Advice:
 
     @property
     def probability(self) -> float:
-        """Probability that following the advice brings a gain; 0 for advice to leave the shape."""
+        """Probability that the advised change brings a gain; 0 if the shape is left as it is."""
         return probability(self.gain, self.evidence) if self.verdict != LEAVE_IT else 0.0
 
     @property
     def expected_gain(self) -> float:
-        """Gain to expect after costs; 0 for advice to leave the shape."""
+        """Gain to expect after costs; 0 if the shape is left as it is."""
         return net(self.gain, self.extra_flops) if self.verdict != LEAVE_IT else 0.0
 
     @property
     def gain(self) -> Gain:
-        """Measured gain with its interval if there is one, else the predicted gain."""
+        """Measured gain with its interval if the gain was measured, else the predicted gain."""
         gain, lo, hi = self.measured_gain, self.measured_lo, self.measured_hi
         if gain is None or lo is None or hi is None:
             return Gain(self.predicted_gain, self.predicted_lo, self.predicted_hi)
@@ -112,7 +112,8 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """Return a flat record for JSON and CSV.
 
-        Sizes have the column names of measurements.csv; the new sizes are ``new_m`` and so on.
+        The original sizes are keyed by the column names of measurements.csv, and the new sizes by
+        ``new_m`` and so on.
         """
         new_sizes = {
             f"new_{name}": getattr(self.instead, name) for name in dimensions(self.instead)
@@ -141,11 +142,11 @@ def advise(
 ) -> Advice:
     """Recommend the best other sizes of a problem, another implementation, or no change.
 
-    ``library`` is the implementation that predictions are for.
+    ``library`` is the implementation whose times are predicted.
 
     Raises:
         UserError: if the size constraints of the query do not fit the problem, or if the machine
-            does not support its dtype.
+            does not support the problem's dtype.
     """
     question = question or Question()
     question.constraints.check(problem)
@@ -156,7 +157,7 @@ def advise(
 def _advise_among(
     candidates: Options, model: Model, measured: Measurements, library: str, question: Question
 ) -> Advice:
-    """Return the best advice among given options, the first of which is the problem itself."""
+    """Return the best advice among the given options; the first option is the problem itself."""
     # 1. Choose the best size. Position 0 is the problem itself.
     options, frame = candidates
     problem = options[0]
@@ -216,7 +217,7 @@ def _advise_among(
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
     """Return True if a predicted gain is clearly worth a change, and no option was re-timed.
 
-    After re-timing, the gains of the best options are known.
+    If options were re-timed, the gains of the best options are no longer uncertain.
     """
     may_gain = any(
         choice.evidence == PREDICTED and net(choice.gain, choice.extra_flops) >= _CLEAR
@@ -234,7 +235,7 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """Return the advice to use the best re-timed implementation; None if none is worth a change."""
+    """Return advice to use the best re-timed implementation, or None to leave the shape."""
     gains = {
         name: gain_of(ratio, 1.0)
         for name, ratio in measured.other_implementations(problem, library)
@@ -296,7 +297,7 @@ def weigh(
     measured: Measurements,
     question: Question,
 ) -> list[Choice]:
-    """Return each option's gain over the problem from the best evidence.
+    """Return each option's gain over the problem, computed from the best available evidence.
 
     ``options`` and ``frame`` are the two elements of :data:`analysis.advice.options.Options`.
     """
@@ -326,10 +327,10 @@ def measured_ratio(
 ) -> tuple[float, float, float] | None:
     """Return the ratio of the measured times (problem over option) with its 95% interval.
 
-    The interval covers the ratio that a second measurement of both problems would give or, if
-    neither time has an interval (as in a public table), the ratio with another framework. Return
-    None if no implementation computed both problems, if the problems were not measured in the same
-    place, or if only one of the times has an interval.
+    The interval covers the ratio that a second measurement of both problems would give. If neither
+    time has an interval (as in a public table), the interval covers the ratio that another
+    framework would give. Return None if no implementation computed both problems, if the problems
+    were not measured in the same place, or if only one of the times has an interval.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:
@@ -344,9 +345,10 @@ def measured_ratio(
 
 
 def best_choice(choices: Sequence[Choice]) -> int:
-    """Return the position of the best choice; 0, the problem itself, if no change is worth making.
+    """Return the position of the best choice, or 0 (the problem itself) if no change is worthwhile.
 
-    If any choice was re-timed, only re-timed choices are compared: they were the most promising.
+    If any choice was re-timed, only re-timed choices are compared, because they were the most
+    promising ones.
     """
     candidates = list(range(1, len(choices)))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
@@ -366,8 +368,8 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
 def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true price may be anything from zero to twice the assumed one. ``spread`` is that of the
-    aligned shape; the misaligned one is treated as if it had the same.
+    The true price may be anything from zero to twice the assumed price. ``spread`` is the spread of
+    the aligned shape, and is used for the misaligned shape, too.
     """
     low, high = fit.ratio_range(near=True, spreads=(spread, spread))
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
@@ -383,12 +385,13 @@ def _error(
     """Return the 90% range of the error of a predicted log ratio of times (problem over option).
 
     If a size differs by more than a factor of 1 + :data:`NEAR`, the range follows from the error
-    ranges of the two times. Otherwise, it is that of pairs of shapes in which one is a slightly
+    ranges of the two times. Otherwise, it is the range for pairs in which one shape is a slightly
     padded copy of the other, with two exceptions:
 
     - For layouts, batches and alignments that were not measured, the range is at least as wide as
       on a machine without any measurements.
-    - If a size of the option is smaller, both ends are as far from 0 as the farther one.
+    - If a size of the option is smaller than the same size of the problem, both ends are as far
+      from 0 as the farther end.
     """
     size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
     if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):
@@ -414,8 +417,8 @@ def predicted_ratio(
 ) -> tuple[float, float, float]:
     """Return the ratio of the predicted times (problem over option) with its 90% interval.
 
-    ``times``, in any unit, and ``spreads``, from :meth:`Fit.spread`, have the value of the problem
-    and then that of the option.
+    ``times`` (in any unit) and ``spreads`` (from :meth:`Fit.spread`) each hold the value of the
+    problem, followed by the value of the option.
     """
     problem_time, option_time = times
     ratio = problem_time / option_time

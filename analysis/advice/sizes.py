@@ -30,7 +30,7 @@ class SizeConstraints:
     """Constraints on the sizes that a recommendation may name.
 
     Attributes:
-        change: the only dimensions that may change; all if empty.
+        change: the only dimensions that may change; if empty, all dimensions may change.
         fix: dimensions that may not change.
         multiple: number that every changed size has to be a multiple of.
         any_size: if False, a changed size also has to be a multiple of 8, or of 4 if it is below
@@ -107,7 +107,10 @@ def dimensions(problem: Problem) -> tuple[str, ...]:
 
 
 def aligned_multiple(problem: Problem) -> int:
-    """Return the number of elements whose multiples are aligned: 16 bytes in every group."""
+    """Return the number that every aligned size of a problem is a multiple of.
+
+    It is the number of elements that take 16 bytes, times the number of groups of a convolution.
+    """
     groups = 1 if isinstance(problem, Gemm) else problem.groups
     return groups * WIDE_BYTES // DTYPE_BYTES[problem.dtype]
 
@@ -118,7 +121,7 @@ def sizes_of(problem: Problem) -> list[int]:
 
 
 Kind = tuple[str, tuple[object, ...]]
-"""Operation of a problem, and all fields that advice may not change."""
+"""A problem's operation, and the values of all fields that advice may not change."""
 
 
 def kind_of(problem: Problem) -> Kind:
@@ -146,7 +149,7 @@ class SizeIndex:
 
         For a size s of ``problem``, the window extends from s × (1 + ``less``) to s × (1 +
         ``more``), so a negative ``less`` allows smaller sizes. Only problems of the same kind as
-        ``problem`` are found. Their positions are in increasing order.
+        ``problem`` are included. The positions are in increasing order.
         """
         kind = kind_of(problem)
         if kind not in self._kinds:
@@ -169,12 +172,12 @@ def sizes_near(
     """Return, for each dimension, its current size and the nearby sizes that may be recommended.
 
     For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
-    choose query, they also include the nearest smaller multiples and some sizes across the allowed
-    window. If the constraints allow any size, and the window's ends differ by at most 16, all sizes
-    in the window are tried. A dimension that may not change has only its current size.
+    choose query, they also include the nearest smaller multiples and several sizes spread over the
+    allowed window. If the constraints allow any size, and the window's ends differ by at most 16,
+    all sizes in the window are tried. A dimension that may not change has only its current size.
 
-    ``allowance`` is that of :class:`analysis.advice.options.Question`. ``tiles`` are edges of the
-    vendor library's tiles, whose multiples are tried, too.
+    ``allowance`` has the meaning of :attr:`analysis.advice.options.Question.allowance`. ``tiles``
+    are edges of the vendor library's tiles, whose multiples are tried, too.
     """
     sizes = {}
     free = constraints.free(problem)
@@ -209,7 +212,7 @@ def sizes_near(
 def _steps(
     problem: Problem, name: str, tiles: Sequence[int], constraints: SizeConstraints
 ) -> set[int]:
-    """Return the numbers whose multiples are tried, before :attr:`SizeConstraints.multiple`."""
+    """Return the numbers whose multiples are tried if :attr:`SizeConstraints.multiple` is 1."""
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:
         steps.add(_OF_SMALL)
@@ -223,7 +226,7 @@ def _steps(
 def _across(low: int, high: int, multiple: int) -> set[int]:
     """Return at most seven equally spaced sizes from ``low`` to ``high``.
 
-    They are the multiples of one step, which is itself a multiple of ``multiple``.
+    These sizes are the multiples of a step, and the step is a multiple of ``multiple``.
     """
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
     # A very wide window has too many multiples even of the largest step, so it needs a larger step.
@@ -235,9 +238,9 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
-    """Yield the problem with each set of sizes that it can have.
+    """Yield the problem with each of the given sets of sizes that is valid for the problem.
 
-    For example, the groups of a convolution have to divide its channels.
+    For example, a set is invalid if a convolution's groups do not divide the channels.
     """
     for values in sizes:
         try:

@@ -79,8 +79,8 @@ def build_table(analysis: Analysis) -> list[Advice]:
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     """Return the trials that may improve the table if they are measured.
 
-    ``count`` is as for :func:`analysis.advice.trials.trial_of`. Trials whose expected gain would
-    not be worth a change are left out.
+    ``count`` is described in :func:`analysis.advice.trials.trial_of`. Trials whose expected gain
+    would not be worth a change are left out.
     """
     recording, model = analysis.recording, analysis.model
     measured = _table_measurements(recording)
@@ -115,7 +115,8 @@ def _table_measurements(recording: Recording) -> Measurements:
 def _sample_rows(recording: Recording) -> pd.DataFrame:
     """Return one row for each problem in a fixed random sample of the table's problems.
 
-    The rows keep their order. The sample has all problems if there are at most :data:`_DRAWN`.
+    The rows keep their order. If there are at most :data:`_DRAWN` problems, the sample has all of
+    them.
     """
     shapes = _table_rows(recording).drop_duplicates(_SHAPE)
     drawn = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
@@ -131,7 +132,7 @@ def _library_problems(recording: Recording) -> dict[Problem, str]:
 def _with_libraries(problems: Iterable[Problem], measured: Measurements) -> dict[Problem, str]:
     """Map each problem to the first vendor library that was recorded for it.
 
-    Problems without the time of a vendor library are left out.
+    Problems that no vendor library was timed on are left out.
     """
     libraries = {}
     for problem in problems:
@@ -151,8 +152,9 @@ def _table_rows(recording: Recording) -> pd.DataFrame:
 def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Problem, str]:
     """Return the problems that the table gives advice on, mapped to their vendor libraries.
 
-    If there are more than :data:`_MOST` problems, or more than :data:`MOST_ROWS` rows, these are
-    only the re-timed problems and a sample, which does not depend on any measured time.
+    If there are more than :data:`_MOST` problems, or more than :data:`MOST_ROWS` rows, only the
+    re-timed problems and a random sample are returned. The sample does not depend on any measured
+    time.
     """
     if len(recording.products) > MOST_ROWS:
         rows = _sample_rows(recording)
@@ -178,7 +180,7 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """Format recommendations.md; shapes to leave are only counted."""
+    """Return the text of recommendations.md, which only counts the shapes to leave."""
     # 1. Introduce the recording. The caption of its plots separates its parts by dots.
     caption = plain(analysis.recording.caption()).replace("  ·  ", ", ")
     lines = [
@@ -221,7 +223,7 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
 
 
 def _steadiness(recording: Recording) -> list[str]:
-    """Return a section that says what made a run noisy or unusable; empty for a quiet run."""
+    """Return a section that says what made a run noisy or unusable, or [] for a quiet run."""
     reasons = health_reasons(recording)
     if not reasons:
         return []
@@ -229,7 +231,7 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Return a table's lines in a collapsible block; no lines for an empty table."""
+    """Return a table's lines in a collapsible block, or [] if the table is empty."""
     if not rows:
         return []
     summary = f"<summary>{counted(count, 'recommended change')}</summary>"
@@ -237,7 +239,7 @@ def _folded(rows: Sequence[str], count: int) -> list[str]:
 
 
 def _markdown_table(changes: Sequence[Advice]) -> list[str]:
-    """Format changes as a Markdown table of at most 40 rows; no lines without changes."""
+    """Format changes as a Markdown table of at most 40 rows, or return [] without changes."""
     if not changes:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"
@@ -272,7 +274,7 @@ def _row(answer: Advice) -> str:
 
 
 def _gain_text(gain: float | None, lo: float | None, hi: float | None) -> str:
-    """Format a gain and its interval as ``+12.0% [+8.1%, +15.9%]``, or as a dash if it is None."""
+    """Format a gain and its interval as ``+12.0% [+8.1%, +15.9%]``, or None as a dash."""
     if gain is None or lo is None or hi is None:
         return "–"
     # Adding 0.0 turns -0.0 into 0.0, so that no number is printed as -0.0%.

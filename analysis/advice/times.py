@@ -49,7 +49,7 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks about fp8 and about too little memory; empty if neither applies."""
+    """Return remarks about fp8 and about too little memory, or "" if neither applies."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:
@@ -61,7 +61,7 @@ def _remarks(problem: Problem, basis: Basis) -> str:
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """Return the row that ``predict --json`` prints for each problem.
 
-    If the library (:meth:`Basis.library`) was measured on exactly this problem, ``time_us`` is its
+    If the library (:meth:`Basis.library`) was measured on exactly this problem, ``time_us`` is the
     measured time, and ``evidence`` is ``measured``.
 
     Raises:
@@ -110,8 +110,8 @@ def _with_reported_interval(
     """Return a measured time with the interval that is reported for it.
 
     An interval is widened so that it covers the time that a second run would measure. A time
-    without an interval, such as one from a public table, gets one as wide as that of ``row``, the
-    prediction of the same problem.
+    without an interval, such as a time from a public table, gets an interval as wide as the
+    interval of ``row``, the prediction of the same problem.
     """
     seconds = measured_time.time
     has_interval = not math.isnan(measured_time.lo)

@@ -26,11 +26,11 @@ class Trial:
     """A query about a problem, and the contenders that are timed to answer it.
 
     Attributes:
-        library: implementation of the original problem and of the candidates.
+        library: implementation with which the original problem and the candidates are timed.
         candidates: other sizes to time.
         others: other implementations to time on the original problem.
-        promise: largest expected gain of a candidate after costs, as a fraction; 0 without
-            candidates.
+        promise: largest expected gain of a candidate after costs, as a fraction, or 0 if there are
+            no candidates.
     """
 
     problem: Problem
@@ -58,14 +58,14 @@ def trial_of(
 ) -> Trial | None:
     """Return a trial of the options with the largest expected gains.
 
-    The candidates are the best ``count`` options that may bring a gain worth a change, and the best
-    two of these that were measured. ``others`` are other implementations that can compute the
-    original problem. Return None if another size was already re-timed for this query, or if there
-    are no candidates and all ``others`` were re-timed.
+    The candidates are chosen from the options that may bring a gain worth a change: the best
+    ``count`` of these options, and the best two that were already measured. ``others`` are other
+    implementations that can compute the original problem. Return None if another size was already
+    re-timed for this query, or if there are no candidates and all ``others`` were re-timed.
 
     Raises:
         UserError: if the size constraints of the query do not fit the problem, or if the machine
-            does not support its dtype.
+            does not support the problem's dtype.
     """
     question.constraints.check(problem)
     options, frame = options_of(problem, model, measured, library, question)
@@ -120,8 +120,8 @@ def pairs_to_confirm(
 ) -> Iterator[tuple[Contender, Contender]]:
     """Yield pairs to re-time together: the original problem of a trial, and an alternative.
 
-    Alternatives are the best other size and the best other implementation according to
-    ``explored``, the samples of the trials, if their gains are worth a change.
+    The alternatives of a trial are the best other size and the best other implementation, provided
+    that their gains are worth a change. Gains are computed from ``explored``, the trials' samples.
     """
     yielded: set[tuple[Contender, Contender]] = set()
     for trial in trials:
@@ -149,7 +149,7 @@ def pairs_to_confirm(
 
 
 def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -> float | None:
-    """Return a contender's gain after costs in the trial's samples; None if it is not known."""
+    """Return a contender's gain after costs in the trial's samples, or None if it is unknown."""
     problem, name = contender
     ratio = explored.contender_ratio((trial.problem, trial.library), (problem, name))
     if ratio is None:
@@ -161,7 +161,7 @@ def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -
 def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]]) -> float:
     """Return an upper limit of the seconds that re-timing one pair of the trial takes.
 
-    ``seconds`` is as for :func:`affordable`.
+    ``seconds`` is described in :func:`affordable`.
     """
     retiming_seconds = []
     for contender in trial.contenders:

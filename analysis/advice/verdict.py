@@ -1,13 +1,13 @@
 """Decide whether a gain is worth changing a model, with one rule for all verdicts.
 
-- *do it*: the gain was measured in new samples after the change was chosen. Its whole interval and
-  the expected gain after costs are at least 1%.
+- *do it*: the gain was measured in new samples after the change was chosen. The whole interval of
+  the gain and the expected gain after costs are at least 1%.
 - *likely*: the change brings a gain with a probability of at least 80%, and the expected gain after
   costs is at least 1%.
 - *leave it*: all other cases.
 
-results/accuracy/reliability.json records how often advice of a stated probability brings a gain on
-held-out tables.
+results/accuracy/reliability.json records how often advice with a stated probability brings a gain
+on held-out tables.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ of 90% or more brought a gain in only 88% of cases (results/accuracy/reliability
 
 
 class Gain(NamedTuple):
-    """An expected gain and its interval: 95%, or 90% if the gain is predicted.
+    """An expected gain with its 95% interval, or with its 90% interval if the gain is predicted.
 
-    Values are fractions. For a pad query, 0.12 means 1/1.12 of the time. For a choose query, 0.12
-    means 12% more FLOPs per second.
+    Values are fractions. For a pad query, 0.12 means that the changed shape takes 1/1.12 of the
+    original time. For a choose query, 0.12 means 12% more FLOPs per second.
     """
 
     value: float
@@ -46,9 +46,10 @@ class Gain(NamedTuple):
 
 
 def gain_of(ratio: tuple[float, float, float], work: float) -> Gain:
-    """Convert a time ratio (before over after the change) and its interval to a gain.
+    """Convert a time ratio (before the change over after it) and the ratio's interval to a gain.
 
-    ``work`` is the ratio of FLOPs, after the change over before it, or 1 to compare times.
+    ``work`` is the ratio of the FLOPs after the change to the FLOPs before it, or 1 to compare
+    times.
     """
     value, lo, hi = ratio
     return Gain(value * work - 1, lo * work - 1, hi * work - 1)

@@ -33,28 +33,28 @@ from sweeps.capture.captured import (
 )
 
 ASSUMED_SHARE = 0.5
-"""Share of the peak that attention is assumed to reach if it was not measured, as on a CPU, and the
-user gives no share."""
+"""Share of the peak that attention is assumed to reach if attention was not measured (as on a CPU)
+and the user gives no share."""
 
 ATTENTION_RANGE = 1.5
 """Factor by which an assumed time of attention may be wrong, in either direction."""
 
 BACKWARD = 2.5
-"""Ratio of the time of attention's backward pass to that of its forward pass.
+"""Ratio of the time of attention's backward pass to the time of its forward pass.
 
 The backward pass has five GEMMs instead of two (Dao 2023, FlashAttention-2), and is assumed to
 reach the same share of the peak.
 """
 
 MOVED_RANGE = 1.5
-"""Factor by which the time of other operations may be wrong, in either direction: caches hold some
-of their data, and small launches take longer."""
+"""Factor by which the time of other operations may be wrong, in either direction: caches may hold
+part of the data, and small launches take longer."""
 
 OTHER_OPERATIONS = "other"
 """Label for all other operations together, such as normalisation, activations and the optimizer."""
 
 _LEAST_QUERIES = 128
-"""Fewest queries for which a share of the peak is assumed; with fewer, memory limits attention."""
+"""Fewest queries for which a share of the peak is assumed, because memory limits smaller calls."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,15 @@ class AccountLine:
 
     Attributes:
         time_us: time of one instance in µs; NaN if the operation is not counted.
-        lo_us: lower end of its interval: 90%, or 95% for a measured time that has an interval.
+        lo_us: lower end of the time's interval, which is a 95% interval if the time was measured
+            with an interval, and otherwise a 90% interval.
         hi_us: upper end of that interval.
         basis: source of the time, such as ``measured`` or ``assumed``.
         limit: what limits the operation, such as ``compute`` or ``memory``.
         peak_share: share of the dtype's peak that the operation reaches.
         in_sums: factors by which the lower and the upper half of the interval are multiplied in a
-            sum. They correct for errors of different operations that are more or less correlated
-            than the sum assumes.
+            sum. The errors of different operations may be more or less correlated than the sum
+            assumes, and the factors correct for this.
         spread: for attention predicted from measured calls,
             :attr:`analysis.model.attention_basis.AttentionTime.spread`; otherwise 0.
     """
@@ -92,7 +93,7 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs, with the ends of its interval as part of a sum."""
+        """Time of all instances in µs, with the ends of the interval that the time has in a sum."""
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)
@@ -118,8 +119,8 @@ class Account:
         other: all other operations, by kind.
         parameters: number of the model's parameters.
         not_counted: names of operations whose time is not counted.
-        attention: source of the attention times, in words; empty if a share of the peak is assumed,
-            or if the model has no attention.
+        attention: source of the attention times, in words, or "" if a share of the peak is assumed
+            or the model has no attention.
     """
 
     machine: str
@@ -131,7 +132,7 @@ class Account:
 
     @property
     def rows(self) -> list[AccountLine]:
-        """Lines merged by role, path, pass and shape, those that take longest first."""
+        """Lines merged by role, path, pass and shape, in order of decreasing time."""
         counts: dict[tuple[object, ...], int] = {}
         first_lines: dict[tuple[object, ...], AccountLine] = {}
         for line in self.lines:
@@ -160,7 +161,7 @@ class Account:
     def by_role(self) -> dict[str, float]:
         """Time of the step in µs by role, largest first.
 
-        The last entry, ``other``, is that of all other operations and of the matrix operations
+        The last entry, ``other``, is the time of all other operations and of the matrix operations
         whose role is unknown.
         """
         role_us: dict[str, float] = {}
@@ -198,7 +199,7 @@ class Account:
 
 
 def as_problem(work: Work) -> Problem | None:
-    """Return a matrix operation as a GEMM or convolution; None for attention.
+    """Return a matrix operation as a GEMM or convolution, or None for attention.
 
     A grouped GEMM becomes a batched GEMM, in which each active expert gets the same number of rows.
     """
@@ -219,9 +220,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
 
     Raises:
         UserError: if a size cannot be divided among the GPUs, if the machine does not support a
-            dtype, if the machine's measurements cannot be read, if attention times are known but
-            not those of the kernel that the user names, or if no operation has a time that can be
-            counted.
+            dtype, if the machine's measurements cannot be read, if attention was measured but not
+            with the kernel that the user names, or if no operation has a time that can be counted.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -285,7 +285,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
 def _problem_line(
     product: Product, problem: Problem, answer: Mapping[str, Any], basis: Basis
 ) -> AccountLine:
-    """Return the line of a GEMM or convolution, given its row of :func:`times_of`."""
+    """Return the line of a GEMM or convolution; ``answer`` is its row from :func:`times_of`."""
     seconds = answer["time_us"] * 1e-6
     peak = basis.model.machine.peak(product.work.dtype)
     in_sums = (1.0, 1.0)
@@ -316,7 +316,7 @@ def _attention_line(
     machine: Machine,
     attention_bases: Mapping[str, AttentionBasis | None],
 ) -> AccountLine:
-    """Return the line of an attention call, of which ``work`` is the shape.
+    """Return the line of an attention call; ``work`` is the shape of the call.
 
     For a dtype whose fits are missing or None in ``attention_bases``, a share of the peak is
     assumed. Calls with few queries are then not counted.
@@ -362,8 +362,9 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
     """Predict the time of an attention call from the fits to measured calls.
 
     Only forward passes were measured. A backward pass is assumed to take :data:`BACKWARD` times as
-    long, so each end of its interval moves out by the factor :data:`ATTENTION_RANGE`.
-    ``framework`` computes the attention; None if it is not known.
+    long. Because this is an assumption, each end of the backward pass's interval is moved outwards
+    by the factor :data:`ATTENTION_RANGE`. ``framework`` is the framework that computes the
+    attention, or None if it is unknown.
 
     Raises:
         UserError: if there are no fits for the framework.
@@ -381,8 +382,8 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
 def reached_bandwidth(basis: Basis) -> float:
     """Return the memory bandwidth that large GEMMs reach, in bytes per second.
 
-    The model has it as a share of the nominal bandwidth. The share is that of the first of bf16,
-    fp16 and fp32 that the machine supports.
+    The model gives this bandwidth as a share of the nominal bandwidth. The share was fitted for the
+    first of bf16, fp16 and fp32 that the machine supports.
 
     Raises:
         UserError: if the machine supports none of these dtypes.

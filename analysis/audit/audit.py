@@ -87,9 +87,10 @@ class LeverSearch:
     """Options that limit which changes of a model are tried.
 
     Attributes:
-        vary: the only dimensions to vary; all if empty.
-        more_parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: number that widths have to be multiples of; None for the numbers that
+        vary: the only dimensions to vary; if empty, all dimensions are varied.
+        more_parameters: largest increase of the number of parameters by the joint change, as a
+            fraction.
+        multiple: number that widths have to be multiples of; None to use the numbers that
             :func:`analysis.audit.candidates.candidates` prefers.
         tries: values of dimensions. If given, only their combinations are compared.
     """
@@ -125,18 +126,18 @@ def audit(
     Args:
         source: the model, from :func:`sweeps.capture.sources.find_source`.
         step: the step that is computed.
-        runtime: how the model is run.
+        runtime: options for running the model.
         bases: basis of each machine, from :func:`analysis.model.basis.find_basis`.
-        search: options that limit which changes of the model are tried; the defaults if None.
+        search: options that limit which changes of the model are tried; None to use the defaults.
 
     Raises:
         UserError: in any of these cases:
 
             - The model cannot be built, has nothing to audit, or lacks a given dimension.
-            - Its sizes cannot be divided among the GPUs.
-            - A machine does not support its dtype.
+            - The model's sizes cannot be divided among the GPUs.
+            - A machine does not support the model's dtype.
             - Measurements cannot be read.
-            - Attention times are known, but not those of the kernel that the user names.
+            - Attention was measured, but not with the kernel that the user names.
             - No operation has a time that can be counted on a machine.
             - Layers are to be recomputed in a step that does not train.
     """
@@ -206,7 +207,8 @@ def _check_options(
     """Refuse to recompute layers in a step that does not train, or to try unknown dimensions.
 
     Raises:
-        UserError: if the options ask for either.
+        UserError: if the options would recompute layers in such a step, or name an unknown
+            dimension.
     """
     if runtime.recompute and not trains:
         raise UserError(
@@ -247,7 +249,7 @@ def _title(source: ModelSource, step: ModelStep) -> str:
 
 
 def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
-    """Warn if each sequence has more tokens than the model has positions."""
+    """Return a warning if each sequence has more tokens than the model has positions, else []."""
     tokens, option = step.seq, "--seq"
     if step.mode == "decode":
         tokens, option = step.seq + step.tokens, "--seq or --tokens"
@@ -262,7 +264,7 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
 def _combinations(
     tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[dict[str, tuple[int, int]]]:
-    """Return each combination that changes a size, as old and new values of the changed sizes."""
+    """Return each combination that changes a size, with old and new values of the changed sizes."""
     combinations = []
     for values in product(*tries.values()):
         changes = {

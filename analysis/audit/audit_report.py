@@ -23,17 +23,18 @@ _MARKDOWN_ROWS = 10  # maximum number of rows, with other operations, on a Markd
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Results of an audit on one machine, from which all its reports are made.
+    """Results of an audit on one machine, from which all reports on the audit are made.
 
     Attributes:
         title: model, mode and batch.
-        fits_with: command-line options, each of which would make the step fit in memory; empty if
-            the step fits already, or if no such option was found.
-        levers: changes of dimensions. The joint change, if there is one, comes first; the others
-            follow, the best one first. Changes that the user gave are in the user's order.
+        fits_with: command-line options, each of which would make the step fit in memory; there are
+            none if the step fits already, or if no option would help.
+        levers: changes of dimensions. The joint change, if there is one, comes first, followed by
+            the other changes from best to worst. Changes that the user gave are in the user's
+            order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
         warnings: sentences about arguments that are probably mistakes.
-        source: measurements or constants that the times are based on, in words.
+        source: description of the measurements or constants that the times are based on.
     """
 
     title: str
@@ -66,12 +67,15 @@ def products_frame(account: Account) -> pd.DataFrame:
 
 
 def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
-    """Return a table with one row per lever, as in ``--json``; no columns without levers."""
+    """Return a table with one row per lever, as in ``--json``, or an empty table without levers."""
     return pd.DataFrame([lever_json(lever) for lever in levers])
 
 
 def _product_record(account: Account, row: AccountLine) -> dict[str, Any]:
-    """Return one matrix operation as a record; times and shares are None if it is not counted."""
+    """Return one matrix operation as a record.
+
+    Times and shares are None if the operation is not counted.
+    """
     product = row.product
     is_counted = not math.isnan(row.time_us)
     return {
@@ -95,7 +99,8 @@ def _product_record(account: Account, row: AccountLine) -> dict[str, Any]:
 def lever_json(lever: Lever) -> dict[str, Any]:
     """Return one lever as a record.
 
-    If the lever changes several dimensions, ``from`` and ``to`` map their names to values.
+    If the lever changes several dimensions, ``from`` and ``to`` map the names of these dimensions
+    to values.
     """
     before: Any
     after: Any
@@ -263,12 +268,12 @@ def _lever_lines(levers: Sequence[Lever]) -> list[str]:
 
 
 def _refused_lines(report: AuditReport) -> list[str]:
-    """Say why some changes that the user gave cannot be judged, one line per change."""
+    """Return one line for each change that the user gave and that cannot be judged."""
     return [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
 
 
 def sources(report: AuditReport) -> str:
-    """Name the sources of an audit's times, including those of attention."""
+    """Name the sources of an audit's times, including the source of the attention times."""
     attention = report.account.attention
     return report.source + (f"; attention: {attention}" if attention else "")
 
@@ -276,8 +281,8 @@ def sources(report: AuditReport) -> str:
 def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role.
 
-    All reports, at least one, are about the same step, so the warnings and assumptions of the first
-    one hold for all.
+    There is at least one report, and all reports are about the same step, so the warnings and
+    assumptions of the first report apply to every report.
     """
     # 1. Build the table, with one column for each machine.
     accounts = [report.account for report in reports]

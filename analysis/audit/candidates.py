@@ -17,7 +17,7 @@ HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
 
 _MULTIPLES = (64, 128, 256)
 _SMALL_MULTIPLES = (8, 16, 32)
-"""Numbers whose multiples are proposed if those of :data:`_MULTIPLES` are all beyond reach."""
+"""Numbers whose multiples are proposed if no multiple of :data:`_MULTIPLES` is within reach."""
 
 _OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for a vocabulary
 _VOCABULARY = 30_000  # smallest size at which a dimension may be assumed to be a vocabulary
@@ -40,7 +40,7 @@ Values = Sequence[tuple[Dimension, int]]
 class _Heads:
     """Numbers of query and key/value heads of one attention layer, and the width of a head.
 
-    ``hidden`` is the hidden size, from which the heads are projected; 0 if it is not known.
+    ``hidden`` is the hidden size, from which the heads are projected, or 0 if it is unknown.
     """
 
     heads: int
@@ -72,16 +72,17 @@ def candidates(
     """Return new values of a dimension that are valid and usual in practice, smallest first.
 
     - A width, such as a hidden size, changes by at most :data:`REACH`. Each of ``tp`` GPUs gets an
-      equal part of it. This part is a multiple of 64, 128 or 256 or, if no such width is within
-      reach, of 8, 16 or 32. The usual width of a gated layer is also a candidate.
+      equal part of the width. This part is a multiple of one of :data:`_MULTIPLES` or, if no such
+      width is within reach, of one of :data:`_SMALL_MULTIPLES`. The usual width of a gated layer is
+      also a candidate.
     - The number of heads divides the hidden size if it does so in the original model. The number of
       key/value heads is halved or doubled, and divides the number of heads. A new width of a head
       is a multiple of 8.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
-    If ``multiple`` is given, it replaces all numbers above that parts of widths are multiples of,
-    and the usual width of a gated layer is not a candidate. The result is empty if no value fulfils
-    these conditions.
+    If ``multiple`` is given, the parts of widths are multiples of ``multiple`` instead, and the
+    usual width of a gated layer is not a candidate. The result is empty if no value fulfils these
+    conditions.
     """
     value = dimension.value
     if _counts(dimension, captured, "heads"):
@@ -171,11 +172,11 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 
 
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
-    """Return the widths within :data:`REACH` that are multiples of certain numbers.
+    """Return the widths within :data:`REACH` that are multiples of preferred numbers.
 
-    These numbers and the arguments are those of :func:`candidates`. A number of experts is treated
-    differently: it may be any common multiple of 8 and ``tp`` from the current number to twice
-    that.
+    The arguments, and the rule for these numbers, are those of :func:`candidates`. A number of
+    experts is treated differently: it may be any common multiple of 8 and ``tp`` from the current
+    number to twice the current number.
     """
     value = dimension.value
     if _grows(dimension, captured, "experts"):
@@ -241,7 +242,7 @@ def _can_be_built(values: Values, captured: Captured, tp: int) -> bool:
 
 
 def _size_change(values: Values, place: tuple[int, str]) -> float:
-    """Return how much a size of a matrix operation grows with new values of dimensions.
+    """Return the increase of one size of a matrix operation for new values of dimensions.
 
     ``place`` is the position of the operation and the name of the size.
     """
@@ -255,8 +256,8 @@ def _changed_heads(
 ) -> _Heads | None:
     """Return the heads of an attention layer with new values of dimensions.
 
-    Return None if one of their sizes would not be a whole number. ``before`` are the current heads,
-    and ``places`` the places of their fields, both from :func:`_heads_of`.
+    Return None if any size of these heads would not be a whole number. ``before`` has the current
+    heads, and ``places`` the places that their sizes come from; both are from :func:`_heads_of`.
     """
     sizes = {
         name: getattr(before, name) + _size_change(values, place) for name, place in places.items()
@@ -276,10 +277,11 @@ def _changed_heads(
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield each attention layer's heads, preceded by the places that their sizes come from.
+    """Yield (places, heads) for each attention layer; the sizes of the heads come from the places.
 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
-    input width of the last query projection before the attention; 0 if there is none.
+    input width of the last query projection before the attention, or 0 if there is no such
+    projection.
     """
     projection_position = -1  # no query projection yet
     hidden_size = 0
@@ -302,7 +304,7 @@ def _as_wide_as_hidden(captured: Captured) -> bool:
 
 
 def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
-    """Return True if a dimension is a head's width itself, and does not only influence it."""
+    """Return True if a dimension is the width of a head, not only a size that influences it."""
     return any(
         dimension.slopes.get(places["width"]) == 1.0 and dimension.value == before.width
         for places, before in _heads_of(captured)
@@ -315,7 +317,11 @@ def _only_grows(name: str) -> bool:
 
 
 def _is_vocabulary(dimension: Dimension, captured: Captured) -> bool:
-    """Return True if a dimension is large, and not the width of a feed-forward layer."""
+    """Return True if a dimension is probably a vocabulary.
+
+    Every dimension of at least :data:`_VOCABULARY` counts as a vocabulary, unless it is the width
+    of a feed-forward layer.
+    """
     roles = {captured.products[position].role for position, _ in dimension.slopes}
     return dimension.value >= _VOCABULARY and roles.isdisjoint({"gate", "up", "gate_up", "down"})
 
@@ -331,7 +337,7 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
-    """Return True if a dimension is a number of heads or of key/value heads, as ``size`` says.
+    """Return True if a dimension is the number of heads or of key/value heads that ``size`` names.
 
     Such a number adds at least one head per unit. A hidden size can also determine the number of
     heads, but adds less than one head per unit.

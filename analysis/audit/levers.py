@@ -56,15 +56,16 @@ class Lever:
 
     Attributes:
         changes: old and new value of each dimension.
-        pairs: problems that change, before and after; those that take longest come first.
-        gain: gain of the step with its interval; 0.02 means 1/1.02 of the step's time.
+        pairs: problems that change, each as (before, after), in order of decreasing time.
+        gain: gain of the step with its interval; 0.02 means that the changed step takes 1/1.02 of
+            the original time.
         products: gain of the matrix operations that change, without the rest of the step.
         share: share of the original step's time that these operations take.
-        parameters: growth of the number of parameters, as a fraction.
-        flops: growth of the FLOPs, as a fraction.
-        bytes: growth of the bytes that all other operations except the optimizer move, as a
+        parameters: increase of the number of parameters, as a fraction.
+        flops: increase of the FLOPs, as a fraction.
+        bytes: increase of the bytes that all other operations except the optimizer move, as a
             fraction.
-        verdict: verdict on the change; if the FLOPs fall, on its gain per FLOP.
+        verdict: verdict on the change; if the FLOPs fall, the verdict is about the gain per FLOP.
         evidence: weakest kind of evidence that is behind more than 5% of the changed time.
         reason: what the change does to these operations and to the model, in words.
     """
@@ -93,12 +94,12 @@ class Lever:
 
     @property
     def expected_gain(self) -> float:
-        """Expected gain of the step, minus a cost for additional FLOPs; per FLOP if these fall."""
+        """Expected gain of the step after costs; if the FLOPs fall, the gain is per FLOP."""
         return net(_judged_gain(self.gain, self.flops), self.flops)
 
     @property
     def probability(self) -> float:
-        """Probability that the change brings a gain; if the FLOPs fall, a gain per FLOP."""
+        """Probability that the change brings a gain, or a gain per FLOP if the FLOPs fall."""
         return probability(_judged_gain(self.gain, self.flops), self.evidence)
 
 
@@ -115,11 +116,12 @@ def find_levers(
     """Return the best change of each dimension and of dimensions that belong together.
 
     The changes are sorted by expected gain. If no change of a dimension is worth making, the best
-    one is returned with the verdict *leave it*. If a combination of worthwhile changes has a larger
-    expected gain than each of them, this joint change comes first.
+    change of that dimension is returned with the verdict *leave it*. If a combination of worthwhile
+    changes has a larger expected gain than each of these changes alone, this joint change comes
+    first.
 
-    ``account`` is that of the original model. The joint change may add up to ``more_parameters`` to
-    the model's parameters, as a fraction of them. ``multiple`` is passed to
+    ``account`` is the account of the original model. The joint change may increase the number of
+    the model's parameters by up to the fraction ``more_parameters``. ``multiple`` is passed to
     :func:`analysis.audit.candidates.candidates`.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
@@ -155,11 +157,11 @@ def try_levers(
     basis: Basis,
     account: Account,
 ) -> tuple[list[Lever], dict[str, str]]:
-    """Return the levers of the given changes in order, and why some changes cannot be judged.
+    """Return the levers of the given changes in order, and the changes that cannot be judged.
 
-    The second value maps a change in words to the reason why it cannot be judged: the model cannot
-    be built or divided among the GPUs with these sizes, it has a different number of operations, or
-    no counted operation changes.
+    The second value maps each change that cannot be judged, in words, to the reason: the model
+    cannot be built or divided among the GPUs with these sizes, the model has a different number of
+    operations, or no counted operation changes.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     levers: list[Lever] = []
@@ -176,7 +178,7 @@ def try_levers(
 
 @dataclass(frozen=True)
 class _Baseline:
-    """The original model and how it is run, with which all changes are compared."""
+    """The original model and its runtime, with which all changes are compared."""
 
     captured: Captured
     capture: Capture
@@ -191,9 +193,8 @@ class _Baseline:
     ) -> _Baseline:
         """Create a baseline with the measurements of problems of similar size.
 
-        The measured sizes differ from those of the model's operations by at most twice
-        :data:`REACH`, because some dimensions, such as the number of heads, may change by more than
-        the reach.
+        The measured sizes differ from the sizes of the model's operations by at most twice
+        :data:`REACH`, because a number of heads, for example, may change by more than this reach.
         """
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
@@ -202,7 +203,7 @@ class _Baseline:
         return cls(captured, capture, runtime, basis, account, measured)
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
-        """Return the lever of a change; None if :meth:`changed_step` cannot judge it."""
+        """Return the lever of a change, or None if :meth:`changed_step` cannot judge the change."""
         try:
             return self.changed_step(changes)
         except UserError:
@@ -213,7 +214,8 @@ class _Baseline:
 
         Raises:
             UserError: if the model cannot be built or divided among the GPUs with these sizes, if
-                it then has a different number of operations, or if no counted operation changes.
+                the changed model has a different number of operations, or if no counted operation
+                changes.
         """
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
@@ -319,10 +321,10 @@ class _Baseline:
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """Return the measured ratio of two operations' times and its evidence, if there is one.
+        """Return the measured ratio of two operations' times with its evidence, or None.
 
-        The ratio has its 95% interval, as (ratio, lo, hi). A ratio from re-timing both operations
-        together is preferred to one from other measurements.
+        The ratio and its 95% interval are given as (ratio, lo, hi). A ratio from re-timing both
+        operations together is preferred to a ratio from other measurements.
         """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         # Only attention has no problem, and the caller treats attention separately.
@@ -340,7 +342,7 @@ class _Baseline:
 def ratios_of(
     pairs: Sequence[tuple[Problem | None, Problem | None]], basis: Basis
 ) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
-    """Predict the ratio of the times of each pair, the first problem's time over the second's.
+    """Predict, for each pair, the first problem's time divided by the second problem's time.
 
     Returns:
         For each pair, first the ratio with its 90% interval, as (ratio, lo, hi), then
@@ -375,7 +377,7 @@ def ratios_of(
 
 
 def _judged_gain(gain: Gain, more_flops: float) -> Gain:
-    """Return the gain that a verdict is based on: if the FLOPs fall, the gain per FLOP.
+    """Return the gain that a verdict is based on, which is the gain per FLOP if the FLOPs fall.
 
     A model with fewer FLOPs is nearly always faster, so its gain in time would say nothing about
     its shapes.
@@ -391,7 +393,7 @@ def _judged_gain(gain: Gain, more_flops: float) -> Gain:
 
 
 def _growth(before: int, after: int) -> float:
-    """Return the growth of a number as a fraction; 0 for a number that was 0 before."""
+    """Return the increase of a number as a fraction, or 0 if the number was 0 before."""
     return after / before - 1 if before else 0.0
 
 
@@ -449,7 +451,7 @@ def _promising(
 
 
 def _net_gain(gain: float, more_flops: float) -> float:
-    """Return a gain minus a cost for more FLOPs; if the FLOPs fall, the gain per FLOP."""
+    """Return a gain after the cost of more FLOPs, or the gain per FLOP if the FLOPs fall."""
     return net(_judged_gain(Gain(gain, gain, gain), more_flops), more_flops)
 
 
@@ -485,11 +487,11 @@ def _resized(
 
 
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
-    """Combine the worthwhile levers one by one; each has to raise the expected gain.
+    """Combine the worthwhile levers one by one, and keep each that raises the expected gain.
 
-    A lever is left out if it or the combination adds more than the fraction ``more_parameters`` to
-    the parameters, or if it changes a dimension that a chosen lever changes. Return None if no
-    combination of levers raises the expected gain.
+    A lever is left out if, with the lever or the combination, the number of parameters would grow
+    by more than the fraction ``more_parameters``. It is also left out if it changes a dimension
+    that a chosen lever changes. Return None if no combination of levers raises the expected gain.
     """
     chosen: Lever | None = None
     for lever in best:

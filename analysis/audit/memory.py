@@ -25,7 +25,7 @@ _COMPRESSED = re.compile(r"kv_a_proj\w*$")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a step needs on each GPU, by use, and the bytes ``available`` on each.
+    """Bytes that a step needs on each GPU, by use, and the bytes ``available`` on each GPU.
 
     In training, ``activations`` are the tensors that the forward pass keeps for the backward pass.
     Without a backward pass, they are the tensors of the largest operation.
@@ -115,12 +115,12 @@ def what_fits(
 ) -> list[str]:
     """Return command-line options of ``audit``, each of which makes a step fit in memory.
 
-    The options are the largest batch that is expected to fit, recomputing the forward pass, and the
-    smallest tensor-parallel degree in :data:`_DEGREES` with which the model can be divided and
-    fits. The result is empty if none of the options makes the step fit.
+    At most three options are returned: the largest batch that is expected to fit, recomputation of
+    the forward pass, and the smallest tensor-parallel degree in :data:`_DEGREES` that can divide
+    the model and makes the step fit. The result is empty if no option makes the step fit.
 
-    ``batch`` is the step's number of sequences or images; None if ``--batch`` does not change it.
-    The other arguments are those of :func:`memory_of`.
+    ``batch`` is the step's number of sequences or images, or None if ``--batch`` does not change
+    this number. The other arguments are those of :func:`memory_of`.
     """
     options = []
     # 1. Only activations and the KV cache grow with the batch, nearly in proportion to it.

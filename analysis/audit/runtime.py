@@ -44,20 +44,23 @@ class Runtime:
     Attributes:
         kind: ``eager`` runs one operation at a time; ``compile`` fuses all operations between two
             matrix operations.
-        fuse: groups of GEMMs with a common input that are computed as one GEMM: keys of
-            :data:`FUSIONS`.
-        tp: tensor-parallel degree: number of GPUs that share each layer.
+        fuse: keys of :data:`FUSIONS`, each of which names a group of GEMMs with a common input that
+            are computed as one GEMM.
+        tp: tensor-parallel degree, which is the number of GPUs that share each layer.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
         loss_chunks: largest number of chunks of tokens in which the output head and the loss are
-            computed; with few tokens, there are fewer.
-        optimizer: ``adamw``, ``sgd`` or ``none``; it determines the bytes that its step moves.
+            computed; with few tokens, there are fewer chunks.
+        optimizer: name of the optimizer (``adamw``, ``sgd`` or ``none``), which determines the
+            bytes that the optimizer's step moves.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
-            times and, without any, :data:`analysis.audit.account.ASSUMED_SHARE`.
-        attention_kernel: framework that computes attention, such as ``vllm``; None if not known.
+            times or, if there are none, :data:`analysis.audit.account.ASSUMED_SHARE`.
+        attention_kernel: framework that computes attention, such as ``vllm``; None if it is
+            unknown.
         causal_half: True if the attention kernel skips the half of the query–key pairs that a
             causal mask hides.
-        skew: one in this many experts gets tokens, and all experts with tokens get the same share.
+        skew: only one in ``skew`` experts gets tokens, and all experts with tokens get the same
+            share.
     """
 
     kind: str = EAGER
@@ -88,7 +91,8 @@ class Runtime:
     def products(self, captured: Captured) -> list[Product]:
         """Return the matrix operations as this runtime computes them.
 
-        Their order is that of ``captured``; a recomputed operation comes twice in a row.
+        The operations have the same order as in ``captured``, and a recomputed operation occurs
+        twice in a row.
 
         Raises:
             UserError: if a size that has to be divided equally among GPUs is not a multiple of
@@ -146,7 +150,7 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Merge each complete group of GEMMs of one module with a common input into one GEMM.
+    """Merge each complete group of GEMMs that share a module and an input into one GEMM.
 
     ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. Each ``forward_position`` in
     the result is a position in the returned list.
@@ -186,7 +190,7 @@ def _fused(products: list[Product], role: str) -> list[Product]:
 
 
 def _wider(product: Product, forward: Product, more_features: int) -> Product:
-    """Return a forward or gradient GEMM whose layer gets ``more_features`` more outputs."""
+    """Return a forward or gradient GEMM as if its layer had ``more_features`` more outputs."""
     size = out_size(product, forward)
     return product.resized({size: product.sizes[size] + more_features})
 
@@ -253,7 +257,7 @@ def _divided(size: int, tp: int, what: str) -> int:
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Cut the tokens of the head into at most ``chunks`` chunks; the last one may be smaller."""
+    """Split an output head's tokens into at most ``chunks`` chunks; the last one may be smaller."""
     if product.role != "head":
         return [product]
     size = "k" if product.pass_ == WGRAD else "m"
@@ -282,7 +286,7 @@ def _skewed(product: Product, skew: float) -> Product:
 
 
 def _with_every_pair(product: Product) -> Product:
-    """Count the query–key pairs that a causal mask hides, too, because the kernel computes them."""
+    """Return attention without its causal mask, because the kernel also computes hidden pairs."""
     if not isinstance(product.work, Attention):
         return product
     return replace(product, work=replace(product.work, causal=False))

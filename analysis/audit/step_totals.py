@@ -13,7 +13,7 @@ from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, hal
 
 
 class TimeSum(NamedTuple):
-    """A sum of times and its 90% interval."""
+    """A sum of times, with the 90% interval of the sum."""
 
     time: float
     lo: float
@@ -27,8 +27,8 @@ class SumChange(NamedTuple):
         before: time before the change.
         ratio: time before the change over time after it, with its interval (90% if predicted, 95%
             if measured), as (ratio, lo, hi).
-        in_sums: factors by which the interval of the time after the change is multiplied in a
-            step's total: first for shorter times, then for longer times
+        in_sums: factors by which the two halves of the interval of the time after the change are
+            multiplied in a step's total; the half with shorter times comes first
             (:func:`analysis.model.sum_errors.change_factors`).
     """
 
@@ -59,13 +59,13 @@ def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
 def gain_of_step(
     step: float, changes: Sequence[SumChange], more: float = 0.0, unsure: float = 0.0
 ) -> Gain:
-    """Return the gain of a step if some of its operations change, with its interval.
+    """Return the gain of a step, with an interval, if the given operations of the step change.
 
     All times are in the same unit.
 
     Args:
         step: time of the step before the change.
-        changes: changes of its operations.
+        changes: changes of the step's operations.
         more: additional time of all other operations.
         unsure: half width of the 90% interval of the additional time, and of any other error that
             ``changes`` does not include.

@@ -56,11 +56,11 @@ def problems_given(
 
 
 def basis_of(machine: str | None, results: Path) -> Basis:
-    """Return the basis of answers about a machine; print a note if its recording is not calibrated.
+    """Return the basis of answers about a machine; print a note if the recording is uncalibrated.
 
     Raises:
-        UserError: if the machine is unknown, if ``machine`` is None and nothing was measured, if a
-            machine that is not in machines.toml has only unusable times, or if the machine's
+        UserError: if the machine is unknown, if ``machine`` is None and nothing was measured, if
+            the machine is not in machines.toml and has only unusable times, or if the machine's
             recording or calibration cannot be read.
     """
     basis = find_basis(machine, results)
@@ -95,7 +95,7 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
 
 
 def load_machine(machine: str | None, results: Path) -> Recording:
-    """Read a machine's recording, which combines its runs; None means the machine measured last.
+    """Read a machine's recording, with all runs combined; None is the machine measured last.
 
     Raises:
         UserError: if the machine is unknown or has no recording, or if its recording cannot be
@@ -108,6 +108,6 @@ def recording_at(place: str, results: Path) -> Recording:
     """Read a single run or imported table, given its folder or the slug of its machine.
 
     Raises:
-        UserError: if there is no such recording, or it cannot be read.
+        UserError: if there is no such recording, or if the recording cannot be read.
     """
     return load(recording_folder(place, results))

@@ -239,9 +239,9 @@ def recommend_command(
 
 
 def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
-    """Print the sources of answers, which are given as (machine, problem, source).
+    """Print the sources of answers; each answer is given as (machine, problem, source).
 
-    If answers about one machine have several sources, name the problems that each one answers.
+    If answers about one machine have several sources, name the problems that each source answers.
     """
     # 1. Collect the problems by machine, then by source. Several machines may answer about the same
     # problem.

@@ -290,13 +290,13 @@ def measured_audit(
 ) -> list[Audit]:
     """Time a model's GEMMs and convolutions on this machine, then audit the model.
 
-    The GEMMs and convolutions of the best levers, which are changes of dimensions, are timed, too.
-    If the best lever brings a gain, those of its changed shapes that take longest are then re-timed
-    together with the original ones, in other processes. All measurements are added to the machine's
+    The GEMMs and convolutions of the best levers (changes of dimensions) are timed, too. If the
+    best lever brings a gain, the longest-running shapes that it changes are then re-timed together
+    with the original shapes, in other processes. All measurements are added to the machine's
     recording.
 
     ``audit_on`` audits the model on one basis, and returns a list of one audit. ``machine`` is the
-    machine that the user named, if any.
+    machine that the user named, or None.
 
     Raises:
         UserError: if ``machine`` is not this machine, the device cannot be used, another process is
@@ -342,14 +342,14 @@ def measured_audit(
 
 
 def _best_first(levers: Sequence[Lever]) -> list[Lever]:
-    """Sort levers by expected gain, because those of ``--try`` are in the user's order."""
+    """Sort levers by expected gain, because levers of ``--try`` are in the user's order."""
     return sorted(levers, key=lambda lever: lever.expected_gain, reverse=True)
 
 
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
-    """Return the sizes to try of each dimension, from arguments such as ``hidden=4096,4224``.
+    """Return the sizes to try for each dimension, from arguments such as ``hidden=4096,4224``.
 
-    If several arguments name a dimension, their sizes are joined. Each size counts only once.
+    If several arguments name a dimension, the sizes of all of them are tried, each only once.
 
     Raises:
         UserError: if an argument does not have this form, or if there are too many combinations.
@@ -371,7 +371,7 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
 def _sizes(arguments: list[str]) -> dict[str, int]:
     """Return the size of each dimension from arguments such as ``hidden=4096``.
 
-    If several arguments name a dimension, the last one counts.
+    If several arguments name a dimension, the last argument counts.
 
     Raises:
         UserError: if an argument does not have this form.

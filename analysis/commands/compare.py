@@ -118,12 +118,13 @@ def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
 def _compare_by_name(
     old: str, new: str, gate: str | None, pattern: str | None, results: Path, json: bool
 ) -> None:
-    """Compare cases by name; with a gate, print its verdict and exit with the verdict's code.
+    """Compare cases by name, and print the comparison or, with a gate, the verdict of the gate.
 
-    Without a gate, exit with 1 if any case is slower or no longer timed.
+    With a gate, exit with the code of the verdict. Without a gate, exit with 1 if any case is
+    slower or no longer timed.
 
     Raises:
-        UserError: if the gate is not a share above 0, and in the cases of :func:`_read_changes`.
+        UserError: if the gate is not a share above 0, or if :func:`_read_changes` raises an error.
     """
     from analysis.comparing.by_name import compare_by_name, named_json, named_text
     from analysis.comparing.gate import EXIT_CODES, gate_json, gate_text, judge_changes
@@ -157,11 +158,12 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and the cases that are no longer timed: a mapping from names to reasons.
+        The changes, and a mapping from each case that is no longer timed to the reason.
 
     Raises:
         UserError: if the pattern is invalid, a result cannot be read, no case has a time in every
-            result, or results come from different machines and at least one is a recording.
+            result, or results come from different machines and at least one of the results is a
+            recording.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
@@ -223,7 +225,7 @@ def _read_changes(
 
 
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
-    """Read the results at one place as timed processes, one for each result.
+    """Read the results at one place as timed processes, one process for each result.
 
     ``place`` is a file of benchmark results, a machine's slug, the folder of a recording, or a
     folder of several results. With a ``pattern``, cases are named by their problems.
@@ -267,7 +269,8 @@ def _compare_kernels(place: str | None, results: Path, json: bool) -> None:
     Write the comparison into the recording's folder, and print its summary.
 
     Raises:
-        UserError: if the recording cannot be read, or has no shape that was timed with both.
+        UserError: if the recording cannot be read, or if no shape was timed with both a
+            hand-written kernel and the vendor library.
     """
     from analysis.comparing.families import compare_families, summarise, write_families
 

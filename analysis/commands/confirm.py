@@ -29,7 +29,7 @@ _LEAST_SECONDS = 10.0
 
 GUESSES = 2
 """Number of candidates per problem and query that are measured after a sweep. On an H100, the
-second one raises the mean gain of padding over all shapes from 1.2% to 1.3% (``measured`` in
+second candidate raises the mean gain of padding over all shapes from 1.2% to 1.3% (``measured`` in
 results/accuracy/advice.json)."""
 
 
@@ -41,12 +41,12 @@ def measure_best_guesses(
     The most promising shapes come first. The measurements are added to the recording, so the next
     recommendation table has measured gains. The next call resumes where this one stopped.
 
-    The arguments are options of ``recommend``. If ``budget`` is None, it is the rest of the
-    sweep's budget. If ``gpus`` are given, only the first of them is used, in place of ``gpu``.
+    The arguments are options of ``recommend``. If ``budget`` is None, the rest of the sweep's
+    budget is used. If ``gpus`` are given, only the first of them is used, in place of ``gpu``.
 
     Raises:
-        UserError: if the budget is not a time, this machine has no readable recording of its own in
-            ``results``, the device cannot be used, or another process is measuring.
+        UserError: if the budget is not a time, ``results`` has no readable recording that was made
+            on this machine, the device cannot be used, or another process is measuring.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -117,7 +117,7 @@ def measure_questions(
     A problem for which a change was already re-timed is not measured again.
 
     ``question`` limits how the problems' sizes may change, and ``machine`` is the machine that the
-    user named, if any. The budget of ``request`` is not used.
+    user named, or None. The budget of ``request`` is not used.
 
     Raises:
         UserError: if ``machine`` is not this machine, no size of a problem may change, the device
@@ -162,7 +162,7 @@ def measure_questions(
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
-    """Return the basis of answers about this machine, from what is known before measuring.
+    """Return the basis of answers about this machine that is available before measuring.
 
     Raises:
         UserError: if ``machine`` is not this machine, the device cannot be used, or the machine's
@@ -209,14 +209,15 @@ def usable(folder: Path, request: Request) -> Basis:
 
 
 def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) -> Path:
-    """Time the candidates of trials, then re-time the best of each; return the recording's folder.
+    """Time all candidates, then re-time the best of each trial; return the recording's folder.
 
     The request's budget covers the timing of candidates, not the re-timing. ``quickly`` is True if
     a user waits for the result.
 
     Raises:
         UserError: if the device cannot be used, another process is measuring, or the disk is full.
-            With ``quickly``, also if no case has a time when the budget is used up.
+            With ``quickly``, the error is also raised if no case was timed before the budget ran
+            out.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements

@@ -65,8 +65,8 @@ def fleet_command(
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """Write the report on a recording, and draw its plot.
 
-    ``margin`` is how far below the fleet's median a speed has to be for a GPU to be reported as
-    slow, as a fraction.
+    A GPU is reported as slow if the whole interval of a speed is below the fleet's median by more
+    than the fraction ``margin``.
 
     Returns:
         The report, and the path of the plot. The path is None if fewer than two GPUs were timed on

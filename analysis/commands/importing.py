@@ -126,13 +126,13 @@ def import_command(
 def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path) -> None:
     """Import a user's file as a recording.
 
-    ``path`` is a file of times, the table of a published study, or a recording: its folder or its
-    measurements.csv. ``machine`` is ``all`` if the user gave no slug, and an empty field of
-    ``defaults`` is one that the user did not give.
+    ``path`` is a file of times, the table of a published study, or a recording, given as its folder
+    or as the measurements.csv in that folder. ``machine`` is ``all`` if the user gave no slug, and
+    an empty field of ``defaults`` means that the user did not give this option.
 
     Raises:
         UserError: if an option is missing or wrong, the file cannot be read or written as a
-            recording, or ``results`` already has the machine's own recording.
+            recording, or ``results`` already has a recording that was made on the machine.
     """
     # 1. Check the options.
     if machine == _ALL:
@@ -171,8 +171,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
 def _is_imported(table: PublicTable, folder: Path) -> bool:
     """Return True if a folder has a complete import of this table, with up-to-date intervals.
 
-    If a user's file was imported into the folder, it is enough that the table is one of the
-    collections that are used as the file's prior.
+    If a user's file was imported into the folder, the table only has to be among the collections
+    that serve as the file's prior.
 
     Raises:
         UserError: if the folder has a run.json that cannot be read.
@@ -207,8 +207,8 @@ def _import_all(
 ) -> None:
     """Import tables in parallel, one per core, because fitting a correction keeps a core busy.
 
-    Print a summary of each table as soon as it is imported. ``tables`` has at least one table, by
-    the slug of its machine. The imported tables are validated against ``all_tables``.
+    Print a summary of each table as soon as it is imported. ``tables`` maps the slugs of machines
+    to tables, and has at least one table. The imported tables are validated against ``all_tables``.
     """
     machines = counted(len(tables), "machine")
     note(f"Calibrating on the public tables of {machines}, one or two minutes per machine:")
@@ -248,7 +248,7 @@ def _write_results(
     """Calibrate an imported recording, write its results, and return a summary of the import.
 
     ``table`` is the table that was imported, and ``all_tables`` are all public tables, against
-    which it is validated. For a user's file, ``table`` is None and ``all_tables`` is empty.
+    which the import is validated. For a user's file, ``table`` is None and ``all_tables`` is empty.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page

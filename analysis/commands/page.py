@@ -63,7 +63,7 @@ def page_command(
 
 
 def lacks_page() -> str:
-    """Return why no page can be written, as the end of a sentence; empty if a page is possible."""
+    """Return why no page can be written, as the end of a sentence, or "" if a page is possible."""
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
         if (int(major), int(minor)) >= _OLDEST_BOKEH:
@@ -77,9 +77,9 @@ def write_page(
     """Write one page about one or more recordings; return its path.
 
     Args:
-        analyses: the recordings, each with the model fitted to it; at least one.
-        advice: recommendation table of each recording; None to compute it.
-        output: the file to write; report.html in the first recording's folder if None.
+        analyses: one or more recordings, each with the model that was fitted to it.
+        advice: recommendation table of each recording, or None to compute the table.
+        output: the file to write; None for report.html in the first recording's folder.
 
     Raises:
         UserError: if a recording's rules.json or profiled steps are damaged.
@@ -103,7 +103,7 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
 
     If an extra is missing or a file is damaged, print a note and return None.
 
-    ``advice`` is the recommendation table of the recording; None to compute it.
+    ``advice`` is the recommendation table of the recording, or None to compute the table.
     """
     missing = lacks_page()
     if missing:
@@ -120,7 +120,7 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
 def renewed_page(folder: Path) -> Path | None:
     """Rewrite a recording's page after its folder changed, and return the page's path.
 
-    Return None if the folder has no measurements, or the page cannot be written.
+    Return None if the folder has no measurements, or if the page cannot be written.
 
     Raises:
         UserError: if the recording cannot be read or analysed.
@@ -138,8 +138,8 @@ def renewed_page(folder: Path) -> Path | None:
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     """Collect the content of a page about one recording.
 
-    Profiled steps are read from the recording's folder and from the folder with the measurements
-    for judging the rules. Verdicts are read from the first of these folders that has them.
+    Profiled steps are read from two folders: the recording's folder, and the folder of the
+    measurements for judging rules. Verdicts are read from the first of these folders that has any.
 
     Raises:
         UserError: if rules.json or profiled steps are damaged.
@@ -155,7 +155,7 @@ def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
 
 
 def _read_rules(folder: Path) -> list[RuleResult]:
-    """Read the verdicts on rules from a recording's folder; empty if there are none.
+    """Return the verdicts on rules in a recording's folder, or [] if there are none.
 
     Raises:
         UserError: if rules.json is damaged.
@@ -180,8 +180,8 @@ def _read_rules(folder: Path) -> list[RuleResult]:
 def _is_sound(row: RuleResult) -> bool:
     """Return True if every field of a rule's result has a valid value.
 
-    An effect of 0 is valid: that of the rule ``tc-used`` is a share of time, which is 0 for a step
-    without Tensor Cores.
+    An effect of 0 is valid, because the effect of the rule ``tc-used`` is a share of time, which is
+    0 for a step that does not use Tensor Cores.
 
     Raises:
         OverflowError: if a ratio is an integer that is too large for a float.

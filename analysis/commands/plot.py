@@ -132,7 +132,7 @@ def _draw_recording(
     kinds: tuple[str, ...],
     results: Path,
 ) -> None:
-    """Draw the named plots of a recording, or all if no name is given, and print their files.
+    """Draw the named plots of a recording, or all plots without names, and print their paths.
 
     Raises:
         UserError: if a name is not known, the recording lacks the dtype or the sweep, nothing can
@@ -181,13 +181,13 @@ def _draw_wave_plot(
     """Draw the wave plot of all GEMMs of one N and K; return the path of the first file.
 
     ``gemm`` gives N, K and the dtype; its M is not used. If a GEMM was measured several times, its
-    shortest time is drawn. ``m_before_cliff`` is the M just before the cliff; None for the largest
-    cliff. If ``output`` is None, the files are written to ``plots`` in the folder of the recording
-    or, if there is none, of the machine.
+    shortest time is drawn. ``m_before_cliff`` is the M just before the cliff, or None for the
+    largest cliff. If ``output`` is None, the files are written to ``plots`` in the folder of the
+    recording or, if there is no recording, in the folder of the machine.
 
     Raises:
-        UserError: if ``m_before_cliff`` or an M just above it was not measured, or if the recording
-            cannot be read.
+        UserError: if ``m_before_cliff`` was not measured, if no M just above it was measured, or if
+            the recording cannot be read.
     """
     from analysis.plots.style import save
     from analysis.plots.wave import cliff_at, draw_wave
@@ -228,8 +228,8 @@ def _draw_wave_plot(
 def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     """Print the largest cliffs, at which the next larger M makes a GEMM slower or faster.
 
-    If other collections of public times exist for the machine, only cliffs that one of them
-    confirms are printed.
+    If other collections of public times exist for the machine, only cliffs that one of these
+    collections confirms are printed.
 
     Raises:
         UserError: if no GEMM in the dtype was measured, or the recording or the other collections
@@ -279,10 +279,11 @@ def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
-    """Return the measured GEMMs in a dtype, in layout nt and not batched; the table may be empty.
+    """Return the measured GEMMs in a dtype that are not batched and have layout nt.
 
-    Left out are hand-written kernels, cases that were timed without pauses or in another cache
-    state than most, and cases whose operands have gaps or unaligned addresses.
+    The table may be empty. It leaves out hand-written kernels, cases that were timed without pauses
+    or in another cache state than most cases, and cases whose operands have gaps or unaligned
+    addresses.
 
     Raises:
         UserError: if the recording cannot be read.

@@ -137,7 +137,7 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
     """Return this machine and its folders, as ``sweeps doctor`` reports them.
 
     The command runs in another process, because this process must not import PyTorch. ``results``
-    has to be absolute, because the command also runs in another folder.
+    has to be absolute, because the command does not run in the current folder.
 
     Raises:
         UserError: if the command fails, for example because the device cannot be used.
@@ -155,9 +155,9 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
 
 
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
-    """Return the plan of a GPU's recording as lines of text: one per part and step, and the total.
+    """Return the plan of a GPU's recording: a line for each part and step, and for the total.
 
-    ``cores`` is the number of CPU cores of the GPU's host; None if it is not known.
+    ``cores`` is the number of CPU cores of the GPU's host, or None if it is unknown.
 
     Raises:
         UserError: if the cases cannot be planned, for example because the GPU is not known.

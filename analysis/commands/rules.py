@@ -103,7 +103,7 @@ def rules_command(
 
 
 def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
-    """Print the verdicts on the rules for every imported table; plot them if ``plots`` is given.
+    """Print each imported table's verdicts on the rules, and plot them if ``plots`` is given.
 
     Raises:
         UserError: if no rule was tested with an imported table, or an import cannot be read.
@@ -157,8 +157,8 @@ def _judge_table(
     Args:
         path: the table.
         slug: machine whose rows are used; None if no machine is given.
-        dtype: dtype of the rows; None for bf16 if it is present, else the only dtype.
-        plots: folder for the cheat sheet; None for no cheat sheet.
+        dtype: dtype of the rows; None to use bf16 if the table has it, else the table's only dtype.
+        plots: folder for the cheat sheet; None to write no cheat sheet.
 
     Returns:
         The results, and the path of the cheat sheet, which is written only if an effect is
@@ -166,7 +166,7 @@ def _judge_table(
 
     Raises:
         UserError: if no machine is given, the machine is unknown, or the table cannot be read or
-            has no row of the machine and dtype.
+            has no row with this machine and dtype.
     """
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet

@@ -246,7 +246,8 @@ def _machine_of(file: Path, slug: str) -> Machine:
     """Return the machine that a slug names: one from machines.toml, or the recording's machine.
 
     Args:
-        file: the recording's folder or a file in it, or a table, which describes no machine.
+        file: the recording's folder, a file in that folder, or a table, which does not describe a
+            machine.
         slug: slug of the machine, or an unambiguous part of it.
 
     Raises:

@@ -29,10 +29,10 @@ class NamedComparison:
     """Verdict on every case that has a time in all results.
 
     Attributes:
-        changes: the estimates that the verdicts rest on.
+        changes: the estimates on which the verdicts are based.
         table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
             shift that may only be a difference between runs is removed from the ratios.
-        lost: reason why a case has no time in the new results, by the case's name.
+        lost: mapping from the name of each case without a time in the new results to the reason.
     """
 
     changes: CaseChanges
@@ -45,9 +45,9 @@ class NamedComparison:
 
 
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
-    """Judge each case by the 99% interval of its ratio of times.
+    """Judge each case by the 99% interval of the case's time ratio.
 
-    ``lost`` is the attribute of :class:`NamedComparison`.
+    ``lost`` is stored as the attribute of this name.
     """
     # The limit only affects the verdict on the shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, 0.0)
@@ -70,9 +70,9 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
 
 
 def named_json(comparison: NamedComparison) -> dict[str, Any]:
-    """Return the whole comparison for JSON; what is not known is None.
+    """Return the whole comparison for JSON; unknown values are None.
 
-    The common shift is a ratio, new over old.
+    The common shift is the ratio of the new times to the old times.
     """
     shift = comparison.changes.shift
     cases = comparison.table.astype(object)
@@ -88,7 +88,7 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 def named_text(comparison: NamedComparison) -> str:
     """Return human-readable text: counts, the common shift, and at most 20 cases of each kind.
 
-    The kinds are the cases that are slower, faster, ambiguous or no longer timed.
+    Cases are grouped into four kinds: slower, faster, ambiguous and no longer timed.
     """
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())
@@ -108,7 +108,7 @@ def named_text(comparison: NamedComparison) -> str:
 
 
 def _case_line(row: Mapping[Any, Any]) -> str:
-    """Format a case: its ratio, the interval if there is one, both times and its name."""
+    """Format a case: the ratio, the ratio's interval if there is one, both times and the name."""
     interval = ""
     if not math.isnan(row["ratio_lo"]):
         interval = f" [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]"
