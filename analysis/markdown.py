@@ -22,7 +22,7 @@ _MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//|(?<=\bwww)\.",
 
 
 def plain(text: str) -> str:
-    """Return text on one line, with the markup that :data:`_MARKUP` finds escaped."""
+    """Return text on one line, and escape the markup that :data:`_MARKUP` matches."""
     return _MARKUP.sub(_escaped, printable(text))
 
 
@@ -43,7 +43,7 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return matched markup as an HTML entity, or with a backslash before it."""
+    """Return the matched markup as an HTML entity, or with a backslash in front."""
     markup = match.group()
     entities = {"<": "&lt;", "&": "&amp;", "//": "&#47;&#47;"}
     return entities.get(markup, f"\\{markup}")

@@ -1,21 +1,24 @@
 """Estimate the change of each case between two sets of processes, which are called sides.
 
-The difference of two log times has three parts that are not a change of the case:
+The difference between a case's log times on the two sides has three parts that are not a change of
+the case:
 
 1. **Within a process**: samples scatter. More rounds make this part smaller.
-2. **Between processes, case by case**: operands have other addresses in memory, so the time of a
-   case in a second process differs by a few percent. Only more processes make this part smaller.
+2. **Between processes, case by case**: each process places the operands at other memory addresses,
+   so the time of a case differs by a few percent from process to process. Only more processes make
+   this part smaller.
 3. **Between processes, all cases together**: the whole machine may be slower than in the earlier
    processes. This *common shift* is estimated as a robust mean over the cases and judged
-   separately. Otherwise, tests of the single cases would call all cases slower.
+   separately. If it were not, a slower machine would make every case look slower.
 
 With several processes on a side, the second part is measured for each case. A variance that is
-estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases.
-The better the cases agree, the more it is shrunk (the moderated t test of Smyth, 2004). With a
-single process on each side, the second part is the scatter of the ratios that their errors do not
-explain. That scatter is estimated robustly, because a few cases may have changed, and holds for a
-typical case. A single pair of processes cannot show whether a case has changed, or only differs far
-more between processes than other cases do.
+estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
+(the moderated t test of Smyth, 2004). It is shrunk more if the variances of the cases agree better.
+With a single process on each side, the second part is estimated from the scatter among the ratios
+of all cases: the part of that scatter that the errors within processes do not explain. The estimate
+is robust, because a few cases may have changed, and describes a typical case. A single pair of
+processes cannot show whether a case has changed, or whether its time merely varies far more between
+processes than the times of other cases do.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from analysis.recordings.case_times import CaseTimes, TimedProcess
 Reals = NDArray[np.float64]
 
 MIN_CASES = 6
-"""Minimum number of cases for estimating what is typical of all cases: the common shift and the
-scatter between processes. With fewer, a single changed case would be a large part of both."""
+"""Minimum number of cases for estimating the common shift and the typical scatter between
+processes. With fewer cases, a single changed case would distort both estimates."""
 
 _CUT = 1.5  # standard deviations beyond which cases have less weight in the robust estimates
 _CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
@@ -48,7 +51,7 @@ _STEPS = 30  # maximum number of estimates of location and scale; about ten usua
 
 @dataclass(frozen=True)
 class CommonShift:
-    """Change that all cases share.
+    """Change that all cases have in common.
 
     Attributes:
         log: logarithm of the ratio, new over old.
@@ -68,9 +71,9 @@ class CaseChanges:
     Attributes:
         names: names of the cases.
         old: logarithm of the time in seconds on the old side; the mean over its processes.
-        new: the same for the new side.
+        new: logarithm of the time in seconds on the new side; the mean over its processes.
         deviation: log ratio, new over old, without the shift that all other cases share. If
-            ``shift`` is None, it is the whole log ratio.
+            ``shift`` is None, the deviation is the whole log ratio.
         within: variance of the deviation within processes.
         between: variance of the deviation between processes; NaN if it is unknown.
         freedom: degrees of freedom of the sum of both variances.
@@ -110,7 +113,7 @@ def estimate_changes(old: Sequence[TimedProcess], new: Sequence[TimedProcess]) -
 
 
 def common_names(processes: Sequence[TimedProcess]) -> tuple[str, ...]:
-    """Return the names of the cases with times in all processes, in the last process's order."""
+    """Return the names of cases timed in all processes, in the order of the last process."""
     shared = set.intersection(*(set(process.cases) for process in processes))
     return tuple(name for name in processes[-1].cases if name in shared)
 
@@ -161,7 +164,7 @@ class _Side:
 
 
 def _rounds(old: _Side, new: _Side) -> Reals:
-    """Return each case's mean number of samples per process, on the side where it is smaller."""
+    """Return each case's mean number of samples per process, on the side with the smaller mean."""
     return np.minimum(old.counts.mean(axis=1), new.counts.mean(axis=1))
 
 
@@ -224,18 +227,19 @@ def _pooled_freedom(old: _Side, new: _Side) -> Reals:
 
 
 _MAX_LEAVE_ONE_OUT = 40
-"""Largest number of cases for which a robust centre is computed for each case, from the others. If
-there are more cases, a single changed one hardly affects the robust estimates for all cases."""
+"""Largest number of cases for which each case is compared with a separate robust centre, computed
+from the other cases. If there are more cases, a single changed case hardly affects the robust
+centre of all cases."""
 
 
 def _deviations_from_others(
     log_ratios: Reals, within: Reals, freedom: Reals
 ) -> tuple[Reals, Reals, Reals]:
-    """Compare the log ratio of each case with the centre of the others.
+    """Compare the log ratio of each case with the centre of the other cases.
 
-    Return three values per case: its deviation from the centre of the others, the variance of that
-    centre, and the variance between processes of a typical other case. ``within`` is the variance
-    of each log ratio within processes, with ``freedom`` degrees of freedom.
+    Return three values per case: its deviation from the centre of the other cases, the variance of
+    that centre, and the variance between processes of a typical other case. ``within`` is the
+    variance of each log ratio within processes, with ``freedom`` degrees of freedom.
     """
     count = len(log_ratios)
     # 1. With many cases, one robust centre serves all of them.
@@ -258,11 +262,11 @@ def _deviations_from_others(
 
 
 def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[float, float, Reals]:
-    """Return the centre of the values, the variance beyond the known part, and the weights.
+    """Return the values' centre, their variance beyond the known part, and their weights.
 
     The centre is the mean with these weights. Values more than 1.5 standard deviations from the
-    centre are treated as exactly that far away, so that a few changed cases hardly affect the
-    centre and the variance.
+    centre are treated as if they were exactly 1.5 standard deviations away, so that a few changed
+    cases hardly affect the centre and the variance.
 
     Args:
         values: one value for each case.
@@ -271,7 +275,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     """
 
     def scores(centre: float, extra: float) -> Reals:
-        """Return each value's distance from the centre in standard deviations of a normal value."""
+        """Return each value's signed distance from the centre, as a standard normal score."""
         total = np.maximum(variances + extra, _TINY)
         # A value whose variance is from few samples has the tails of a t distribution. It counts
         # as the normal value of the same probability.
@@ -283,7 +287,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         return np.asarray(special.ndtri(probabilities))
 
     def surplus(extra: float, centre: float) -> float:
-        """Return by how much the values scatter more than ``extra`` explains; 0 at the solution."""
+        """Return the scatter that ``extra`` does not explain; 0 if it explains all of it."""
         capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
         degrees = len(values) / (len(values) - 1)  # the centre is estimated from the same values
         return float(degrees * capped.mean() - _CUT_SQUARE)
@@ -330,7 +334,7 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
     """Estimate the changes from several processes on at least one side.
 
     The scatter between processes is measured for each case. With fewer than :data:`MIN_CASES`
-    cases, it is not compared with that of other cases.
+    cases, the scatter of a case is not shrunk towards the usual scatter of all cases.
     """
     freedom = float((old.size - 1) + (new.size - 1))
     # Variance of the difference between both sides' means, if each process has the variance 1.
@@ -389,7 +393,7 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
 
     The usual variance of a case is its variance within a process plus the variance that differences
     between processes add to a typical case. The usual variance has less weight if the measured
-    variances differ from it by more than ``freedom`` degrees of freedom explain.
+    variances differ from it by more than chance explains at ``freedom`` degrees of freedom.
 
     Args:
         variances: variance of each case between processes.
@@ -397,8 +401,8 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
         within: variance of each case within a process.
 
     Returns:
-        The new variances, and the degrees of freedom of the usual variance. These are infinite if
-        the measured variances differ from the usual ones only by chance.
+        The shrunk variances, and the degrees of freedom of the usual variance. The degrees of
+        freedom are infinite if the measured variances differ from the usual ones only by chance.
     """
     # The logarithm of a measured variance differs from that of the true variance by this bias on
     # average, and scatters by chance with this variance.

@@ -1,12 +1,12 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
 Two cases match if all their identifying columns are equal, such as problem, implementation and
-config. If a hand-written kernel chose its own config, its cases match even if the config changed
+config. Where a hand-written kernel chose the config, the cases match even if its choice changed
 between the recordings.
 
 A ratio is the new time over the old one. Its interval has 99% confidence to limit false alarms,
-because a comparison judges hundreds of cases. It combines the intervals of both medians with the
-scatter of medians between processes (:mod:`analysis.recordings.repetition`).
+because a comparison judges hundreds of cases. The interval combines the intervals of both medians
+with the scatter of medians between processes (:mod:`analysis.recordings.repetition`).
 
 The verdict is the first of these that applies:
 
@@ -52,9 +52,9 @@ class Comparison:
     """Cases that have times in both recordings, and cases that have a time in only one of them.
 
     Attributes:
-        table: one row per case with both times: the columns that identify the case, problem, class,
-            old_us, new_us, ratio, ratio_lo, ratio_hi and verdict. ``config`` is that of the new
-            recording.
+        table: one row per case that has both times. The columns are those that identify the case,
+            and problem, class, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict. ``config`` is
+            that of the new recording.
         lost: cases that have a time in the old recording and failed in the new one, with the
             reason.
         only_old: number of cases that have a time in the old recording and no row in the new one.
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def software(self) -> dict[str, tuple[str | None, str | None]]:
-        """Pairs (old, new) of software versions that differ; None for software that a run lacks."""
+        """Pairs (old, new) of versions that differ, by software; a missing version is None."""
         old, new = self.old.run["software"], self.new.run["software"]
         changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
         return {name: (old.get(name), new.get(name)) for name in changed}
@@ -137,14 +137,14 @@ def compare(old: Recording, new: Recording) -> Comparison:
 
 
 def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, pd.Series]:
-    """Return the distances from each log ratio down and up to the ends of its 99% interval.
+    """Return how far the 99% interval of each log ratio extends below and above the ratio.
 
-    Both distances are NaN where a median has no interval. ``between`` has the standard deviation of
-    log medians between processes, for each run of the two recordings.
+    Both distances are NaN where a median has no interval. ``between`` contains one standard
+    deviation of log medians between processes for each run of the two recordings.
     """
 
     def error(which: str, end: str) -> pd.Series:
-        """Return the standard error of a log median, from one end of its 95% interval."""
+        """Return the standard error of each log median, from one end of the 95% interval."""
         return np.log(pairs[f"time_{end}_us_{which}"] / pairs[f"time_us_{which}"]).abs() / Z95
 
     # The recordings come from two processes, so the difference between processes counts once. The
@@ -158,7 +158,7 @@ def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, 
 
 
 def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray:
-    """Judge each ratio by its interval; intervals with NaN ends are ``ambiguous``."""
+    """Judge each ratio by its interval; a ratio without a known interval is ``ambiguous``."""
     return np.select(
         [
             (lo > 1) & (ratio > 1 + _MIN_CHANGE),
@@ -173,9 +173,9 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one row per operation, class, dtype and implementation, and one for all cases.
 
-    A row has the number of cases, the number with each verdict, the geometric mean of their ratios
-    (``ratio``) and the largest ratio (``worst``). In the row for all cases, which comes last,
-    ``op``, ``class``, ``dtype`` and ``implementation`` are ``all``.
+    A row has the number of cases, the number of cases with each verdict, the geometric mean of the
+    ratios (``ratio``) and the largest ratio (``worst``). In the row for all cases, which comes
+    last, ``op``, ``class``, ``dtype`` and ``implementation`` are ``all``.
     """
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]
@@ -197,7 +197,7 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the whole comparison for JSON; what is not known about a case is None."""
+    """Return the whole comparison for JSON, with None for unknown values of a case."""
     columns = [*IDENTITY, "old_us", "new_us", "ratio", "ratio_lo", "ratio_hi", "verdict"]
     cases = comparison.table[columns].astype(object)
     lost = comparison.lost.astype(object)
@@ -219,7 +219,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def comparison_text(comparison: Comparison) -> str:
     """Return human-readable text: versions, counts, the largest changes and a table of classes.
 
-    The text lists at most 20 cases each that are slower, faster or no longer timed.
+    The text lists at most 20 slower cases, at most 20 faster cases and at most 20 cases that are no
+    longer timed.
     """
     counts = comparison.counts()
     table = comparison.table
@@ -279,5 +280,5 @@ def _case_line(row: dict[Any, Any]) -> str:
 
 
 def _config_suffix(row: dict[Any, Any]) -> str:
-    """Return a case's config with a space before it, or an empty string if it has none."""
+    """Return a space and the case's config, or an empty string if the case has no config."""
     return f" {row['config']}" if row["config"] else ""

@@ -2,8 +2,9 @@
 
 A ratio is the vendor library's time over the kernel's time, so it is above 1 if the kernel is
 faster. The library's time is the shortest that was measured, with or without its autotuner. The
-kernel's time is measured with the config that the time model ranks first, without a tuning run.
-Where all candidates were tried, the chosen config is also compared with the best of them.
+kernel's time is measured with the config that the time model ranks first, without a tuning run. If
+all candidate configs of a shape were timed, the config ranked first is also compared with the
+fastest candidate.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     Returns:
         One row per shape and family, and one per shape for :data:`BEST`. The columns are problem,
         op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi, best_config and
-        found. The interval contains the ratio of a repeated recording with 95% probability.
-        ``found`` is the chosen config's speed relative to that of the best candidate, at most 1.
-        ``found`` and ``best_config`` are missing for :data:`BEST`, and for shapes whose candidates
-        were not all tried. ``found`` is also missing if the chosen config has no time among the
-        candidates.
+        found. The interval from ratio_lo to ratio_hi contains the ratio of a repeated recording
+        with 95% probability. ``found`` is the speed of the chosen config relative to that of the
+        fastest candidate, and is at most 1. ``found`` and ``best_config`` are missing for
+        :data:`BEST`, and for shapes and families whose candidates were not all tried. ``found`` is
+        also missing if the chosen config has no time among the candidates.
 
     Raises:
         UserError: if no shape was timed with both a hand-written kernel and the vendor library, or
@@ -104,13 +105,13 @@ def shape_class(problem: Problem) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one row per operation, family and class; class ``all`` has every shape of a family.
+    """Return one row per operation, family and class; class ``all`` has all shapes of a family.
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
-    ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of intervals above 1.
-    ``worst`` is the smallest ratio, and ``worst_shape`` is its shape. ``found`` is the geometric
-    mean of the chosen config's speed relative to the best candidate's; None if no shape has it.
-    ``searched`` is the number of shapes in that mean.
+    ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of shapes whose whole
+    interval is above 1. ``worst`` is the smallest ratio, and ``worst_shape`` is the shape with that
+    ratio. ``found`` is the geometric mean of the column ``found`` over the shapes that have a value
+    in it, or None if there are none. ``searched`` is the number of these shapes.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -137,7 +138,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_families(recording: Recording, table: pd.DataFrame) -> str:
-    """Write families.csv, which has all shapes, and the summary as families.json and families.md.
+    """Write all shapes to families.csv, and the summary to families.json and families.md.
 
     Return the text of families.md.
     """
@@ -157,9 +158,9 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
-    """Return the shapes and families for which every candidate was tried, even if some failed.
+    """Return the (shape, family) pairs whose candidates were all tried, including failed ones.
 
-    The result is empty if the plan left out a case of a search.
+    The result is empty if any case of a search was left out of the plan.
     """
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan.get("left_out", {})):
@@ -177,7 +178,7 @@ def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
 def _with_search(
     table: pd.DataFrame, search_rows: pd.DataFrame, complete: set[tuple[Problem, str]]
 ) -> pd.DataFrame:
-    """Add the columns ``found`` and ``best_config``, which only fully searched shapes have.
+    """Add the columns ``found`` and ``best_config``, with values only for fully searched shapes.
 
     ``search_rows`` are the rows of the sweeps that time every config. ``complete`` is the result of
     :func:`_fully_searched`.

@@ -3,24 +3,24 @@
 The answer is one of three:
 
 - ``fail``: a case, or all cases together, became significantly slower, by the threshold or more. A
-  case that is no longer timed also gives this answer. A slowdown leads to this answer only if each
-  version has at least three processes.
-- ``pass``: all cases are still timed, and every case either is shown to be below the threshold or
-  would have been found significantly slower with 80% probability if its slowdown were that large. A
-  common shift, if there is one, is below the threshold, too.
-- ``cannot tell``: neither of the two. The report then says what is missing, such as rounds or
-  processes.
+  case that is no longer timed also leads to ``fail``. A slowdown leads to ``fail`` only if each
+  version was timed in at least three processes.
+- ``pass``: all cases are still timed, and the slowdown of every case either is shown to be below
+  the threshold, or would have been detected with 80% probability if it equalled the threshold. The
+  common shift, if one was estimated, is below the threshold, too.
+- ``cannot tell``: the conditions of the other two answers are not met. The report then says what is
+  missing, such as rounds or processes.
 
 *Significantly* means that the null hypothesis "this case did not become slower than the others" is
 rejected by a one-sided test at a false-discovery rate of 4% over all cases (Benjamini and
 Hochberg). The common shift is tested separately, with a false-alarm rate of 1%, so an unchanged
 program fails in at most 5% of runs. The null hypothesis is "not slower", because "slower by less
-than the threshold" would be nearly useless: a slowdown of exactly the threshold would then be found
-with at most 4% probability. A case that is significantly slower, but by less than the threshold, is
-unclear if its true slowdown may still reach the threshold.
+than the threshold" would be nearly useless: the test would then detect a slowdown of exactly the
+threshold with at most 4% probability. A case that is significantly slower, but by less than the
+threshold, is unclear if its true slowdown may still reach the threshold.
 
-The *detectable change* is the smallest slowdown that new runs like these find with a probability
-of 80%, if only one case is slower.
+The *detectable change* is the smallest slowdown of a single case that further runs like these would
+detect with 80% probability.
 """
 
 from __future__ import annotations
@@ -46,25 +46,26 @@ LARGEST_LOG = 700.0
 """Largest logarithm whose exponential fits into a double."""
 
 POWER = 0.8
-"""Probability with which a slowdown of the detectable size is found."""
+"""Probability of detecting a slowdown that is as large as the detectable change."""
 _FALSE_CASES = 0.04
-"""False-discovery rate of the tests of all cases."""
+"""False-discovery rate over the tests of all cases."""
 _FALSE_SHIFT = 0.01
-"""Probability of calling a common shift significant if no speed changed, for each direction."""
+"""Probability, in each direction, of calling a common shift significant if no speed changed."""
 _FALSE_BELOW = 0.05
 """Probability that the upper limit of a slowdown is below the threshold, if the slowdown equals the
 threshold."""
 _MOST_ROUNDS = 10
-"""Largest recommended multiple of the number of rounds. Beyond it, more processes are better."""
+"""Largest factor by which more rounds are recommended. If more would be needed, it is better to add
+processes."""
 _MOST_PROCESSES = 100
 """Largest recommended number of further processes of each version."""
 _LEAST_PROCESSES = 3
 """Minimum number of processes of each version for a slowdown to fail the gate.
 
-One process may run a case much slower than the next process, although all its samples agree. With
-one or two processes of each version, a case is therefore called slower in some comparisons of
-unchanged versions. With three processes, this happened in none of 20 comparisons (``suspects`` in
-results/accuracy/gate-here.jsonl)."""
+A case may run much slower in one process than in the next, although all samples within each process
+agree. With one or two processes of each version, a case is therefore called slower in some
+comparisons of unchanged versions. With three processes of each version, this happened in none of 20
+comparisons (``suspects`` in results/accuracy/gate-here.jsonl)."""
 _MORE_PROCESSES = (
     "Time at least three processes of each version, alternating between the versions, and "
     "give all their folders."
@@ -72,8 +73,8 @@ _MORE_PROCESSES = (
 _MAX_LISTED = 20
 """Maximum number of cases that the text lists under each heading."""
 _LARGEST = math.log(11)
-"""Largest detectable change that is reported, as a logarithm: 1,000%. Runs that can detect only a
-larger change show nothing useful."""
+"""Largest detectable change that is reported (1,000%), as the logarithm of a ratio. Runs that can
+only detect larger changes show nothing useful."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ class GateResult:
     Attributes:
         verdict: :data:`PASS`, :data:`FAIL` or :data:`CANNOT_TELL`.
         threshold: slowdown to look for, as a fraction.
-        changes: the estimates that the answer rests on.
+        changes: the estimated changes that the answer is based on.
         counted: part of the common shift that each case's ratio includes, as a logarithm: all of
             the shift if it is significant, otherwise 0.
-        shift_verdict: verdict on the common shift, in the words of a case's verdict; empty if no
-            common shift was estimated.
+        shift_verdict: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for the common shift; empty
+            if no common shift was estimated.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
         found: whether each case is significantly slower than the others, by any amount.
         p: probability of a deviation at least this large if the case did not change; NaN if the
@@ -99,7 +100,7 @@ class GateResult:
         more_processes: further processes on each side that would make the threshold detectable
             with the same number of rounds; NaN if this is unknown, or if more than a hundred would
             be needed.
-        lost: reason why a case has no time now, by the case's name.
+        lost: reason why each case that is no longer timed has no time, by the case's name.
     """
 
     verdict: str
@@ -117,12 +118,12 @@ class GateResult:
 
     @property
     def log_ratio(self) -> Reals:
-        """Log ratio of each case, new over old, with the part ``counted`` of the common shift."""
+        """Log ratio of each case, new over old, including :attr:`counted`."""
         # Absurd times may have a ratio that is too large for a double.
         return np.minimum(self.changes.deviation + self.counted, LARGEST_LOG)
 
     def interval(self) -> tuple[Reals, Reals]:
-        """Return the ends of the 95% interval of each ratio, new over old; NaN if unknown."""
+        """Return the ends of each ratio's 95% interval, new over old; unknown ends are NaN."""
         half_width = stats.t.isf(0.025, self.changes.freedom) * self.changes.error
         # With few degrees of freedom, the upper end may be too large for a double.
         log_hi = np.minimum(self.log_ratio + half_width, LARGEST_LOG)
@@ -150,7 +151,7 @@ def judge_changes(
     Args:
         changes: estimates of at least one case.
         threshold: slowdown to look for, as a fraction above 0.
-        lost: reason why a case that had a time before has none now, by the case's name.
+        lost: reason why each case that is no longer timed has no time, by the case's name.
     """
     limit = math.log1p(threshold)
     are_enough = _are_enough(changes.processes)
@@ -206,15 +207,16 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 
 
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
-    """Return the verdict on the common shift, and the log of the part that each ratio includes.
+    """Return the verdict on the common shift, and the part of its log that each ratio includes.
 
-    Each ratio includes the whole shift, or nothing of a shift that may only be a difference between
-    runs. If such a shift reaches the threshold, the verdict is :data:`UNCLEAR`. If no shift was
-    estimated, the verdict is an empty string.
+    If the shift is significant, each ratio includes all of it. Otherwise, the shift may only be a
+    difference between runs, and no ratio includes it. If such an insignificant shift reaches the
+    threshold, the verdict is :data:`UNCLEAR`. If no shift was estimated, the verdict is an empty
+    string.
 
     Args:
         shift: the common shift; None if it was not estimated.
-        limit: logarithm of the ratio that is the threshold.
+        limit: the threshold, as the logarithm of a ratio.
     """
     if shift is None:
         return "", 0.0
@@ -227,18 +229,19 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
 
 
 def _reach(freedom: Any, probability: float) -> Any:
-    """Return the detectable change, in standard errors with ``freedom`` degrees of freedom.
+    """Return the detectable change as a multiple of the standard error.
 
-    ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` and
-    the result are numbers, or arrays with one element per case.
+    ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` is
+    the number of degrees of freedom of the standard error. ``freedom`` and the result are numbers,
+    or arrays with one element per case.
 
     A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
-    the critical value ``t``. The standard error of this run, in which ``k`` is expressed, and that
-    of the new run are both estimates with a relative variance of about ``1 / (2 freedom)``. The
-    distance of the statistic from ``t`` is then roughly normal, with the variance ``1 + (k² + t²) /
-    (2 freedom)``. A power of 80% needs ``k - t = q sqrt(1 + (k² + t²) / (2 freedom))``, which is
-    solved for ``k``. The quantile ``q`` comes from Student's t distribution, because the estimates
-    are not quite normal.
+    the critical value ``t``. The unit of ``k`` is the standard error of this run. The standard
+    errors of this run and of the new run are both estimates with a relative variance of about ``1 /
+    (2 freedom)``. The distance of the statistic from ``t`` is then roughly normal, with the
+    variance ``1 + (k² + t²) / (2 freedom)``. For a power of 80%, the equation ``k - t = q sqrt(1 +
+    (k² + t²) / (2 freedom))`` is solved for ``k``. The quantile ``q`` comes from Student's t
+    distribution, because the estimates are not quite normal.
     """
     critical = stats.t.isf(probability, freedom)  # t
     quantile = stats.t.ppf(POWER, freedom)  # q
@@ -263,7 +266,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, at least 0."""
+    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, not below 0."""
     probability = _FALSE_CASES / len(changes.names)
     sizes = changes.processes
     least = max(0, _LEAST_PROCESSES - min(sizes))
@@ -327,7 +330,7 @@ def gate_json(result: GateResult) -> dict[str, Any]:
 
 
 def gate_text(result: GateResult) -> str:
-    """Return the answer, the detectable slowdown, the common shift, and the cases to look at."""
+    """Return text: the answer, the detectable slowdown, the common shift and the cases to check."""
     changes = result.changes
     cases = counted(len(changes.names), "case")
     threshold = _percent(math.log1p(result.threshold))
@@ -373,7 +376,7 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
-    """Say how large the common shift is, and why the ratios of the cases include it or not."""
+    """Say how large the common shift is, and why the ratios of the cases include it or omit it."""
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
         return (
@@ -392,13 +395,13 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
 
 
 def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> list[str]:
-    """Return a title and a line for each of the first 20 chosen cases; empty if none is chosen.
+    """Return a title and a line for each of the first 20 chosen cases, or [] if none is chosen.
 
     Args:
         result: the result of the gate.
         cases: mask of the chosen cases.
         title: what the chosen cases have in common.
-        order: a value of every case; the case with the largest value comes first.
+        order: value of each case by which the lines are sorted, the largest first.
     """
     chosen = [i for i in np.argsort(-order, kind="stable") if cases[i]]
     if not chosen:
@@ -421,7 +424,7 @@ def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> 
 
 
 def _count_of_unlisted(count: int) -> str:
-    """Return the line below a list of the first cases, when there are ``count`` cases in total."""
+    """Return the line that counts the cases left out of a list of the first of ``count`` cases."""
     return f"  and {count - _MAX_LISTED:,} more (--json lists all)"
 
 

@@ -52,8 +52,8 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 from sweeps.capture.captured import Attention, Work
 
 USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
-"""Use of Tensor Cores by an operation: it uses them; it could, but does not; or nothing shows that
-it could."""
+"""Use of Tensor Cores by an operation. ``USED``: it uses them. ``ELIGIBLE``: it could use them, but
+does not. ``NOT_ELIGIBLE``: nothing shows that it could."""
 
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
 _MOST_NAMED = 3  # maximum number of operations that a finding names after the first
@@ -102,7 +102,7 @@ class TraceFinding(NamedTuple):
 
 
 class _Saving(NamedTuple):
-    """Time in µs that one remedy could save over all calls of an operation, and why, in words."""
+    """Time in µs that a remedy could save over all calls of an operation, with a reason."""
 
     us: float
     text: str
@@ -120,10 +120,11 @@ class ExplainedOperation:
             shape, the time or the peak of its dtype is not known.
         bandwidth_share: share of the machine's bandwidth that the operation's minimum traffic uses;
             None if the minimum traffic or the time is not known.
-        finding: remedies that could save time, and reasons why the operation is slow; empty if too
-            little time could be saved, or if the expected time is not known.
-        change: sizes to change, such as ``N 50257 → 50264``; empty if no change is recommended.
-        advice: the advice behind ``change``; None without a change.
+        finding: remedies that could save time, and reasons why the operation is slow; an empty
+            string if too little time could be saved, or if the expected time is not known.
+        change: sizes to change, such as ``N 50257 → 50264``; an empty string if no change is
+            recommended.
+        advice: the advice that recommends ``change``; None if no change is recommended.
         saves_us: time in µs that the best remedy could save over all calls; 0 without a finding.
     """
 
@@ -148,10 +149,11 @@ class TraceVerdict:
         account: traced time by operation, and idle time by reason.
         operations: the operations, sorted by what could be saved, then by their time.
         findings: ways to save time, the largest saving first.
-        source: measurements or constants that the expected times rest on, in words.
-        slowdown: median ratio of traced to expected times if most shapes took too long, else 1.
-            Such a ratio is attributed to the whole machine, so an operation only counts as slow if
-            it exceeds even this ratio.
+        source: measurements or constants that the expected times are based on, in words.
+        slowdown: median ratio of traced to expected times if most shapes took too long, else 1. A
+            slowdown above 1 is attributed to the whole machine. An operation then only counts as
+            slow if its traced time exceeds ``slowdown`` times the upper end of its expected
+            interval.
     """
 
     files: tuple[str, ...]
@@ -184,8 +186,8 @@ def explain_traces(
         machine: the machine to compare with; None for the machine that the traces name.
         results: folder of all machines' results.
         against: folder of one machine's or of several machines' results, which is searched first.
-        question: the pad or choose query; by default, padding by up to 12.5%, or up to the next
-            multiple of 8 if that adds more.
+        question: the pad or choose query; None for a query that allows padding by 12.5%, or by more
+            if the next multiples of 8 need it.
 
     Raises:
         UserError: in any of these cases:
@@ -193,7 +195,8 @@ def explain_traces(
             - No trace is given, or a trace or a recording cannot be read.
             - The machine is not known.
             - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
-            - ``against`` is not a folder, or contradicts ``machine``.
+            - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
+              given.
             - The query does not fit a shape.
     """
     account = account_of(paths)
@@ -209,8 +212,8 @@ def _basis(
     :func:`explain_traces` explains the arguments.
 
     Raises:
-        UserError: if the machine is not known, its recording cannot be read, or ``against`` is not
-            a folder or contradicts ``machine``.
+        UserError: if the machine is not known, if its recording cannot be read, if ``against`` is
+            not a folder, or if ``against`` belongs to one machine and ``machine`` is also given.
     """
     # 1. If the given folder belongs to one machine, compare with that machine.
     if against is not None:
@@ -249,7 +252,7 @@ def _basis(
 
 
 def _machine_of(account: ProfileAccount) -> str:
-    """Return the slug of the GPU that a trace names; for a trace from a CPU, this CPU's slug.
+    """Return the slug of the GPU that a trace names, or of this CPU if the trace is from a CPU.
 
     Raises:
         UserError: if the trace names no GPU or several kinds of GPUs, or if it names a GPU but has
@@ -331,7 +334,7 @@ def judge_account(
 def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> float:
     """Return :attr:`TraceVerdict.slowdown`.
 
-    It is also 1 if fewer than :data:`_LEAST_SHAPES` operations have an expected time.
+    The result is also 1 if fewer than :data:`_LEAST_SHAPES` operations have an expected time.
     """
     traced_and_expected: list[tuple[float, ExpectedTime]] = []
     for operation in account.operations:
@@ -397,7 +400,7 @@ def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
 
 
 def subject_of(operation: ProfiledOperation) -> str:
-    """Name an operation by its name, module and shape, or by its kernel if the shape is unknown."""
+    """Return an operation's name, module and shape, or its kernel instead of an unknown shape."""
     shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
@@ -477,8 +480,8 @@ def _advice(
 def _padding(problem: Problem) -> Question:
     """Return the query that allows padding by 12.5%, or by more if the next multiples of 8 need it.
 
-    The FLOPs may grow by at most 50%. Sizes below 8 are not considered, because padding them to 8
-    could multiply the FLOPs.
+    Padding may add at most 50% to the FLOPs. Sizes below 8 are not considered, because padding them
+    to 8 could multiply the FLOPs.
     """
     flops_ratio = 1.0  # ratio of the FLOPs after and before padding to multiples of 8
     for name in dimensions(problem):
@@ -496,7 +499,7 @@ def _explained(
     advice: Mapping[Problem, Advice],
     slowdown: float,
 ) -> ExplainedOperation:
-    """Compare an operation with its expected time, and find what could be saved.
+    """Compare an operation with its expected time, and find the possible savings.
 
     Args:
         operation: the operation.
@@ -549,7 +552,7 @@ def _savings_at_this_size(
     slowdown: float,
     tensor_cores: str | None,
 ) -> list[_Saving]:
-    """Return what could be saved without changing a size.
+    """Return the savings that are possible without changing a size.
 
     ``expected`` is the expected time of one call of the operation, and ``tensor_cores`` is the
     result of :func:`tensor_core_use`. :func:`_explained` explains the other arguments.
@@ -579,7 +582,7 @@ def _savings_at_this_size(
 
 
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
-    """Return the sum of the expected times of all parts of a call, with the first part's source.
+    """Return the sum of the expected times of a call's parts, with the source of the first part.
 
     Return None if one of the times is not known, or if ``parts`` is empty.
     """
@@ -598,8 +601,9 @@ def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | Non
     """Return :data:`USED`, :data:`ELIGIBLE` or :data:`NOT_ELIGIBLE` for an operation.
 
     An operation in fp32 could use Tensor Cores by computing in TF32. Return None if the operation
-    could use Tensor Cores, and no kernel name shows whether it does. Without known shapes, only
-    kernel names can show that an operation uses them; otherwise it is :data:`NOT_ELIGIBLE`.
+    could use Tensor Cores, but the kernel names do not show whether it does. If the operation's
+    shapes are not known, only kernel names can show that it uses Tensor Cores; without such a name,
+    the result is :data:`NOT_ELIGIBLE`.
     """
     uses_tensor_cores = operation.uses_tensor_cores
     if uses_tensor_cores:
@@ -628,7 +632,7 @@ def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | 
 
 
 def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> list[str]:
-    """Return possible reasons why an operation is slow, judging by its kernels and their times.
+    """Return possible reasons why an operation is slow, based on its kernels and their times.
 
     ``tensor_cores`` is the result of :func:`tensor_core_use`.
     """
@@ -666,10 +670,10 @@ def _best_change(
     advice: Mapping[Problem, Advice],
     slowdown: float,
 ) -> tuple[Advice, float] | None:
-    """Return the change of size that saves an operation the most time, and its saving in µs.
+    """Return the change of size that saves most time, and the saving in µs over all calls.
 
-    The saving is over all calls. Return None if no change saves time, or if the expected time is
-    not known. :func:`_explained` explains the arguments.
+    Return None if no change saves time, or if the expected time is not known. :func:`_explained`
+    explains the arguments.
     """
     expected = _sum_of([times.get(work) for work in operation.works])
     if expected is None:
@@ -693,7 +697,7 @@ def _best_change(
 
 
 def _idle_findings(account: ProfileAccount) -> list[TraceFinding]:
-    """Return a finding per known reason that left the GPU idle for at least 10% of the time."""
+    """Return a finding for each known reason that caused at least 10% of the span to be idle."""
     findings = []
     for reason, idle_us in account.idle_us.items():
         share = idle_us / account.span_us if account.span_us else 0.0

@@ -45,7 +45,7 @@ class TraceExplanation:
 
     @property
     def operations(self) -> pd.DataFrame:
-        """Table with one row per operation of the traces, as in ``--json``."""
+        """Table with one row per operation, and the fields of ``--json`` as columns."""
         account = self.verdict.account
         return pd.DataFrame([_operation(account, entry) for entry in self.verdict.operations])
 
@@ -115,8 +115,8 @@ class TraceExplanation:
 def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, Any]:
     """Return an operation as a record for JSON and CSV.
 
-    ``total_us`` and ``saves_us`` are for all calls; all other times are for one call. What is not
-    known is None.
+    ``total_us`` and ``saves_us`` cover all calls; all other times are for one call. Unknown values
+    are None.
     """
     operation, expected, advice = entry.operation, entry.expected, entry.advice
     return {
@@ -185,7 +185,7 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
 def _table(verdict: TraceVerdict) -> list[list[str]]:
     """Return the table's head and a row for each of the first ten operations.
 
-    The table of a trace from a CPU, which has no kernels, lacks the columns :data:`_OF_KERNELS`.
+    A trace from a CPU has no kernels, so its table lacks the columns :data:`_OF_KERNELS`.
     """
     first = verdict.operations[:_MOST_ROWS]
     table = [list(_HEAD), *(_cells(verdict.account, entry) for entry in first)]
@@ -220,7 +220,7 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
 
 
 def _range(lo_us: float, hi_us: float) -> str:
-    """Format an interval as ``52.1–71.1 µs``, or with two units as ``977 µs – 3.96 ms``."""
+    """Format an interval as ``52.1–71.1 µs``, or as ``977 µs – 3.96 ms`` if the units differ."""
     low, high = duration(lo_us), duration(hi_us)
     number, unit = low.split()
     return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low} – {high}"
@@ -242,7 +242,7 @@ def _shortened(kernel: str) -> str:
 
 
 def _closing(verdict: TraceVerdict) -> list[str]:
-    """Return the sentences below the table, such as Amdahl's bound and the notes."""
+    """Return the sentences below the table: idle shares, Amdahl's bound, notes and the source."""
     account = verdict.account
     lines = []
     if account.idle_us and account.span_us:

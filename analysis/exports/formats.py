@@ -1,7 +1,7 @@
 """Convert a recording to the format of another program.
 
 - ``pytest-benchmark``: JSON that ``pytest-benchmark compare``, benchmark-action and Bencher read.
-  ``extra_info`` has every column of the case that is not empty.
+  ``extra_info`` has every non-empty column of the case.
 - ``csv`` and ``parquet``: one row for each measured case, with the columns of measurements.csv and
   the samples in ``samples_us``.
 - ``xla-perf-table``: XLA's ``GemmPerfTable`` as text, with the FLOP/s of 16-bit GEMMs by shape.
@@ -38,7 +38,7 @@ PYTEST_BENCHMARK_VERSION = "5.3.1"
 def as_pytest_benchmark(recording: Recording) -> bytes:
     """Return a recording as the JSON of pytest-benchmark.
 
-    The statistics of a case without samples come from its median and interval.
+    If a case has no samples, its statistics are derived from its median and interval.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -83,7 +83,7 @@ def as_csv(recording: Recording) -> bytes:
     """Return a CSV file with one line for each measured case; spaces separate the samples.
 
     Raises:
-        UserError: as :func:`as_pytest_benchmark`.
+        UserError: in the same cases as :func:`as_pytest_benchmark`.
     """
     frame = _frame(recording)
     frame[SAMPLES] = [" ".join(map(repr, samples)) for samples in frame[SAMPLES]]
@@ -94,7 +94,7 @@ def as_parquet(recording: Recording) -> bytes:
     """Return a Parquet file with one row for each measured case; samples are lists of numbers.
 
     Raises:
-        UserError: as :func:`as_pytest_benchmark`.
+        UserError: in the same cases as :func:`as_pytest_benchmark`.
     """
     buffer = io.BytesIO()
     _frame(recording).to_parquet(buffer, index=False)
@@ -105,10 +105,10 @@ _XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}  # XLA's names of dtypes
 
 
 def as_xla_perf_table(recording: Recording) -> bytes:
-    """Return a text proto with the FLOP/s of each GEMM in the vendor library's fastest layout.
+    """Return a text proto with the vendor library's FLOP/s for each GEMM in the fastest layout.
 
     Only 16-bit GEMMs are written. XLA multiplies fp32 with or without TF32, depending on its flags,
-    so one speed would not be right for both.
+    so a single speed could not describe both.
 
     Raises:
         UserError: if the recording is not from a GPU, or has no 16-bit GEMM of the vendor library.
@@ -151,11 +151,11 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
     "parquet": ("parquet", as_parquet),
     "xla-perf-table": ("pbtxt", as_xla_perf_table),
 }
-"""Usual file extension of each format, and the function that converts a recording to it."""
+"""Usual file extension of each format, and the function that converts a recording to the format."""
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
-    """Return the column :data:`SAMPLES` of rows; a list is empty if no samples were recorded."""
+    """Return the samples of each row in µs; a row without recorded samples has an empty list."""
     rounds = rounds_of(recording)
     return [
         [seconds * 1e6 for _, seconds in sorted(rounds.get(case, {}).items())]
@@ -164,7 +164,7 @@ def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
 
 
 def _frame(recording: Recording) -> pd.DataFrame:
-    """Return the rows with times: their columns of measurements.csv, and the samples."""
+    """Return the columns of measurements.csv and the samples of all rows that have a time."""
     rows = recording.ok
     columns = [name for name in COLUMNS if name in rows]
     return rows[columns].assign(**{SAMPLES: _samples(recording, rows)})
@@ -182,9 +182,8 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
     """Return the statistics of a case in seconds, under pytest-benchmark's names.
 
     Without samples, the mean is set to the median, and the minimum and maximum to the ends of the
-    interval. The standard deviation is set to the value that would give the case's interval. If
-    the case has no interval, the minimum and maximum are also set to the median, and the standard
-    deviation is 0.
+    interval. The standard deviation is derived from the interval. If the case has no interval, the
+    minimum and maximum are also set to the median, and the standard deviation is 0.
 
     Args:
         samples_us: the samples in µs; empty if none were recorded.

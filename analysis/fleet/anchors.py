@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""Kinds of anchor by what limits them: sustained compute, bursts of compute, memory, launches."""
+"""Kinds of anchor: limited by sustained compute, bursts of compute, memory or launches."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")
@@ -87,7 +87,7 @@ class Fleet:
         log_time: logarithm of the median time in microseconds.
         error: standard error of ``log_time``, from the interval of the median.
         sensors: median reading of each sensor.
-        throttled: for each reason that was ever reported, True where it was reported.
+        throttled: for each throttling reason that any device reported, True where it was reported.
     """
 
     devices: tuple[FleetDevice, ...]
@@ -113,8 +113,8 @@ def read_anchors(folder: Path) -> Anchors:
     If several runs timed an anchor on a GPU, the times of the latest run are used.
 
     Raises:
-        UserError: if a file is missing, unreadable or of another version, is too badly damaged, or
-            has no anchor times.
+        UserError: if a file is missing, unreadable, too badly damaged or of another version, or if
+            there are no anchor times.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
@@ -131,10 +131,10 @@ def read_anchors(folder: Path) -> Anchors:
 
 
 def anchor_folders(place: Path) -> list[Path]:
-    """Return the folders of recordings with anchors: the given folder, or those directly in it.
+    """Return the given folder if it is a recording, otherwise the recordings with anchors in it.
 
     Raises:
-        UserError: if there is no such recording, or if the given folder is a recording without
+        UserError: if the given folder is a recording without anchors, or contains no recording with
             anchors.
     """
     if (place / "run.json").exists():
@@ -148,7 +148,7 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """Return which of the :data:`KINDS` of anchor a case is on a machine.
+    """Return the kind of anchor, one of :data:`KINDS`, that a case is on a machine.
 
     The machine's peak and bandwidth decide what limits the case.
     """
@@ -164,7 +164,7 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 
 def _remedy() -> str:
-    """Return the sentence of an error message that says how to measure anchors."""
+    """Return a sentence on how to measure anchors, for error messages."""
     return (
         f"To measure anchors, run {command('sweeps run')} on a GPU with a budget of at least a "
         "minute, or in several shards (--shard)."
@@ -174,7 +174,7 @@ def _remedy() -> str:
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
     """Return the distinct cases of a table, and the position of each row's case among them.
 
-    The position is -1 if the row does not describe a case.
+    The position is -1 if the row does not describe a valid case.
     """
     position_of: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []
@@ -194,7 +194,7 @@ def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
 
 
 def _case(row: Mapping[str, str]) -> Case | None:
-    """Return the case that the columns of a row describe; None if they are invalid."""
+    """Return the case that the columns of a row describe, or None if a column is invalid."""
     try:
         case = Case.from_columns(row)
     except (UserError, ValueError, TypeError, KeyError, OverflowError):
@@ -203,7 +203,7 @@ def _case(row: Mapping[str, str]) -> Case | None:
 
 
 def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
-    """Record the faults of the rows; return the rows with printable names of run and worker."""
+    """Record the faults of the rows; return the rows with ``run`` and ``worker`` made printable."""
     for name in ("run", "worker"):
         rows = rows.assign(**{name: rows[name].map(printable)})
     faults.record(rows["case"] < 0, "its columns do not describe a valid case")
@@ -235,7 +235,7 @@ def _fleet(
     """Return the latest times and sensor readings of each device as arrays.
 
     Args:
-        table: the valid rows of anchors.csv. Their column ``case`` has positions in ``cases``.
+        table: the valid rows of anchors.csv. The column ``case`` contains positions in ``cases``.
         cases: all cases of the file.
         machine: the machine, whose facts decide the kinds of the anchors.
         run: the run.json of the recording, which has the limits of the devices.
@@ -266,7 +266,7 @@ def _fleet(
     shape = (len(PHASES), len(device_numbers), len(used_cases))
 
     def arranged(values: Any, empty: Any = np.nan) -> Any:
-        """Return one value per row as an array; ``empty`` stands where nothing was measured."""
+        """Arrange one value per row in an array, with ``empty`` where nothing was measured."""
         array = np.full(shape, empty)
         array[position] = np.asarray(values)
         return array
@@ -296,7 +296,7 @@ def standard_error(log_lo: Array, log_hi: Array) -> Array:
 
 
 def _devices(latest_rows: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
-    """Return the device of each of the latest rows, with its limits if run.json has them."""
+    """Return one device per row, with the limits of its power and clock if run.json has them."""
     entries = run.get("gpus", [])
     by_id = {entry["id"]: entry for entry in entries if entry.get("id")}
     by_place = {(entry["node"], entry["gpu"]): entry for entry in entries}

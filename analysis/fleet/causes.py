@@ -19,9 +19,9 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Reason that a GPU reports for a low clock at its power limit. Large GEMMs often cause it. It
-explains a slow GPU only if the GPU's power limit is unknown, and fewer than half of the GPUs
-reported this reason."""
+"""Reason that a GPU reports for a low clock at its power limit. Large GEMMs often cause it. This
+reason explains why a GPU is slow only if the GPU's power limit is unknown and fewer than half of
+the GPUs reported the reason."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause
@@ -36,8 +36,9 @@ _ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must
 class SlowCause:
     """Cause of a GPU's slowness.
 
-    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` are sentences
-    for people, which follow the sentence "GPU … is slow"; empty if nothing can be said.
+    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` contains
+    sentences for people that follow the sentence "GPU … is slow"; it is empty if nothing is known
+    about the cause.
     """
 
     code: str
@@ -82,12 +83,12 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
-    """Return the reasons for a low clock that a device reported while it ran a kind of anchor."""
+    """Return the reasons for a low clock that a device reported during anchors of one kind."""
     return [reason for reason, seen in speeds.throttled.items() if seen[i]]
 
 
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
-    """Yield each cause that lowers the clock of device ``i``, as a code and in words."""
+    """Yield a code and a phrase for each cause that lowers the clock of device ``i``."""
     # Unknown limits and readings are NaN. Comparisons with NaN are False, so an unknown value is
     # never a cause.
     device = fleet.devices[i]
@@ -127,7 +128,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """Return the median of the devices' known limits; ``name`` is a field of the devices."""
+    """Return the median of the known values of a limit, which is the field ``name`` of a device."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 

@@ -45,9 +45,8 @@ class DeviceVerdict:
         slow: kinds of anchor in which the device is slow.
         explained: code of the cause; empty if the device is not slow or the cause is unknown.
         throttled: abnormal reasons for throttling that the device reported for any anchor.
-        in_spread: True if the fleet's spread explains that the device is slow, False if the spread
-            does not. None if the spread is unknown, or if the device is not slow in the overall
-            kind of anchor.
+        in_spread: whether the fleet's spread explains why the device is slow; None if the spread is
+            unknown, or if the device is not slow in the overall kind of anchor.
         sentence: the verdict in words.
     """
 
@@ -84,8 +83,8 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
     Args:
         fleet: the times of the anchors.
         speeds: speeds of that fleet.
-        margin: how far the whole interval of a speed must be below the fleet's median for a device
-            to be slow, as a fraction of the median.
+        margin: fraction of the fleet's median; a device is slow if the whole interval of its speed
+            is more than this far below the median.
     """
     # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}
@@ -142,8 +141,8 @@ def _slow_sentence(
 ) -> str:
     """Return sentences that say how slow device ``i`` is, why, and whether the spread explains it.
 
-    ``noun`` is the word for any device of the fleet, ``slow`` has at least one kind of anchor, and
-    ``cause`` is the cause in words. :class:`DeviceVerdict` explains the other arguments.
+    ``noun`` is the word for a device, ``slow`` has at least one kind of anchor, and ``cause`` is
+    the cause in words. :class:`DeviceVerdict` explains the other arguments.
     """
     # Only the first kind is printed with its interval.
     first_kind, *other_kinds = slow
@@ -175,8 +174,9 @@ def _cause(
 ) -> SlowCause:
     """Return the cause of the slowness of device ``i``, as a code and in words.
 
-    If its compute is slow, its clock may be the cause. If its compute is known not to be slow, its
-    slow kinds of anchor may point to a cause. Otherwise, nothing can be said.
+    If the device is slow in compute, its clock may be the cause. If it is known not to be slow in
+    compute, the kinds of anchor in which it is slow may point to a cause. Otherwise, the cause is
+    unknown.
     """
     slow_compute = [kind for kind in slow if kind in COMPUTE]
     if slow_compute:

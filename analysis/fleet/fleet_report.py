@@ -28,7 +28,8 @@ class FleetReport:
     """Speeds of a fleet's devices, and the verdicts on them.
 
     Attributes:
-        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
+        margin: how far below the fleet's median the speed of a slow device must be, as a fraction
+            of the median.
         verdicts: the verdict on each device, in the order of the devices.
     """
 
@@ -97,7 +98,7 @@ def report_json(report: FleetReport) -> dict[str, Any]:
 
 
 def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
-    """Return one GPU for JSON: speeds, verdict, and readings in the overall kind of anchor."""
+    """Return a GPU for JSON: speeds, verdict, and sensor readings in the overall kind of anchor."""
     device = report.anchors.fleet.devices[i]
     verdict = report.verdicts[i]
     speeds = report.speeds
@@ -198,7 +199,7 @@ def _summary_sentence(report: FleetReport) -> str:
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
-    """Compare the speeds of two GPUs in one sentence; the list is empty if no speed is known."""
+    """Return a sentence that compares the speeds of two GPUs, or [] if no speed is known."""
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -222,7 +223,7 @@ def _pair_sentences(report: FleetReport) -> list[str]:
 
 
 def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
-    """Yield a sentence on each known node with several GPUs, all of which are slow.
+    """Yield a sentence for each known node that has several GPUs if all of them are slow.
 
     Yield nothing if there is only one node, because it cannot be compared with others.
     """
@@ -248,8 +249,8 @@ def _interference_sentences(
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
-        most_on_node: largest number of GPUs on a node. If it is 1 and there is no slowdown to
-            report, there is no sentence.
+        most_on_node: largest number of GPUs on a node. If it is 1 and ``interference`` is empty, no
+            sentence is returned.
         noun: word for a device.
     """
     if not interference and most_on_node == 1:
@@ -300,7 +301,7 @@ def _interference_sentences(
 def report_text(report: FleetReport) -> str:
     """Return the report as text: a table of GPUs, the slowest first, then sentences about them.
 
-    There is no table if no speed is known.
+    The table is left out if no speed is known.
     """
     recording, speeds = report.anchors.recording, report.speeds
     devices = counted(len(report.verdicts), report.noun)

@@ -3,16 +3,16 @@
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
 node in parallel). For each anchor, the log speed of a GPU is compared with the fleet's median. The
 GPU's log speed in a kind of anchor is the median of these differences, minus the fleet's median of
-these medians. Its 95% interval reaches 1.96 standard errors to either side. The standard error has
-three parts. They are treated as independent, so their variances are added:
+these medians. The 95% interval of this log speed reaches 1.96 standard errors to either side. The
+standard error has three sources, which are treated as independent, so their variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation
    over all GPUs, which one faulty GPU hardly affects. If the 95% intervals of the anchors' times
    show larger errors, these errors are used instead.
-2. A GPU's speed changes from one measurement to the next. One value of this variation is estimated
-   for all GPUs. It comes from how the burst times of each GPU change between the two phases,
-   compared with the other GPUs of its node. The estimate is averaged with an assumed value, which
-   has the weight of two GPUs.
+2. A GPU's speed changes from one measurement to the next. The size of this variation is estimated
+   once for all GPUs, from the change of each GPU's burst times between the two phases, compared
+   with the other GPUs of its node. The estimate is averaged with an assumed value, which has the
+   weight of two GPUs.
 3. The fleet's median is itself uncertain, especially if there are few GPUs.
 """
 
@@ -81,7 +81,7 @@ class AnchorSpeeds:
         return np.exp(self.log + self.half)
 
     def beyond(self, margin: float) -> NDArray[np.bool_]:
-        """Return, per device, whether its whole interval is more than a margin below the median."""
+        """Return a mask of the devices whose whole interval is over ``margin`` below the median."""
         return self.hi < 1 - margin  # False for NaN
 
 
@@ -89,8 +89,8 @@ class AnchorSpeeds:
 class SpeedChange:
     """A ratio of times with its 95% interval.
 
-    The ends of the interval are NaN if it is unknown. ``slowed`` is True if the ratio is above 1.01
-    and its whole interval is above 1.
+    If the interval is unknown, its ends are NaN. ``slowed`` is True if the ratio is above 1.01 and
+    the whole interval is above 1.
     """
 
     ratio: float
@@ -101,7 +101,7 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdown of the anchors while all GPUs of a node work, relative to a GPU that works alone.
+    """Slowdown of a node's anchors while all of its GPUs work, relative to one GPU at a time.
 
     ``all`` is the ratio over all anchors. ``kinds`` has the ratio of each kind of anchor that was
     timed in both phases.
@@ -119,8 +119,8 @@ class FleetSpeeds:
     Attributes:
         kinds: speeds by kind, without kinds that were timed on too few devices.
         overall: the kind of anchor that defines a GPU's speed. This is the first kind that was
-            timed on at least half of the GPUs, or else the first in ``kinds``; empty if ``kinds``
-            is empty.
+            timed on at least half of the GPUs, or else the first in ``kinds``. It is an empty
+            string if ``kinds`` is empty.
         spread: standard deviation of the GPUs' log speeds in the kind ``overall``, without
             measurement noise; NaN if the kind was timed on fewer than eight GPUs, or if fewer than
             two of their speeds have a known variance.
@@ -137,8 +137,8 @@ class FleetSpeeds:
 def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     """Compute the speeds of all devices, and how much they slow each other down.
 
-    Speeds are relative to the fleet's median. With two devices, the median is the middle between
-    them.
+    Speeds are relative to the fleet's median. With two devices, the median is halfway between their
+    speeds.
     """
     time_deviation = _deviation_between_times(fleet)
     phase = _phases(fleet)
@@ -214,14 +214,14 @@ class _Medians:
 
 
 def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _Medians:
-    """Return the median of each row and its variance; unknown values are NaN.
+    """Return the median of each row and the variance of that median; unknown values are NaN.
 
     Args:
         values: array with one row per device or node, and one column per anchor.
         errors: standard error of each value, in an array of the same shape.
-        usual_scatter: scatter to use if no row has several values. Otherwise the scatter is
-            estimated from all rows with several values. If a row has at least six values and
-            scatters more, its own scatter is used.
+        usual_scatter: scatter to use if no row has several values. Otherwise, the scatter is
+            estimated from all rows with several values. If a row with at least six values scatters
+            more than that, the scatter within the row is used for the row.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
@@ -251,7 +251,7 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
 def _deviation_from_zero(values: Array) -> float:
     """Estimate the standard deviation of normal values around 0 from their absolute values.
 
-    Unknown values are NaN; at least one value is known.
+    NaN marks unknown values. At least one value must be known.
     """
     return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
@@ -260,9 +260,9 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """Choose the phase from which each device's time of each anchor is taken.
 
     All devices should be compared in the same phase. If an anchor was timed in both phases on any
-    device, all devices use the phase in which it was timed on more devices. If both numbers are
-    equal, the phase is "alone". Otherwise each device uses the only phase in which the anchor was
-    timed on it.
+    device, all devices use the phase in which the anchor was timed on more devices, or the phase
+    "alone" if both numbers are equal. If no device timed the anchor in both phases, each device
+    uses the only phase in which it timed the anchor.
 
     Returns:
         Positions of phases in :data:`PHASES`, of shape (1, devices, anchors).
@@ -280,9 +280,9 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
 def _speeds(
     fleet: Fleet, kind: str, phase: NDArray[np.intp], time_deviation: float, scatter: float
 ) -> tuple[AnchorSpeeds, float] | None:
-    """Return the devices' speeds in a kind of anchor, and the scatter of these anchors.
+    """Return the devices' speeds in a kind of anchor, and the scatter of the anchors of that kind.
 
-    The result is None if each of these anchors was timed on too few devices.
+    The result is None if every anchor of that kind was timed on too few devices.
 
     Args:
         fleet: the times of all anchors.
@@ -290,13 +290,13 @@ def _speeds(
         phase: phase to use for each device and anchor, from :func:`_phases`.
         time_deviation: result of :func:`_deviation_between_times`.
         scatter: scatter of the anchors of another kind. It is used if no device was timed on
-            several anchors of this kind, because the scatter cannot then be estimated.
+            several anchors of this kind, because this kind's scatter cannot be estimated then.
     """
     # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)
 
     def in_its_phase(array: NDArray[Any]) -> Any:
-        """Return this kind's values, of shape (devices, anchors), each in its phase."""
+        """Return the values of this kind's anchors in the chosen phases, by device and anchor."""
         return np.take_along_axis(array, phase, axis=0)[0][:, anchors]
 
     log_times, errors = in_its_phase(fleet.log_time), in_its_phase(fleet.error)
@@ -346,7 +346,7 @@ def _median_variance(log: Array, variance: Array) -> float:
     The formula is accurate only for many normally distributed values. The result is therefore
     limited to the median of the given variances.
 
-    ``variance`` is that of each log speed due to measurement noise.
+    ``variance`` is the part of each log speed's variance that is due to measurement noise.
     """
     device_variance = float(median_of(variance))
     # The speeds scatter because the devices differ, and at least by the measurement noise.
@@ -356,7 +356,7 @@ def _median_variance(log: Array, variance: Array) -> float:
 
 
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return the log ratio of times in parallel to times alone, and its standard error.
+    """Return the log ratio of each time in parallel to the time alone, and its standard error.
 
     Both arrays have the shape (devices, chosen anchors), where ``anchors`` is a mask of the chosen
     anchors. The ratio is NaN where an anchor was not timed in both phases. The error is also NaN
@@ -377,8 +377,8 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 def _deviation_between_times(fleet: Fleet) -> float:
     """Return the standard deviation of a device's log speed between two measurements.
 
-    The beginning of this module says how the deviation is estimated. If no estimate is possible,
-    the result is the assumed value.
+    The docstring of this module explains how the deviation is estimated. If no estimate is
+    possible, the result is the assumed value.
     """
     # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")

@@ -2,9 +2,9 @@
 
 ``aiconfigurator-core`` has tables for many GPUs, frameworks and versions: causal attention over
 prompts (``context_attention``), decoding (``generation_attention``), and attention in encoders
-(``encoder_attention``). Their times were measured in the same way as the times of the package's
-GEMMs (:mod:`analysis.imports.tables`). Only calls in bf16 whose keys and values are also in bf16
-are read.
+(``encoder_attention``). The times of these calls were measured in the same way as the times of the
+package's GEMMs (:mod:`analysis.imports.tables`). Calls are read only if they compute in bf16 and
+their keys and values are in bf16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILES = {
 class AttentionTable:
     """One table: times of one kind of call, on one GPU, with one version of one framework.
 
-    ``slug`` is that of the GPU, and ``kind`` is one of :data:`analysis.attention_shapes.KINDS`.
+    ``slug`` is the GPU's slug, and ``kind`` is one of :data:`analysis.attention_shapes.KINDS`.
     """
 
     path: Path
@@ -51,7 +51,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
     """Find the latest table of each kind of call, GPU and framework in the installed package.
 
     Args:
-        machine: slug of the only machine to look for; None for all machines.
+        machine: slug of the machine whose tables to find; None for all machines.
 
     Raises:
         UserError: if the package is not installed.
@@ -75,7 +75,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
-    """Read a file's GPU, framework and version from its first row; None if it has no rows."""
+    """Read a file's GPU, framework and version from its first row; None if there is no row."""
     columns = parquet.read_table(path, columns=["framework", "version", "device"])
     first_rows = columns.slice(0, 1).to_pylist()
     if not first_rows:
@@ -88,8 +88,8 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a table's calls in bf16, and their times in seconds.
 
-    Only calls of the most frequent kernel are read. Both results are empty if no call in bf16 has a
-    time.
+    Only calls that ran with the most frequent kernel are read. Both results are empty if no call in
+    bf16 has a time.
     """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)

@@ -4,15 +4,15 @@ Four JSON formats are recognised by their keys:
 
 - pytest-benchmark (``--benchmark-json``): samples under ``data``, otherwise the mean
   and the standard deviation.
-- NVBench (``--json``, ``--jsonbin``): cold GPU times, or CPU times if the benchmark is CPU-only;
-  with the sample files of ``--jsonbin`` if they exist.
+- NVBench (``--json``, ``--jsonbin``): cold GPU times, or CPU times if the benchmark is CPU-only.
+  Raw samples are read if the files that ``--jsonbin`` wrote exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
   standard deviation of ``--benchmark_report_aggregates_only``.
-- ``torch.utils.benchmark``: a document that the user writes, with the fields of the measurements.
-  Pickled measurements are never read, because unpickling a file can run arbitrary code.
+- ``torch.utils.benchmark``: a JSON document with the fields of the measurements, which the user has
+  to write. Pickled measurements are never read, because unpickling a file can run arbitrary code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
-its name. A case whose problem is found is named after the problem.
+its name. A case whose name matches the pattern is renamed after its problem.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class NamePattern:
         return cls(text, re.compile(expression + re.escape(text[end:])))
 
     def problem(self, name: str) -> Problem | None:
-        """Return the problem that a name contains; None if the pattern does not match the name.
+        """Return the problem that a name contains, or None if the pattern does not match the name.
 
         Raises:
             UserError: if the fields do not describe a GEMM or a convolution.
@@ -112,8 +112,8 @@ class _Cases:
     def add_samples(self, name: str, samples: Sequence[float]) -> None:
         """Add samples in seconds to a case.
 
-        Instead, add the case to ``lost`` if there are no samples, or if a sample is not a positive
-        number.
+        If there are no samples, or if a sample is not a positive number, the case is added to
+        ``lost`` instead.
 
         Raises:
             UserError: if the case already has a time without samples.
@@ -129,7 +129,7 @@ class _Cases:
     def add_summary(self, name: str, seconds: float, deviation: float, count: int) -> None:
         """Add the mean of a case, and the standard deviation of its samples, in seconds.
 
-        Instead, add the case to ``lost`` if its mean is not a positive number.
+        If the mean is not a positive number, the case is added to ``lost`` instead.
 
         An infinite or NaN deviation counts as unknown. ``count`` is the number of samples; a number
         below 1 counts as 1.
@@ -158,13 +158,13 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 
     Args:
         path: a JSON file in one of the four formats.
-        pattern: finds the problem in a case's name; None to keep all names.
+        pattern: pattern that finds the problem in a case's name; None to keep all names.
 
     Raises:
         UserError: in any of these cases:
 
             - The file cannot be read, is damaged, or has no known format.
-            - It has no time, or a repeated case without samples.
+            - The file has no time, or has a repeated case without samples.
             - The pattern matches no name, or finds an invalid problem or the same problem in two
               names.
     """
@@ -225,7 +225,7 @@ def named_by_problem(
     two cases have the same problem.
 
     Raises:
-        UserError: if two cases would get the same name, because they have the same problem.
+        UserError: if two cases have the same problem, and would therefore get the same name.
     """
     renamed: dict[str, CaseTimes] = {}
     old_names: dict[str, str] = {}  # by new name
@@ -242,7 +242,7 @@ def named_by_problem(
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """Read a JSON object, with only printable characters in its text.
+    """Read a JSON object, and replace unprintable characters in its text.
 
     Raises:
         UserError: if the file cannot be read, or is not a JSON object.
@@ -341,11 +341,11 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
     """Return the file of a state's samples, or None if no file of the recorded size exists.
 
-    The recorded path may be from another machine. The file is therefore searched next to the JSON
-    file, and in the folder there that has the recorded folder's name.
+    The recorded path may be from another machine. The file is therefore looked for in the folder of
+    the JSON file, and in the subfolder with the name of the recorded folder.
 
     Args:
-        values: name of the file and number of its samples, from the state's summary.
+        values: name of the sample file and number of samples, from the state's summary.
         path: the JSON file.
     """
     recorded = Path(str(values["filename"]))
@@ -399,7 +399,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 
 
 def _google_seconds(entry: Mapping[str, Any]) -> float:
-    """Return the wall-clock time of an entry in seconds; without a unit, it is in nanoseconds."""
+    """Convert the wall-clock time of an entry to seconds; its default unit is nanoseconds."""
     return float(entry["real_time"]) * _SECONDS[entry.get("time_unit", "ns")]
 
 
@@ -409,10 +409,10 @@ _TORCH_NAMES = ("label", "sub_label", "description", "env")
 
 
 def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read ``times`` (seconds per run) or ``raw_times`` (seconds of ``number_per_run`` runs).
+    """Read ``times`` (seconds per run) or ``raw_times`` (seconds per ``number_per_run`` runs).
 
-    A measurement is named after its labels, or else its statement. A number of threads above 1 is
-    part of the name.
+    A measurement is named after its labels, or after its statement if it has no labels. A number of
+    threads above 1 is part of the name.
     """
     for entry in document["measurements"]:
         labels = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
@@ -439,7 +439,7 @@ _FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, 
     ({"benchmarks", "context"}, _read_google),
     ({"measurements"}, _read_torch),
 )
-"""Keys that identify each format, and the function that reads it.
+"""Keys that identify each format, and the function that reads files in the format.
 
 The function adds the cases, and returns what the file says about the machine, the date and the
 program.

@@ -33,14 +33,14 @@ _REMEDY = "Fix or remove these lines."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
-    """Convert cells to numbers and our names; leave out rows that do not give a case and its time.
+    """Convert cells to numbers and Rooftile's names; leave out rows without a valid case and time.
 
     Args:
         path: the file, for messages.
         cells: one column of text per property (times may be numbers), and ``line``, the line
             number of each row.
-        library: implementation of rows that do not name it. If ``library`` is empty, GEMMs are
-            assumed to run on cuBLAS and convolutions on cuDNN.
+        library: implementation that is assumed for rows that do not name one. If ``library`` is
+            empty, cuBLAS is assumed for GEMMs and cuDNN for convolutions.
 
     Raises:
         UserError: if there are no rows, or too many of them are damaged.
@@ -103,13 +103,13 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def our_dtype(name: str) -> str:
-    """Translate a dtype such as ``torch.bfloat16`` to our name; convert others to lower case."""
+    """Translate a dtype such as ``torch.bfloat16`` to Rooftile's name, or else to lower case."""
     name = name.removeprefix("torch.").lower()
     return _DTYPES.get(name, name)
 
 
 class _CellCheck(NamedTuple):
-    """Check of one column: a mask of the rows with a sound cell, and the fault of other cells."""
+    """Check of one column: a mask of its sound cells, and what is wrong with its other cells."""
 
     is_sound: pd.Series
     column: str
@@ -125,7 +125,7 @@ def _record_faults(
     """Record what is wrong with the rows of one kind of operation, GEMMs or convolutions.
 
     ``is_of_kind`` is the mask of these rows. ``further_checks`` takes these rows, and returns the
-    checks that only they need.
+    checks that apply only to their kind.
     """
     if not is_of_kind.any():
         return
@@ -200,7 +200,7 @@ def identity(rows: pd.DataFrame) -> list[str]:
 def middle(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per case, with the median of its times if it was timed several times.
 
-    The kernels are left out if any case was timed several times.
+    The columns of kernels are left out if any case was timed several times.
     """
     names = identity(rows)
     if not rows.duplicated(names).any():

@@ -31,14 +31,14 @@ Shape = str | tuple[Any, ...] | Gemm | Conv
 
 
 def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
-    """Convert one shape or several to problems, in the same order.
+    """Convert one or several shapes to problems, in the same order.
 
     Args:
         shapes: one shape, several shapes, or a DataFrame. A shape is text or a tuple in the order
             of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame has the
             columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields of each
-            operation. Without a column ``m``, it may instead have shapes in a column ``problem`` or
-            ``shape``. Other columns are ignored.
+            operation. A DataFrame without a column ``m`` may instead have shapes in a column
+            ``problem`` or ``shape``. Other columns are ignored.
 
     Raises:
         UserError: if a shape does not describe a problem, or if there is no shape.
@@ -62,7 +62,7 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
 
 
 def _is_single_shape(shapes: object) -> bool:
-    """Return True for a tuple that is one shape, and for a bare number.
+    """Return True if ``shapes`` is a tuple that describes a single shape, or a bare number.
 
     A tuple of several shapes begins with a shape, not with a size. A bare number is not a shape, so
     :func:`_as_problem` rejects it.
@@ -94,14 +94,14 @@ def read_problems(path: Path) -> list[Problem]:
     """Read the problem of each line, in the order of the file.
 
     The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields
-    of each operation. It may have other columns of measurements.csv. A line whose ``op`` is
-    ``conv`` is a convolution. Optional fields have the defaults of ``--gemm`` and ``--conv``. In a
-    convolution, ``stride``, ``dilation`` and ``groups`` are also optional (1), and so is
-    ``padding`` (0).
+    of each operation. The header may have other columns of measurements.csv. A line whose ``op`` is
+    ``conv`` is a convolution. Optional fields have the defaults of ``--gemm`` and ``--conv``. For a
+    convolution, ``stride``, ``dilation`` and ``groups`` default to 1, and ``padding`` defaults to
+    0.
 
     Raises:
-        UserError: if the file cannot be read, a column is missing, repeated or unknown, a line does
-            not describe a problem, or there is no line below the header.
+        UserError: if the file cannot be read, if a column is missing, repeated or unknown, if a
+            line does not describe a problem, or if there is no line below the header.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -124,11 +124,11 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
-    """Read the problem of each row; :func:`as_problems` says from which columns.
+    """Read the problem of each row from the columns that :func:`as_problems` describes.
 
     Raises:
-        UserError: if a column is missing or repeated, a row does not describe a problem, or there
-            is no row.
+        UserError: if a column is missing or repeated, if a row does not describe a problem, or if
+            there is no row.
     """
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
@@ -160,9 +160,9 @@ def _cell(value: object) -> str:
 
 
 def _check_header(name: str, header: Sequence[str]) -> None:
-    """Check that columns can describe problems.
+    """Check that the columns of a header can describe problems.
 
-    ``name`` is the file or the DataFrame, for messages.
+    ``name`` names the file or the DataFrame in messages.
 
     Raises:
         UserError: if a column is missing, repeated or unknown.

@@ -3,7 +3,8 @@
 Public tables are those of AIConfigurator, NeuSight and DeepBench. Each reader translates the
 columns of one format into our problems. The model is judged by the rows of :func:`read_source`,
 which counts and leaves out rows from other machines, rows in other dtypes, and rows without a time
-or a supported problem. The command ``import`` imports the rows of :func:`read_public`.
+or a supported problem. The command ``import`` writes the rows that :func:`read_public` returns into
+a recording.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ class PublicRows:
 
     @property
     def algorithms(self) -> list[str]:
-        """Algorithm of each convolution, from its kernels' names; empty if they do not show it."""
+        """Algorithm of each convolution, or "" if the names of its kernels do not show it."""
         return algorithms_of(self.problems, self.kernels)
 
     @property
     def tiles(self) -> list[str]:
-        """Tile of each row, such as ``128x64``; empty if no kernel name of the row has a tile.
+        """Tile of each row, such as ``128x64``, or "" if none of its kernel names contains a tile.
 
         If several names contain a tile, the first one is used.
         """
@@ -107,7 +108,7 @@ class PublicRows:
         )
 
     def take(self, where: Sequence[int] | NDArray[Any] | slice) -> PublicRows:
-        """Return the rows that positions, a mask or a slice select."""
+        """Select rows by their positions, by a mask or by a slice."""
         positions = [int(i) for i in np.arange(len(self))[where]]
         return replace(
             self,
@@ -136,16 +137,17 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     """Read the rows of one machine and dtype from a table or a folder of our results.
 
     Args:
-        path: a folder, or a file in one of the formats, which is recognised by its columns.
+        path: a folder, or a file in one of the formats. The columns of the file show its format.
         machine: the machine whose rows are kept.
-        dtype: the dtype whose rows are kept. Rows of a CSV file that name no dtype are taken to be
-            in this dtype. The default is bf16 if there are rows in bf16, otherwise the only dtype.
+        dtype: the dtype whose rows are kept. Rows of a CSV file without a dtype are assumed to have
+            this dtype. None means bf16 if there are rows in bf16, otherwise the only dtype of the
+            rows.
 
     Raises:
         UserError: in any of these cases:
 
-            - The file is unreadable, damaged, has no known format, or does not say its dtype.
-            - It has no row of the machine in the given dtype.
+            - The file is unreadable or damaged, has no known format, or does not say its dtype.
+            - The file has no readable row of the machine in the given dtype.
             - No dtype is given, and the rows are in several dtypes, none of which is bf16.
     """
     # 1. Find the readable rows of the machine.
@@ -180,14 +182,14 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
 
 
 def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
-    """Return the slug of each row's machine; rows that name no GPU count as the given machine's."""
+    """Return the slug of each row's GPU, or of ``machine`` if the row does not name its GPU."""
     return [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
 
 
 def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> UserError:
     """Return the error to raise for a file without a readable row of a machine.
 
-    ``slugs`` has the slug of the machine of each row of the file.
+    ``slugs`` has the machine's slug for each row of the file.
     """
     if not slugs:
         return UserError(f"{path} has no rows; give another file.")
@@ -206,7 +208,8 @@ def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequ
     """Return the given dtype, else bf16 if it is present, else the only dtype that is present.
 
     Raises:
-        UserError: if there is no such dtype.
+        UserError: if the given dtype is not present, or if no dtype is given and several are
+            present without bf16.
     """
     if dtype:
         if dtype not in present:
@@ -253,8 +256,8 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
 
     Raises:
         UserError: if the file is unreadable, has no known format, lacks a column of its format, has
-            a cell that is not a size or a time, does not say its dtype, or is a CSV file without a
-            row of a vendor library.
+            an invalid cell, does not say its dtype, or is a CSV file that only has times of
+            hand-written kernels.
     """
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
@@ -332,11 +335,11 @@ def _from_recording(folder: Path) -> _FileRows:
 
 
 def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), our layout nt.
+    """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), which have layout nt.
 
     Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
-    the times of a gemm_perf.parquet as warm. This reader treats them as cold, because the
-    validations under results/ were recorded with this setting.
+    the times of a gemm_perf.parquet as warm. This reader treats these times as cold, because the
+    validations under results/ were recorded with cold times.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -356,7 +359,7 @@ def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
 def _from_neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert NeuSight's linear layers, which ran in FP32 without TF32.
 
-    The output of a layer is (B·M)×K, and its contraction runs over N. Latencies are in
+    The output of a layer has B·M rows and K columns, and the sum runs over N. Latencies are in
     milliseconds.
     """
     sizes = zip(frame["B"] * frame["M"], frame["K"], frame["N"], strict=True)
@@ -418,8 +421,8 @@ def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
 def _from_deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert DeepBench's GEMMs. Times are in milliseconds.
 
-    The matrices are column-major, so DeepBench's M and N are our n and m, and our layout is its
-    transB followed by its transA.
+    The matrices are column-major, so DeepBench's M and N are our n and m, and our layout is
+    DeepBench's transB followed by transA.
     """
     dtype = _deepbench_dtype(path)
     layouts = [
@@ -484,7 +487,7 @@ def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _deepbench_dtype(path: Path) -> str:
-    """Return the dtype of a DeepBench table, which only the file's name contains.
+    """Return the dtype of a DeepBench table from the file's name, because no column contains it.
 
     Raises:
         UserError: if the name contains neither fp16 nor fp32.
@@ -499,7 +502,7 @@ def _deepbench_dtype(path: Path) -> str:
 
 
 def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm | None:
-    """Return a GEMM; None if its sizes or its layout are invalid."""
+    """Return a GEMM, or None if the sizes or the layout are invalid."""
     try:
         return Gemm(m, n, k, dtype, layout)
     except UserError:
@@ -509,10 +512,11 @@ def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm 
 def _build_conv(
     sizes: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: str, pass_: str
 ) -> Conv | None:
-    """Return a convolution in NCHW with one group; None if its sizes are invalid.
+    """Return a convolution in NCHW with one group, or None if the sizes are invalid.
 
-    ``sizes`` are the images, channels, height, width, filters, and the filter's height and width.
-    ``pairs`` are stride, padding and dilation, each along the height and the width.
+    ``sizes`` are the number of images, channels, height, width, number of filters, and the filter's
+    height and width. ``pairs`` are stride, padding and dilation, each along the height and the
+    width.
     """
     try:
         return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)
@@ -527,4 +531,5 @@ _FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _FileRows]], ...]
     ({"M", "N", "K", "transA", "transB", "time_ms"}, _from_deepbench_gemm),
     ({"W", "H", "C", "N", "K", *_DEEPBENCH_PASSES}, _from_deepbench_conv),
 )
-"""Columns that identify each format of public tables, and the function that reads it."""
+"""Columns that identify each format of public tables, and the function that converts such a
+table."""

@@ -3,7 +3,7 @@
 ``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. The times
 in these files are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays,
 so operands may come from the cache, and clocks are not controlled. The package is never imported,
-because that would load native code. Its files are found by their name, since their paths have
+because that would load native code. The files are found by their names, because their paths have
 changed between versions. The columns of each file name its GPU, framework and version.
 """
 
@@ -36,7 +36,7 @@ _PREFERRED = list(_NAMES)  # frameworks; the one whose tables repeat best comes 
 _ENOUGH = 0.5  # share of the largest table's rows below which a table has too few rows
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
-"""Our name of each dtype that is read, by its name in the tables."""
+"""Rooftile's name of each dtype that is read, keyed by the dtype's name in the tables."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return True unless the collection_meta.yaml in a table's folder calls it incomplete."""
+    """Return True unless collection_meta.yaml in the table's folder calls the table incomplete."""
     # The publishers of the table write this file, so it may be missing or have any form.
     tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
     entry = tables.get(_TABLE) if isinstance(tables, dict) else None
@@ -171,8 +171,8 @@ def _is_complete(folder: Path) -> bool:
 def _later_versions(folder: Path) -> tuple[str, ...]:
     """Return the versions that reuse a table, in ascending order.
 
-    The folder of such a version, next to that of the table, has a file ``reuse.yaml`` whose list
-    ``reuse`` names the table and its version.
+    Such a version has a folder next to the table's folder. A file ``reuse.yaml`` in that folder has
+    a list ``reuse`` that names the table and the table's version.
     """
     reused_table = {"table": _TABLE, "from_version": folder.name}
     versions = []
@@ -208,10 +208,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     """Choose the table from which each machine's recording is made; return the tables by slug.
 
-    A table with at least half as many rows in bf16 as the GPU's largest table is preferred to one
-    with fewer rows. Among tables that are equal in this respect, complete ones are preferred, then
-    those of TensorRT-LLM, SGLang and vLLM in this order, then later versions. Tables without rows
-    in bf16 are left out.
+    A table with at least half as many rows in bf16 as the GPU's largest table is preferred to a
+    table with fewer rows than that. Among tables that are equal in this respect, complete tables
+    are preferred, then tables of TensorRT-LLM, SGLang and vLLM in this order, then later versions.
+    Tables without rows in bf16 are left out.
     """
     by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:
@@ -228,8 +228,9 @@ def _rank(
 ) -> tuple[bool, bool, int, tuple[int, ...]]:
     """Return the sort key of a table; the best table of a machine has the largest key.
 
-    The parts of the key are whether the table has enough rows, whether it is complete, the
-    preference for its framework (0 for the most preferred, otherwise negative), and its version.
+    The key has four parts: whether the table has enough rows, whether the table is complete, the
+    preference for the framework (0 for the most preferred one, otherwise negative), and the
+    version.
 
     ``tables_of_slug`` are all tables of the machine, including ``table``.
     """
@@ -252,7 +253,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
     """Read a table's rows with a time; return the columns m, n, k, dtype and time_us.
 
-    ``dtypes`` are the dtypes to read, by our names; bf16 if none is given.
+    ``dtypes`` are Rooftile's names of the dtypes to read; without any, only bf16 is read.
     """
     wanted_dtypes = dtypes or ("bf16",)
     published = pd.read_parquet(table.path, columns=["gemm_dtype", "m", "n", "k", "latency"])

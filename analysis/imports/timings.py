@@ -1,9 +1,9 @@
-"""Read CSV files with times: plain ones, and those from the CUTLASS profiler and TritonBench.
+"""Read CSV files with times: plain files, and files from the CUTLASS profiler and TritonBench.
 
 Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
 describe a case, or that have no valid time, are reported and left out. In a file from another
-program, two kinds of rows are left out without a report: cases that failed there, and cases whose
-operation or dtype this project does not support.
+program, two kinds of rows are left out without a report: cases that failed in that program, and
+cases whose operation or dtype Rooftile does not support.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """Dtype and layout that the user gave for a file that lacks them; empty if not given."""
+    """Dtype and layout that the user gave for a file without them; "" for what was not given."""
 
     dtype: str = ""
     layout: str = ""
 
 
 def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
-    """Read the times of a CSV file; return None if it is in none of the three formats.
+    """Read the times of a CSV file; return None if the file has none of the three formats.
 
     Raises:
         UserError: if the file cannot be read, is not valid CSV, lacks a column, has too many
@@ -81,7 +81,7 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
 
 
 def _header(path: Path) -> str:
-    """Return the first line of a file, without white space around it; empty for an empty file.
+    """Return the first line of a file without surrounding white space, or "" if the file is empty.
 
     Raises:
         UserError: if the file cannot be read, or is not text in UTF-8.
@@ -194,7 +194,8 @@ _CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
 _PASSED = ("passed", "not_verified")  # dispositions of kernels that ran and were not found wrong
 _CUTLASS_KINDS = ("gemm", "conv2d")
 _ROUNDED = r"f16(?:gemm|fprop|dgrad|wgrad)"
-"""Pattern of kernels that multiply in fp16 or bf16, with 32-bit operands if A is ``f32``."""
+"""Pattern in the names of kernels that multiply in fp16 or bf16. If such a kernel has 32-bit
+operands, it rounds them to 16 bits."""
 
 _CUTLASS_COLUMNS = {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"}
 """Columns by which a file of the profiler is recognised."""
@@ -209,8 +210,8 @@ def _read_cutlass(path: Path) -> FileTimings:
     """Read the fastest kernel of each provider and problem from a CUTLASS profiler file.
 
     The columns A, B and C name dtype and storage order, such as ``bf16:row``. If C is column-major,
-    the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major like ours. Runtime
-    is in milliseconds and was measured over back-to-back launches.
+    the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major, as Rooftile
+    expects. Runtime is in milliseconds and was measured over back-to-back launches.
     """
     # 1. Read the kernels that ran.
     frame = _read_cells(path)
@@ -305,7 +306,7 @@ def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
 
 
 def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
-    """Return the layout letter of one operand in each row; empty if its order is unknown.
+    """Return the layout letter of one operand in each row, or "" if the storage order is unknown.
 
     Args:
         orders: storage order of the operand in each row, ``row`` or ``column``.

@@ -1,4 +1,4 @@
-"""Write public tables and users' files as recordings, which are then read like our own."""
+"""Write public tables and users' files as recordings, which are then read like any recording."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
 def write_timings(
     timings: FileTimings, path: Path, defaults: FileDefaults, machine: Machine, results: Path
 ) -> Path:
-    """Write the times of a user's file, and a run.json with a digest; return the folder.
+    """Write the times of a user's file, and a run.json with the file's digest; return the folder.
 
     Args:
         timings: the times.
         path: the file, or the folder of results, that the times come from.
-        defaults: dtype and layout that the user gave. The digest covers them as well as the file,
-            because different defaults give different rows from the same file.
+        defaults: dtype and layout that the user gave. The digest covers the defaults as well as the
+            file, because different defaults give different rows from the same file.
         machine: the machine that was timed.
         results: as in :func:`write_imported`.
 
@@ -87,7 +87,7 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if a recording was imported from a file with this content and these defaults.
+    """Return True if a recording was imported from a file with the same content and defaults.
 
     ``path`` and ``defaults`` are as in :func:`write_timings`.
 
@@ -101,7 +101,7 @@ def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
 def _digest(path: Path, defaults: FileDefaults) -> str:
     """Return a hash of the file's content and the defaults, as 16 hexadecimal digits.
 
-    The content of a folder of results is its measurements.csv.
+    For a folder of results, the hash covers the content of its measurements.csv.
     """
     file = path if path.is_file() else path / "measurements.csv"
     content = file.read_bytes() + repr(defaults).encode()
@@ -131,8 +131,8 @@ def _write_recording(
 ) -> Path:
     """Write rows and run.json, and remove the validation of an earlier import; return the folder.
 
-    ``public`` says where the times come from. Together with the number of rows, it becomes the key
-    ``public`` of run.json.
+    ``public`` says where the times come from. It is written to run.json under the key ``public``,
+    together with the number of rows.
     """
     for dtype in rows["dtype"].unique():
         machine.peak(dtype)  # raises an error for a dtype that the machine does not support

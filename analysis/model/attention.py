@@ -27,9 +27,9 @@ _SHARPNESS = 8  # Power with which cache hits become rare as operands outgrow th
 _TREES = 40  # Number of trees that correct the formula.
 _LEAF_ROWS = 3  # Minimum number of calls in a leaf.
 _MOST_ROWS = 8000
-"""Maximum number of calls that a fit uses. With at most that many calls, the mean error on held-out
-calls is 2–5% for most tables (``rows`` in results/accuracy/attention.json). Fits to more calls
-would take longer and hardly be more accurate."""
+"""Maximum number of calls that a fit uses. With at most 8,000 calls, the mean error of a fit on
+held-out calls is 2–5% for most tables (``rows`` in results/accuracy/attention.json). Fits to more
+calls would take longer and hardly be more accurate."""
 
 _TRAINING_SHARE = 0.8  # Share of the calls to fit, up to _MOST_ROWS; all other calls are held out.
 NINE_TENTHS = (0.05, 0.95)
@@ -42,16 +42,16 @@ class AttentionConstants:
 
     Attributes:
         share: share of the machine's peak that long sequences reach with a head dimension of 128.
-        width: power of (head dimension / 128) by which ``share`` is multiplied.
+        width: exponent of the factor (head dimension / 128) by which ``share`` is multiplied.
         half: number of keys per query at which half of ``share`` is reached.
         launch: fixed time of every call, in seconds.
         memory: share of the datasheet's bandwidth that a call with many bytes reaches.
         waves: 1 if a partial wave of tiles takes as long as a full one, 0 if its time is
-            proportional to its tiles. Values in between interpolate.
+            proportional to the number of its tiles. Values in between interpolate.
         ramp: number of bytes at which a call reaches half of the bandwidth that ``memory`` gives.
         cached: ratio of the last-level cache's bandwidth to the memory's bandwidth.
-        fits: share of the last-level cache that operands may fill and still stay in it between
-            calls.
+        fits: largest share of the last-level cache that operands can fill without being evicted
+            between calls.
     """
 
     share: float
@@ -83,9 +83,9 @@ class AttentionConstants:
             kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
             machine: the machine that computes them.
             warm: True if operands that fit into the last-level cache are read from it, as in public
-                tables, whose calls are repeated without flushing the cache. In a model, the
-                weights, keys and values of other layers replace the operands in the cache between
-                two calls.
+                tables, whose calls are repeated without flushing the cache. In a neural network,
+                the weights, keys and values of other layers replace the operands in the cache
+                between two calls.
 
         Returns:
             Seconds, as an array of shape (3, calls): launch, arithmetic, memory.
@@ -125,9 +125,9 @@ _LOW = AttentionConstants(0.01, -1.0, 1.0, 1e-7, 0.05, 0.0, 1.0, 1.0, 0.2)
 _HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
 """Upper bounds of the constants."""
 _LEAST_BANDWIDTH = 0.6
-"""Lower bound of ``memory`` for the kinds of calls ``context`` and ``full``. The times of few such
-calls depend on the bandwidth, so a smaller share would absorb errors in the predicted time of
-arithmetic."""
+"""Lower bound of ``memory`` for the kinds of calls ``context`` and ``full``. Few such calls are
+limited by the bandwidth. If smaller values were allowed, ``memory`` would therefore absorb errors
+in the predicted time of arithmetic."""
 
 _LINEAR = ("width", "waves")
 """Constants that are fitted directly; all others are fitted as logarithms."""
@@ -166,7 +166,7 @@ class AttentionFit:
     ) -> Self:
         """Fit constants and trees to a random part of the calls, and judge the fit on the rest.
 
-        There must be at least three calls. ``seconds`` are their measured times.
+        ``shapes`` has at least three calls, and ``seconds`` has their measured times.
         """
         # 1. Draw the calls to fit at random. The fit is judged on all others.
         order = np.random.default_rng(0).permutation(len(seconds))
@@ -182,7 +182,7 @@ class AttentionFit:
         return fit.judged(shapes.where(held_out), seconds[held_out], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
-        """Return the fit with the 90% range of its errors on one or more calls."""
+        """Return a copy of the fit with the 90% range of the errors on one or more calls."""
         log_ratios = np.log(seconds / self.seconds(shapes, kind, machine))
         low, high = np.quantile(log_ratios, NINE_TENTHS)
         return replace(self, low=float(low), high=float(high))
@@ -287,7 +287,7 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 def grown(rows: Array, residual: Array) -> Forest:
     """Fit trees that predict ``residual`` = log(measured / formula) from the features of calls.
 
-    If there are more calls than :data:`_MOST_ROWS`, that many are drawn at random.
+    If there are more than :data:`_MOST_ROWS` calls, only a random sample of that size is used.
     """
     chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
     return Forest.grown(rows[chosen], residual[chosen], _TREES, _LEAF_ROWS)

@@ -21,8 +21,8 @@ from kernels.machine import Machine, known_machine
 from sweeps.capture.captured import Attention
 
 FILE = "attention.json"
-"""Name of the file, in a machine's folder of imported tables, with the fits to its attention
-tables."""
+"""Name of the file with the fits to a machine's attention tables. It is in the folder of the
+machine's imported tables."""
 
 FRAMEWORKS = ("vllm", "trtllm", "sglang")
 """Frameworks whose attention was measured in public tables, in order of preference. vLLM comes
@@ -46,8 +46,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of its 90% interval, in seconds.
         hi: upper end of its 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half of the width of the fit's 90% range of log(measured / predicted), which holds
-            for similar calls by the same framework.
+        spread: half of the width of the fit's 90% range of log(measured / predicted); the range
+            describes similar calls by the same framework.
     """
 
     seconds: float
@@ -61,17 +61,19 @@ class AttentionTime(NamedTuple):
 class AttentionBasis:
     """Fits for fused attention on a machine, and where they come from.
 
-    In all methods, ``named`` is the framework that the user named; None if the user named none.
+    In all methods, ``named`` is the framework that the user chose; None if the user did not choose
+    a framework.
 
     Attributes:
         machine: the machine whose times are predicted.
         measured_on: slug of the machine whose times were fitted.
         fits: fits of at least one framework. Each framework has a fit for ``context``, which also
-            predicts the kinds of calls without a fit.
+            predicts calls of the kinds that have no fit.
         kind: ``public`` for fits to imported tables of the machine, ``shipped`` for the machine's
-            constants that come with Rooftile, ``generation`` for such constants of another machine.
+            constants that come with Rooftile, ``generation`` for shipped constants of another
+            machine.
         spreads: for each kind of call, the 5th and 95th percentiles of log(measured / predicted)
-            for an unknown framework or for another machine. They replace the fit's own percentiles
+            for an unknown framework or for another machine. They replace the percentiles of the fit
             if no framework is named, or if the fits come from another machine.
     """
 
@@ -82,7 +84,7 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the named framework, else the first of FRAMEWORKS in ``fits``, else any in it.
+        """Return the named framework, else the first of FRAMEWORKS that has fits, else any other.
 
         Raises:
             UserError: if there are no fits for the named framework.
@@ -179,13 +181,14 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     2. constants that Rooftile ships for the machine;
     3. shipped constants of another machine (:func:`nearest_measured`).
 
-    The result is None for a CPU, and for dtypes other than bf16 and fp16. Only public times of GPUs
-    in bf16 are fitted; the fits are also used for fp16.
+    The result is None for a CPU, and for dtypes other than bf16 and fp16. The public times are from
+    GPUs and in bf16; fits to them are also used for fp16.
 
     Args:
         machine: the machine whose times are predicted.
         dtype: dtype of the operands.
-        folder: folder that has the imported fits, if there are any; None for no folder.
+        folder: folder that may contain fits to the machine's imported tables; None if there is no
+            such folder.
 
     Raises:
         UserError: if the file of the imported fits is invalid.
@@ -239,11 +242,11 @@ def fit_tables(
 
     A table from which :func:`analysis.imports.attention_tables.read_calls` reads fewer than ten
     calls has no fit. A framework without a fit for causal calls is left out, because that fit has
-    to predict the kinds of calls without a fit.
+    to predict calls of the kinds that have no fit.
 
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.
-        machine: the machine; None to look it up by the slug of the tables.
+        machine: the machine; None to look the machine up by the slug of the tables.
     """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
@@ -272,7 +275,7 @@ def read_fits(folder: Path) -> dict[str, dict[str, AttentionFit]]:
 
 
 def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]]:
-    """Read what :func:`fits_to_json` returned.
+    """Restore the fits from the document that :func:`fits_to_json` returned.
 
     Raises:
         AttributeError, KeyError, TypeError, ValueError: if the document has invalid fits, or a

@@ -56,7 +56,7 @@ class Basis:
 
     ``kind`` is one of:
 
-    - ``recorded``: measurements by Rooftile, or imported from the user's file;
+    - ``recorded``: measurements that Rooftile made, or that were imported from a user's file;
     - ``public``: an imported public table of the machine;
     - ``shipped``: the machine's constants that come with Rooftile;
     - ``generation``: constants that were fitted to at least one machine of the same generation;
@@ -70,8 +70,8 @@ class Basis:
         warm: True if the model predicts warm times, as in public tables: operands that fit into the
             last-level cache are already in it.
         calibrated: False if the recording has not been calibrated yet.
-        measured: source of the measured times, in words, if the machine's run only measured
-            pad/choose queries and the model therefore has another source; otherwise empty.
+        measured: source of the measured times, in words, if it differs from ``source`` because the
+            machine's run only measured pad/choose queries; otherwise empty.
     """
 
     model: Model
@@ -87,9 +87,9 @@ class Basis:
     def library(self, problem: Problem) -> str:
         """Return the implementation whose fit predicts the problem if no implementation is named.
 
-        This is the first one, except for Rooftile's hand-written kernels, that has a fit for the
-        problem's operation and dtype. Without such a fit, the result is the vendor library that
-        usually computes such problems on the machine.
+        This is the first implementation with a fit for the problem's operation and dtype, except
+        for Rooftile's hand-written kernels. Without such a fit, the result is the vendor library
+        that usually computes such problems on the machine.
 
         Raises:
             UserError: if there is no such fit, and the machine is a CPU that does not support the
@@ -148,11 +148,11 @@ class Basis:
         return prior.kind, f"{problem.dtype} from {prior.source}"
 
     def _origin(self, group: str) -> Origin:
-        """Return the kind, source and cache state of the basis of a group's fit."""
+        """Return the kind, the source and the cache state of the fit of a group."""
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
-        """Make a query of problems, each with its library and its group's cache state.
+        """Make a query for problems, with the library and the cache state of each problem.
 
         Raises:
             UserError: in the same cases as :meth:`library`.
@@ -167,7 +167,7 @@ class Basis:
 def _library_of_cpu(problem: Problem, machine: Machine) -> str:
     """Return the library that PyTorch calls for a problem on a CPU.
 
-    If PyTorch is not installed, the result is the library that it calls on most CPUs.
+    If PyTorch is not installed, the result is the library that PyTorch calls on most CPUs.
     """
     try:
         from kernels.registry import library_for  # this import needs PyTorch
@@ -185,9 +185,12 @@ def find_basis(machine: str | None, results: Path) -> Basis:
         results: folder with the results of all machines.
 
     Raises:
-        UserError: if ``machine`` does not name exactly one known or recorded machine, if it is None
-            and nothing was measured here, if run.json or calibration.json cannot be read, or if the
-            run is unusable and the machine has no other recording and no known datasheet.
+        UserError: in any of these cases:
+
+            - ``machine`` does not name exactly one known or recorded machine.
+            - ``machine`` is None, and nothing was measured here.
+            - The run.json or the calibration.json cannot be read.
+            - The run is unusable, and the machine has no other recording and no known datasheet.
     """
     return _with_missing_dtypes(_measured_basis(machine, results))
 
@@ -221,9 +224,9 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis | None:
-    """Return the basis from a machine's published recording, else from its imported table, or None.
+    """Return the basis from a machine's published recording, or else from its imported table.
 
-    The recording in ``folder`` is not used.
+    The recording in ``folder`` is not used. Return None if the machine has no other recording.
     """
     published = results / PUBLISHED / slug
     if folder != published and (published / "run.json").exists():
@@ -239,7 +242,7 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
 
     A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
     bf16 is used for tf32, except for hand-written kernels. For dtypes that are still missing, GEMMs
-    of the vendor library get the machine's prior if it predicts warm times.
+    of the vendor library get the machine's prior if the prior predicts warm times.
     """
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
@@ -282,7 +285,7 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
     fitted.
 
     Raises:
-        UserError: if :func:`find_basis` raises it for one of the machines.
+        UserError: if :func:`find_basis` raises a UserError for one of the machines.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
@@ -311,7 +314,7 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
     """Return the basis of a machine whose run only measured pad/choose queries.
 
     Answers to measured queries use the measured times, unless the run is unusable. The model is the
-    one that the machine would have without this run.
+    same as it would be without this run.
     """
     machine = Machine.from_json(run["machine"])
     basis = _basis_from_other_recording(folder, machine.slug, results)
@@ -338,7 +341,7 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
 
 
 def _basis_from_recording(folder: Path) -> Basis:
-    """Return the basis from a recording; without a calibration.json, its model has no fits."""
+    """Return the basis from a recording; the model has no fits if there is no calibration.json."""
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / "calibration.json"
@@ -379,11 +382,11 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
 
 
 def _start_of(fit: Fit) -> str:
-    """Name the public tables that still influence a fit, in words; empty if none do.
+    """Name the public tables that still influence a fit, or return "" if there are none.
 
-    These are the tables whose trees the fit uses, or those from whose constants it started. The
-    latter are only named if fewer than :data:`MIN_RESIDUAL_ROWS` cases were fitted, because more
-    cases outweigh them.
+    These are the tables whose trees the fit uses, or the tables from whose constants the fit
+    started. Tables of the second kind are only named if fewer than :data:`MIN_RESIDUAL_ROWS` cases
+    were fitted, because more cases outweigh the start.
     """
     if fit.offsets:
         return fit.offsets.source
@@ -391,7 +394,7 @@ def _start_of(fit: Fit) -> str:
 
 
 def for_any_framework(model: Model) -> Model:
-    """Adapt a public table's model to users of any framework.
+    """Adapt a model that was fitted to a public table to users of any framework.
 
     The result includes the expected difference between frameworks, and has wider intervals.
     """
@@ -410,6 +413,6 @@ def for_any_framework(model: Model) -> Model:
 
 
 def _basis_from_constants(machine: Machine) -> Basis:
-    """Return a basis from the best prior that needs no imported table, without fits."""
+    """Return a basis without fits, from the best prior that needs no imported table."""
     prior = prior_without_tables(machine, GROUP)
     return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)
