@@ -1,7 +1,7 @@
 """Fit the time model to a machine's measurements, and cross-validate it.
 
 The problems are split into folds, and each fold is predicted with a fit to the other folds. The
-reported errors are those of these held-out predictions. The final fit uses all measurements.
+reported errors are the errors of these held-out predictions. The final fit uses all measurements.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _FOLDS = 3
 """Number of folds for a group of up to :data:`MANY_ROWS` measurements."""
 
 _FOLDS_OF_MANY = 5
-"""Number of folds for a larger group. With three folds, held-out errors would be too pessimistic: a
-fit to two thirds of so many measurements is clearly worse than the final fit to all of them."""
+"""Number of folds for a group of more than :data:`MANY_ROWS` measurements. With three folds,
+held-out errors would be too pessimistic: a fit to two thirds of so many measurements is clearly
+worse than the final fit to all of them."""
 
 _TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
 _MIN_WIDTH = 0.02  # Smallest distance of an interval's end from 0: the scatter of measurements.
@@ -53,7 +54,7 @@ class Calibration:
     held_out: Prediction
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of calibration.json, which has the fit of each group."""
+        """Return the content of calibration.json, including the fit of each group."""
         return {
             "machine": self.model.machine.slug,
             "protocol": "parts of the problems, each predicted by a fit to the others",
@@ -94,13 +95,13 @@ def calibrate_query(
         machine: the machine on which the cases were measured.
         query: the measured cases.
         seconds: measured seconds of one launch of each case.
-        folds: number of folds; None for three, or five for a group of more than
+        folds: number of folds; None for three folds, or for five folds if a group has more than
             :data:`analysis.model.residual.MANY_ROWS` cases.
         algorithms: the algorithm that computed each case, empty where it is not known
             (:func:`kernels.names.conv_algorithm`). The held-out prediction of a case does not use
             its algorithm.
-        priors: the prior from which the fit of each group starts. A group without an entry starts
-            from the best prior that needs no imported table.
+        priors: the prior from which the fit of each group starts. The fit of a group without an
+            entry starts from the best prior that needs no imported table.
     """
     groups = query.groups()
     if algorithms is None:
@@ -240,8 +241,8 @@ def _only_layout(problems: Sequence[Problem]) -> str:
 def _fold_of(problem: Problem, folds: int) -> int:
     """Return the fold number of a problem, counted from 0.
 
-    All measurements of a problem are in the same fold, so that no fit predicts a problem that it
-    was fitted to.
+    All measurements of a problem are in the same fold, so that no problem is predicted with a fit
+    to measurements of the same problem.
     """
     return zlib.crc32(problem.spec().encode()) % folds
 
@@ -249,10 +250,10 @@ def _fold_of(problem: Problem, folds: int) -> int:
 def _fit_with_sum_errors(
     fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Fit:
-    """Return the fit with the factors for intervals of sums of times.
+    """Add the factors for intervals of sums of times to a fit, and return the result.
 
-    ``times`` has the held-out predictions. ``small`` and ``large`` are the result of
-    :func:`neighbours`.
+    ``times`` has the held-out predictions. ``small`` and ``large`` are the two arrays that
+    :func:`neighbours` returns for the same cases.
     """
     # 1. Sums in which nothing is replaced need the interval of each case, in seconds.
     lo = times.predicted * np.exp(fit.low * spread)
@@ -285,7 +286,7 @@ def _fit_with_errors(
         fitted: result of a fit to all cases of the group.
         log_ratio: log(measured / held-out prediction) of each case.
         spread: relative spread of each prediction's error.
-        ratio_errors: result of :func:`pair_errors`.
+        ratio_errors: errors of predicted time ratios, as :func:`pair_errors` defines them.
         prior: the prior from which the fit started.
     """
     error = np.abs(np.exp(-log_ratio) - 1)  # |predicted / measured − 1| of each case
@@ -317,8 +318,8 @@ def _weakened_factors(
 ) -> dict[str, tuple[float, float]]:
     """Return the prior's factors for kinds of shapes, moved towards 1.
 
-    The more cases were measured, the less the interval depends on the prior, to which the factors
-    belong, and the closer they are moved to 1.
+    The factors belong to the prior. The more cases were measured, the less the interval depends on
+    the prior, and the closer the factors are moved to 1.
     """
     prior_share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {
@@ -333,12 +334,12 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
-    """Return the 90% range of the error in a log time ratio before any pair was measured.
+    """Return the 90% range that is assumed for errors of log time ratios until pairs are measured.
 
     Single measured times do not narrow the prior's range for pairs, because they mostly determine
-    the scale of all times, and an error of this scale cancels in the ratio of two times. They only
-    limit it: in the worst case, the errors of the two shapes lie at opposite ends of the range of
-    single times.
+    the scale of all times, and an error of this scale cancels in the ratio of two times. Single
+    times only limit the range for pairs: in the worst case, the errors of the two shapes lie at
+    opposite ends of the range of single times.
 
     ``width`` is the width of the 90% range of log(measured / predicted) of single times, as a
     multiple of the spread.
@@ -352,7 +353,7 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
 
 
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
-    """Return a 90% range of the next error of the same kind.
+    """Return a range that contains the next error of the same kind with a probability of 90%.
 
     The ends come from split conformal prediction. Each end is then averaged with the prior's end on
     a logarithmic scale (:func:`_blended`). Without any errors, the result is the prior's range.
@@ -381,10 +382,10 @@ def _blended(
 ) -> tuple[Any, Any]:
     """Return the weighted geometric mean of a range from measured errors and the prior's range.
 
-    The weight of the measured errors is their number ``rows``, and that of the prior is
-    :data:`_PRIOR_ROWS`. Each end is first moved outwards to a distance of at least
-    :data:`_MIN_WIDTH` from 0. ``low`` and ``high`` may be arrays of ends; the results then have the
-    same shape.
+    The weight of the measured range is ``rows``, the number of measured errors, and the weight of
+    the prior's range is :data:`_PRIOR_ROWS`. Each end is first moved outwards to a distance of at
+    least :data:`_MIN_WIDTH` from 0. ``low`` and ``high`` may be arrays of ends; the results then
+    have the same shape.
     """
     share = rows / (rows + _PRIOR_ROWS)
 
@@ -397,9 +398,9 @@ def _blended(
 def _leave_one_out_ranges(
     errors: Array, prior_low: float, prior_high: float
 ) -> tuple[Array, Array]:
-    """Return, for each error, the :func:`_range` of all other errors.
+    """Return, for each error, the range that :func:`_range` derives from all other errors.
 
-    No case then widens the interval by which it is judged.
+    The error of a case then cannot widen the interval by which the case is judged.
     """
     count = len(errors)
     # The k of _conformal_ends is ⌊(n + 1)·5%⌋ for n errors. Here one error is left out, so n is
@@ -423,9 +424,9 @@ def pair_errors(
 ) -> Array:
     """Return the errors of predicted time ratios, for the pairs that :func:`neighbours` finds.
 
-    An error is the log of the measured ratio minus the log of the predicted ratio. It is divided by
-    the square root of the sum of the two squared spreads, as if the errors of the two predictions
-    were independent.
+    An error is the log of the measured ratio minus the log of the predicted ratio. Each error is
+    divided by the square root of the sum of the two squared spreads, as if the errors of the two
+    predictions were independent.
 
     Args:
         query: the cases.

@@ -16,7 +16,7 @@ from kernels.timemodel.estimate import Array, Estimate
 def corrected_estimate(
     inputs: Inputs, constants: Constants, residual: Residual | None, offsets: Offsets | None = None
 ) -> tuple[Estimate, Array]:
-    """Estimate each case with the formula, then correct the time.
+    """Estimate each case with the formula, then correct the estimated time.
 
     Args:
         inputs: the cases, all of one group.

@@ -41,8 +41,8 @@ class Inputs:
         shapes: the cases as arrays, with convolutions as implicit GEMMs.
         tiles: the tile of each case if every case has a config of a hand-written kernel, otherwise
             None.
-        winograd: the cases as arrays for each of Winograd's algorithms that the vendor library may
-            choose, by the algorithm's name.
+        winograd: the cases as arrays, once for each of Winograd's algorithms that the vendor
+            library may choose; the keys are the names of the algorithms.
         algorithms: the algorithm that computed each case, empty where it is not known.
     """
 
@@ -58,12 +58,13 @@ class Inputs:
     def from_query(
         cls, machine: Machine, query: Query, algorithms: NDArray[Any] | None = None
     ) -> Inputs:
-        """Convert a query whose cases all belong to one group.
+        """Make inputs from a query whose cases all belong to one group.
 
         Args:
             machine: the machine whose times are predicted.
             query: the cases, at least one.
-            algorithms: the attribute ``algorithms``; None if no algorithm is known.
+            algorithms: the algorithm that computed each case, empty where it is not known; None if
+                no algorithm is known.
         """
         # 1. Describe the shapes. Operands are only read from the cache if they fit into it together
         #    with the result.
@@ -126,8 +127,8 @@ class Inputs:
     def settled(self, guess: Estimate) -> Inputs:
         """Return the inputs with each case fixed to the tile and algorithm that an estimate chose.
 
-        An estimate of the returned inputs does not search for the fastest tile again. Its field
-        ``algorithm`` is 0 for all cases.
+        An estimate of the returned inputs does not search for the fastest tile again. The field
+        ``algorithm`` of such an estimate is 0 for all cases, whichever algorithm was chosen.
 
         Args:
             guess: result of :meth:`estimate`.
@@ -144,7 +145,7 @@ class Inputs:
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
     def design(self, constants: Constants) -> Array:
-        """Return the features by which cases to measure are chosen: sizes, time and intensity."""
+        """Return the features used to choose cases to measure: sizes, time and intensity."""
         return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
     def features(
@@ -156,15 +157,16 @@ class Inputs:
 
         - logs of M, N and K, of the estimated time, and of the ratio of the intensity to the ridge
           point;
-        - logs of the product and of the ratio of every two sizes;
+        - logs of the product and of the ratio of the sizes in each pair of M, N and K;
         - the share of each limit in the estimated time;
         - logs of the sides of the estimate's tile, of the number of parts of K, and of the numbers
           of tiles and waves, then the tile efficiency and the tail efficiency;
         - the tail efficiency with each usual tile;
         - how many times two divides M, N and K, because libraries choose kernels by alignment;
-        - with public tables, the log ratio that each of them predicts, and the log of the ratio of
-          the problem's bytes to the size of the last-level cache, because operands that fit come
-          from the cache in public tables, but from memory in most of Rooftile's measurements;
+        - with public tables, the log ratio that each of them predicts;
+        - with public tables, the log of the ratio of the problem's bytes to the size of the
+          last-level cache, because operands that fit into this cache were read from it for the
+          times in public tables, but from memory for most of Rooftile's times;
         - for a convolution, the logs of these quantities: the number of images, the area of an
           output image, the filter's area, the product of both strides, the alignment, the ratio of
           each algorithm's time to the estimate, and the factor by which the tiles of each of
@@ -199,7 +201,7 @@ class Inputs:
         return np.column_stack([*columns, *self._conv_features(constants, guess)])
 
     def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:
-        """Return the columns of :meth:`features` that only convolutions have; none for GEMMs."""
+        """Return the columns of :meth:`features` that only convolutions have, or [] for GEMMs."""
         if not isinstance(self.problems[0], Conv):
             return []
         convolutions = [problem for problem in self.problems if isinstance(problem, Conv)]
@@ -230,9 +232,9 @@ class Inputs:
 
 
 def _factors_of_two(sizes: Array) -> Array:
-    """Return how many times each size can be divided by two; 8 for multiples of 2⁸ = 256.
+    """Return how many times each size can be divided by two, but at most 8.
 
-    Larger powers of two do not matter, because no side of a tile is longer than 320.
+    Powers of two above 2⁸ = 256 do not matter, because no side of a tile is longer than 320.
     """
     # For an integer x, x & -x is the largest power of two that divides x.
     integers = sizes.astype(np.int64)

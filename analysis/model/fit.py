@@ -26,7 +26,7 @@ It contains at least 98% of the times in public tables for H100, A100 and V100 (
 and 43% of those for L4 (results/accuracy/fp32-interval.json)."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""Assumed 90% range, without any measurement, of the error of the log time ratio of two
+"""90% range that is assumed, without any measurement, for the error of the log time ratio of two
 neighbouring shapes. It is narrow, because the errors of the two shapes are largely the same.
 
 It contains the measured 90% range of six of nine public tables. The measured range is wider for
@@ -42,16 +42,16 @@ is not used for other GPUs, because T4 and L4 take about twice as long as predic
 (results/accuracy/fp32-interval.json)."""
 
 NEAR = 0.125
-"""Largest relative difference between the sizes of two neighbouring shapes in each dimension, as a
-fraction."""
+"""Largest difference between two neighbouring shapes in each dimension, as a fraction of the
+smaller size."""
 
 SOFTWARE_ERROR = 0.05
 """Standard deviation of the error that another framework adds to a prediction, as a log ratio.
 
 The disagreement of trees does not show this error. Trees agree about the shapes from which they
-grew, and on some machines about most shapes, but another framework differs at all of them. With a
-smaller value, the 90% interval would contain too few times at shapes that the trees had seen
-(``coverage_90_seen`` in results/accuracy/software.json)."""
+grew, and on some machines about most shapes, but another framework's times differ for all shapes.
+With a smaller value, the 90% interval would contain too few of the times for shapes from which the
+trees grew (``coverage_90_seen`` in results/accuracy/software.json)."""
 
 _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standard deviations
 
@@ -60,8 +60,8 @@ _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standa
 class SoftwareRange:
     """90% range of log(another framework's time / predicted time).
 
-    The ends have the units of the same attributes of :class:`Fit`. The class also holds other
-    ranges of a prediction's error, such as that of constants from another machine.
+    Each end has the unit of the attribute of :class:`Fit` with the same name. The class also holds
+    other ranges of a prediction's error, such as the range for constants from another machine.
     """
 
     low: float
@@ -79,7 +79,7 @@ class SoftwareRange:
         )
 
     def to_json(self) -> dict[str, float]:
-        """Return the ends by name."""
+        """Return the ends of both ranges, by the names of the attributes."""
         return asdict(self)
 
 
@@ -115,8 +115,8 @@ class Fit:
             shapes (see :data:`NEAR`), as a multiple of the square root of the sum of the two
             squared spreads.
         pair_high: upper end of that range.
-        rows: number of measured cases that were fitted; 0 if no measurements of the machine were
-            fitted.
+        rows: number of measured cases to which the model was fitted; 0 if none of them was measured
+            on the machine.
         pairs: number of pairs of neighbouring shapes among these cases.
         median: median of |predicted / measured − 1| on held-out measurements; None if no
             measurements of the machine were fitted.
@@ -133,9 +133,9 @@ class Fit:
         sum_low: factor that corrects the lower half of the interval of a sum of times (see
             :mod:`analysis.model.sum_errors`).
         sum_high: the same factor for the upper half.
-        change_low: the same factor for the lower half if neighbouring shapes replace some shapes of
-            the sum.
-        change_high: the factor for the upper half in that case.
+        change_low: factor that corrects the lower half if shapes in the sum are replaced by
+            neighbouring shapes.
+        change_high: factor that corrects the upper half in that case.
         offsets: log ratios that public tables predict for the machine.
         groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
@@ -174,10 +174,11 @@ class Fit:
         return not self.rows and (self.low, self.high) == UNCALIBRATED
 
     def has_like(self, problem: Problem) -> bool:
-        """Return False if no measured problem has such an alignment, layout or batch.
+        """Return True if the measurements cover the problem's alignment, layout and batching.
 
-        This is the case for a misaligned problem if all measurements are aligned, and for a batched
-        GEMM, or one in another layout, if all measurements are unbatched GEMMs of one layout.
+        The result is False for a misaligned problem if all measurements are aligned. If all
+        measurements are unbatched GEMMs of one layout, the result is also False for any problem
+        that is not such a GEMM.
         """
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
@@ -212,7 +213,7 @@ class Fit:
     def widened(self, software: SoftwareRange) -> Fit:
         """Return the fit with its intervals widened as far as needed to contain a range.
 
-        The factors for intervals of sums become at least 1.
+        Factors for intervals of sums that are less than 1 are raised to 1.
         """
         return replace(
             self,
@@ -255,13 +256,13 @@ class Fit:
     def spread(self, lo: float, hi: float) -> float:
         """Return the spread of a prediction, given the ends of its 90% interval in seconds.
 
-        It includes the factors for the shape's kind, and the wider interval of a shape that is
-        unlike all measured ones.
+        The interval includes the factors for the shape's kind, and it is wider for a shape that is
+        unlike all measured shapes. The returned spread therefore includes both effects.
         """
         return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
-        """Return the 90% range of the error in a log time ratio.
+        """Return the 90% range of the error of the log time ratio of two shapes.
 
         Args:
             near: True if the two shapes are neighbours (see :data:`NEAR`).

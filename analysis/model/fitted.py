@@ -23,8 +23,8 @@ from sweeps.schema import IDENTITY
 from sweeps.store import write_csv, write_json
 
 PREDICTED = "predicted_"
-"""Prefix of the predicted columns in the table. Without the prefix, their names are those of the
-columns of :meth:`analysis.model.predict.Prediction.frame`, and ``tflops``."""
+"""Prefix of the names of the table's predicted columns. It is followed by the name of a column of
+:meth:`analysis.model.predict.Prediction.frame`, or by ``tflops``."""
 
 MOST_ROWS = 36_000
 """Maximum number of cases of one group that are analysed without sampling
@@ -56,7 +56,7 @@ class Analysis:
 
     @property
     def sampled(self) -> str:
-        """Sentence to print if only a sample of the cases is analysed, otherwise empty."""
+        """Sentence to print if only a sample of the cases is analysed, otherwise ""."""
         if len(self.table) == self.measured:
             return ""
         return (
@@ -78,9 +78,9 @@ class Analysis:
 def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
     """Return the sorted positions of the cases to analyse.
 
-    A group with more than :data:`MOST_ROWS` cases contributes 10,000 of them, drawn at random; any
-    other group contributes all. A group has one operation (with its pass), dtype and
-    implementation.
+    A group with more than :data:`MOST_ROWS` cases contributes 10,000 random cases; every other
+    group contributes all its cases. The cases of a group have the same operation (with its pass),
+    dtype and implementation.
     """
     groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
     rng = np.random.default_rng(0)

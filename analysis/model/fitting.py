@@ -63,8 +63,8 @@ _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
 _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 for n in BOUNDS])
 """Change of each fitted number if the whole machine is slower by a factor of e.
 
-A rate falls by 1 and a duration rises by 1, because the fitted numbers are their natural
-logarithms."""
+The numbers of rates fall by 1 and the numbers of durations rise by 1, because the fitted numbers
+are natural logarithms."""
 
 
 class Fitted(NamedTuple):
@@ -89,13 +89,14 @@ def fit_group(
     """Update a prior with measured cases: fit constants and weights, then grow trees.
 
     The trees learn what constants and weights miss. They are kept only if they predict held-out
-    cases better than chance. If the prior has collections, the trees' predictions are shrunk
-    instead. No trees grow from fewer than :data:`analysis.model.residual.MIN_ROWS` cases, or for a
-    hand-written kernel with known tiles, which does not change from shape to shape.
+    cases better than chance. If the prior has collections, the trees' predictions are instead
+    multiplied by the factor from 0 to 1 that fits held-out cases best. No trees grow from fewer
+    than :data:`analysis.model.residual.MIN_ROWS` cases. They are not needed for a hand-written
+    kernel with known tiles, because such a kernel does not change from shape to shape.
 
-    Cases computed by an algorithm that the formula does not describe, such as an FFT, are left out
-    of the fit of the constants, but not of the trees. Without any case, the result is that of
-    :func:`unmeasured`.
+    Cases computed by an algorithm that the formula does not describe, such as an FFT, are not used
+    to fit constants and weights, but trees also grow from them. Without any case, the result is
+    that of :func:`unmeasured`.
 
     Args:
         machine: the machine on which the cases were measured.
@@ -103,8 +104,8 @@ def fit_group(
         seconds: measured seconds of each case.
         algorithms: the algorithm that computed each case, empty where it is not known.
         prior: the prior from which the fit starts.
-        part_of: number of all cases of the group if these are only the training cases of a fold,
-            otherwise None.
+        part_of: number of all cases of the group if the given cases are only the training cases of
+            a fold, otherwise None.
     """
     if not len(seconds):
         return unmeasured(prior)
@@ -161,7 +162,7 @@ def fit_collection(
     seconds: Array,
     settings: TreeSettings = WHOLE,
 ) -> CollectionTrees:
-    """Fit constants to a sample of a collection's GEMMs, and grow trees from all of them.
+    """Fit constants to a sample of a collection's GEMMs, and grow trees from all of its GEMMs.
 
     Args:
         machine: the machine that was measured.
@@ -315,9 +316,9 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
     """Return the square root of the constants' inverse covariance matrix under the prior.
 
     The constants deviate from the prior for two reasons: the error of the shared scale, which moves
-    them along :data:`_DIRECTION`, and a separate error of each constant. The covariance matrix is
-    the sum of those of the two errors. The returned matrix turns the deviations into independent
-    numbers with a standard deviation of 1.
+    them along :data:`_DIRECTION`, and a separate error of each constant. The covariance matrix of
+    the constants is the sum of the covariance matrices of the two errors. The returned matrix turns
+    the deviations into independent numbers with a standard deviation of 1.
     """
     # Along the direction of the scale, both variances add up. Perpendicular to it, only the
     # separate deviations remain.
@@ -330,7 +331,7 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
 
 
 def _one_blas_thread() -> AbstractContextManager[object]:
-    """Return a context in which BLAS uses one thread, if threadpoolctl is installed.
+    """Return a context that limits BLAS to one thread, or has no effect without threadpoolctl.
 
     Each step of a fit decomposes a matrix with few columns. For such a matrix, several threads are
     not faster than one, and they are much slower if another process uses one of their cores.

@@ -118,7 +118,7 @@ class Forest:
         return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Return the node number of each row's leaf in each tree, in an array (trees, rows)."""
+        """Return each row's leaf in each tree as a node number, in the shape (trees, rows)."""
         count, width = rows.shape
         # 1. Start every pair of a tree and a row at the tree's root. A leaf tests feature 0 instead
         #    of none. The result does not matter, because both of its children are the leaf itself.
@@ -145,19 +145,19 @@ class Forest:
 
     @cached_property
     def _open_subtrees(self) -> NDArray[np.intp]:
-        """Number of subtrees that are still expected, before each node and after the last one.
+        """Number of expected subtrees not yet begun, before each node and after the last node.
 
-        Each node is the first of an expected subtree, which lowers the count by 1. An inner node
-        adds two expected subtrees, for its children, so the count changes by +1 at an inner node
-        and by −1 at a leaf. No node expects the root of a tree, so a complete tree changes the
-        count by −1 in total. The count before tree t (from 0) is therefore −t.
+        Each node begins an expected subtree, which lowers the count by 1. An inner node adds two
+        expected subtrees, for its children, so the count changes by +1 at an inner node and by −1
+        at a leaf. No node expects the root of a tree, so a complete tree changes the count by −1 in
+        total. The count before tree t (from 0) is therefore −t.
         """
         steps = np.where(self.feature == _LEAF, -1, 1)
         return np.concatenate([[0], np.cumsum(steps)])
 
     @cached_property
     def _roots(self) -> NDArray[np.intp]:
-        """Position of each tree's root, which is where the count reaches a new minimum."""
+        """Position of each tree's root, before which the count of subtrees is a new minimum."""
         before = self._open_subtrees[:-1]
         # Within a tree, the count before a node is never below that before the root. The tree's
         # last leaf lowers it by one more, so the next root is the first node with a lower count.
@@ -166,11 +166,11 @@ class Forest:
 
     @cached_property
     def _children(self) -> NDArray[np.intp]:
-        """Positions of each node's left and right child, interleaved; a leaf is its own child.
+        """Interleaved positions of each node's two children, which for a leaf are the leaf itself.
 
         The left child is the next node. An inner node raises the count of :meth:`_open_subtrees` by
-        one, and its left subtree lowers it by one. The right child is therefore the next node with
-        the same count before it.
+        one, and its left subtree lowers the count by one. The right child is therefore the next
+        node with the same count before it.
         """
         before = self._open_subtrees[:-1]
         # A stable sort by count leaves nodes of equal count in their original order. The next node
@@ -187,8 +187,8 @@ class Forest:
     def to_json(self) -> dict[str, Any]:
         """Return the trees as a JSON document.
 
-        The arrays are stored as little-endian bytes in base64, in about a quarter of the space of
-        numbers in JSON.
+        The arrays are stored as little-endian bytes in base64, which takes about a quarter of the
+        space that JSON numbers would take.
         """
         feature = self.feature.astype("i1").tobytes()
         number = self.number.astype("<f4").tobytes()
@@ -227,9 +227,9 @@ class Forest:
 def _preorder_arrays(tree: Any) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Return ``feature`` and ``number`` of each node of a scikit-learn tree, in preorder.
 
-    scikit-learn stores its nodes in preorder, too. Its thresholds are float64, and the features
-    are float32. A threshold is rounded down to float32 and still separates the same rows, because
-    no other float32 lies between the two values.
+    scikit-learn stores its nodes in preorder, too. Its thresholds are float64, and the features are
+    float32. A threshold is rounded down to float32 and still separates the same rows, because no
+    other float32 lies between the original and the rounded threshold.
     """
     is_leaf = tree.children_left < 0
     threshold = tree.threshold.astype(np.float32)

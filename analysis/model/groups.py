@@ -22,11 +22,11 @@ NARROW_N = 32
 """Shapes with an N below this value are narrow."""
 
 VOCABULARY_N = 32_768
-"""Shapes with this N or a larger one are assumed to be projections to a vocabulary."""
+"""Shapes whose N is at least this value are assumed to be projections to a vocabulary."""
 
 FEW_ROWS = 16
-"""Shapes with an M below this value are typical of decode steps. Their rows fit into one of the
-smallest tiles, which have 8 or 16 rows, or into two."""
+"""Shapes with an M below this value are typical of decode steps. Their rows fit into one or two of
+the smallest tiles, which have 8 or 16 rows."""
 
 _PRIOR_WIDER = 0.5
 """Weight of the prior when an interval is widened, as a number of collections. The prior is a
@@ -34,7 +34,8 @@ factor of 1."""
 
 _PRIOR_NARROWER = 4.0
 """Weight of the prior when an interval is narrowed, as a number of collections. This weight is
-larger than :data:`_PRIOR_WIDER`, because a framework that was not measured may differ more."""
+larger than :data:`_PRIOR_WIDER`, because a framework that was not measured may differ more than the
+measured frameworks."""
 
 _FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
 _BOUNDS = (0.5, 4.0)  # Bounds of a factor.
@@ -59,8 +60,8 @@ class GroupErrors(NamedTuple):
     """Errors of the predictions for one collection, and the kind of each shape.
 
     ``relative`` has log(measured / predicted) of each shape, divided by the absolute value of the
-    interval's end on the same side: −1 at the lower end, 1 at the upper end. ``groups`` has the
-    kinds, as :func:`shape_group` names them.
+    interval's end on the same side. The quotient is −1 at the lower end and 1 at the upper end.
+    ``groups`` has the kinds, as :func:`shape_group` names them.
     """
 
     relative: Array
@@ -71,15 +72,16 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
     """Compute the factors of an interval's two ends for each kind of shape.
 
     Each collection has the same weight. In a leave-one-out test over the public tables, the
-    intervals multiplied by such factors contain at least 80% of the times of every GPU, and of 93
-    of the 100 pairs of a table and a kind of shape (``model`` in results/accuracy/software.json).
+    intervals with such factors contain at least 80% of the times of every GPU. They also contain
+    this share of the times in 93 of the 100 pairs of a table and a kind of shape (``model`` in
+    results/accuracy/software.json).
 
     Args:
         collections: errors of predictions by models that were not fitted to these collections.
 
     Returns:
         The factors of the lower and of the upper end, by kind of shape. A kind is left out if no
-        collection has at least :data:`_FEWEST` shapes of it.
+        collection has at least :data:`_FEWEST` shapes of this kind.
     """
     factors = {}
     groups = {str(name) for collection in collections for name in np.unique(collection.groups)}

@@ -77,11 +77,11 @@ class Collection:
 
 
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
-    """Fit collections of a machine and of its siblings; those of the machine come first.
+    """Fit constants to collections of a machine and of its siblings, and grow their trees.
 
-    Collections of the machine itself, and those that :func:`analysis.model.prior.leaders` chooses,
-    get finer trees. Collections with fewer than :data:`analysis.model.residual.MIN_ROWS` GEMMs are
-    left out.
+    The result begins with the collections of the machine itself. These collections, and those that
+    :func:`analysis.model.prior.leaders` chooses, get finer trees. Collections with fewer than
+    :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
 
     Args:
         machine: the machine whose times are predicted.
@@ -107,13 +107,14 @@ def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
 def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     """Build priors from imported public tables for the groups of a recording.
 
-    The shapes of a group are left out of its tables, so that no prior is fitted to a shape that it
-    predicts.
+    The shapes of a group are left out of the tables from which the group's prior is built, so that
+    no prior is fitted to a shape that it predicts.
 
     Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if at most 10,000
     cases of the dtype were measured. The result is empty for published recordings and for imported
     public tables, because their models must not depend on what else was imported. It is also empty
-    for a CPU, if scikit-learn is not installed, and if no imported table has enough other shapes.
+    if the machine is a CPU, if scikit-learn is not installed, or if no imported table has enough
+    other shapes.
 
     Args:
         recording: the recording. Imported tables are looked up in the recording's results folder.
@@ -175,8 +176,8 @@ def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator
 def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:
     """Read the imported collections of a machine in one dtype.
 
-    If their file is damaged, a message is printed and the result is empty, because a calibration is
-    possible without them.
+    If the file of the collections is damaged, a message is printed and the result is empty, because
+    a calibration is possible without collections.
     """
     try:
         by_source = read_collections(folder_of(results, machine.slug))

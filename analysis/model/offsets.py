@@ -8,14 +8,14 @@ weights are fitted together to the machine's measurements (:mod:`analysis.model.
 A collection of the machine itself has one weight for each kind of limit, because the table that
 best predicts launch times may not be the one that best predicts memory times. A collection of a
 sibling has a single weight. Siblings are useful because the differences between their collections
-show what a framework changes.
+show how a framework affects the times.
 
 The trees of a collection must not grow from the shapes to whose measured times the weights are
 fitted. Otherwise the trees would predict these shapes better than other shapes, and the fit would
 give the collections too much weight.
 
-Three alternatives were tried and predicted worse: Gaussian processes, boosted trees, and a single
-set of trees for all machines, with datasheet values among the features.
+Three alternatives were tried and predicted times less accurately: Gaussian processes, boosted
+trees, and a single set of trees for all machines, with datasheet values among the features.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class CollectionTrees:
                 the collection's dtype and in layout ``nt``.
 
         Returns:
-            The log ratio of each GEMM, and the standard deviation over the trees, which is larger
-            for unfamiliar shapes.
+            The log ratio of each GEMM, and the standard deviation of the trees' predictions, which
+            is larger for unfamiliar shapes.
         """
         queried = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
         inputs = Inputs.from_query(self.machine, Query.plain(queried, LIBRARY, warm=True))
@@ -179,8 +179,8 @@ class CollectionEstimates(NamedTuple):
             first collection's constants for all collections.
         deviations: standard deviation of the log ratios over the trees of each collection
             (columns).
-        shares: weight of each kind of limit (columns), proportional to the fourth power of the time
-            of its longest limit. The weights of a case sum to 1.
+        shares: weight of each kind of limit (columns), proportional to the fourth power of the
+            longest time among the kind's limits. The weights of a case sum to 1.
     """
 
     columns: Array
@@ -226,7 +226,8 @@ class CollectionEstimates(NamedTuple):
 
         Args:
             same_machine: for each collection, True if it was measured on the machine itself. Such a
-                collection has a column for each kind of limit, a sibling's collection only one.
+                collection has one column for each kind of limit; a sibling's collection has a
+                single column.
 
         Returns:
             An array of shape (cases, weights), with the columns in the order of the collections.
@@ -278,7 +279,7 @@ class Offsets:
 
     @staticmethod
     def weights_by_column(same_machine: Sequence[bool], weights: Sequence[float]) -> list[float]:
-        """Repeat each collection's weight for each column of its regressors.
+        """Return the weight of each column of the regressors, given one weight for each collection.
 
         ``same_machine`` has a flag for each collection, as in
         :meth:`CollectionEstimates.regressors`.
@@ -318,7 +319,7 @@ class Offsets:
 
     @property
     def source(self) -> str:
-        """Collections in words: names of up to two, else the number of tables of each machine."""
+        """Names of one or two collections, otherwise the number of tables of each machine."""
         if len(self.collections) <= 2:
             return " and ".join(collection.name for collection in self.collections)
         counts = Counter(collection.machine.slug for collection in self.collections)

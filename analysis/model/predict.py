@@ -33,9 +33,10 @@ class Model:
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
     def fit_of(self, group: str) -> Fit:
-        """Return the fit of a group. A group without one has the fit of its prior.
+        """Return the fit of a group, or the fit of the group's prior if the model has none.
 
-        The prior does not use imported tables: a model that should use them has fits to them.
+        Such a prior does not use imported tables. If a model should use imported tables, its
+        ``fits`` already contain the fits that were derived from these tables.
         """
         if group in self.fits:
             return self.fits[group]
@@ -87,7 +88,7 @@ def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
 
 @dataclass(frozen=True)
 class PartialPrediction:
-    """Estimates of some cases of a query, with the 90% range of log(measured / predicted) of each.
+    """Estimates of a part of a query's cases, each with its 90% range of log(measured / predicted).
 
     ``positions`` has the position of each case in the query.
     """

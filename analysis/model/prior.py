@@ -15,7 +15,7 @@ tf32 and for the default constants, whose errors are assumed (:data:`UNKNOWN`). 
 uncertainty is, the more a fit moves away from the prior when the machine is measured
 (:mod:`analysis.model.fitting`). The prior's 90% interval becomes narrower as measurements determine
 the error that all shapes share. An interval from errors on held-out measurements of the machine
-gradually replaces it (:mod:`analysis.model.calibrate`).
+gradually replaces the prior's interval (:mod:`analysis.model.calibrate`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ GROUP = f"{LIBRARY} gemm {DTYPE}"
 """Name of the group of bf16 GEMMs that the vendor library computes."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""The other 16-bit dtype, which runs on the same arithmetic units."""
+"""The other 16-bit dtype, by 16-bit dtype. Both run on the same arithmetic units."""
 
 _TWIN_WIDER = 1.1
 """Factor by which the interval widens if a fit to one 16-bit dtype predicts the other.
@@ -142,7 +142,7 @@ class Prior:
 
     @classmethod
     def bare(cls, constants: Constants, spread: Spread = UNKNOWN) -> Prior:
-        """Make a prior that only has constants. Its interval follows from ``spread``."""
+        """Make a prior that only has constants. The prior's interval follows from ``spread``."""
         end = _NORMAL * spread.after(0)
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
@@ -161,7 +161,7 @@ class Prior:
 
 _TREES_ERROR = 0.04
 """Typical standard deviation of log(measured / predicted) if a fit to a public table predicts the
-times of this table."""
+times in the same table."""
 
 
 def prior_from_tables(
@@ -172,7 +172,7 @@ def prior_from_tables(
     Before any measurement, predictions come from the leading collections (:func:`leaders`), all
     with equal weights. The interval was learned from the differences between frameworks, as a
     multiple of the model's error. That error is not known for the given collections, so a typical
-    one is assumed (:data:`_TREES_ERROR`).
+    error is assumed (:data:`_TREES_ERROR`).
 
     Args:
         machine: the machine whose times are predicted.
@@ -219,8 +219,9 @@ def prior_from_tables(
 def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
     """Return the positions of the collections that predict times before a machine is measured.
 
-    These are the machine's first collection or, if it has none, the first of each sibling.
-    ``machines`` has the machine on which each collection was measured.
+    If the machine has collections, only the first of them is chosen. Otherwise, the first
+    collection of each sibling is chosen. ``machines`` has the machine on which each collection was
+    measured.
     """
     slugs = [owner.slug for owner in machines]
     if machine.slug in slugs:
@@ -229,11 +230,11 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """Return the range of other frameworks' times around a prediction, in units of its spread.
+    """Return the range of other frameworks' times around a prediction, in units of the spread.
 
-    The range was learned from bf16 times of all measured machines. It is wider if frameworks differ
-    more on this machine. For fp8, it gives at least the interval without any measurement, because
-    frameworks quantise in different ways.
+    The range was learned from bf16 times of all measured machines. It is wider for a machine on
+    which frameworks differ more. For fp8, the resulting interval is at least as wide as without any
+    measurement, because frameworks quantise in different ways.
     """
     if dtype == "fp8":
         # A prediction without any model error has the spread SOFTWARE_ERROR, and a pair of such
@@ -270,7 +271,7 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 def shift_of(slug: str, group: str = GROUP) -> Shift:
     """Return the expected difference between a table's times and those of other frameworks.
 
-    The difference is zero if Rooftile ships no fit for the machine with this slug and the group.
+    The difference is zero if Rooftile ships no fit for this group of the machine.
     """
     machines = shipped_fits()["machines"]
     if slug not in machines or group not in machines[slug]["groups"]:
@@ -279,9 +280,9 @@ def shift_of(slug: str, group: str = GROUP) -> Shift:
 
 
 def floor_sentences(slug: str | None = None) -> list[str]:
-    """Say how well the times with a framework's earlier version predict those with a later one.
+    """Say how well the times of a framework's earlier version predict those of a later version.
 
-    No model can be expected to predict the times with another version better, so this error is a
+    No model can be expected to predict the times of another version better, so this error is a
     floor.
 
     Args:
@@ -360,8 +361,9 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
     """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16.
 
-    The result is None for any other dtype, if the machine lacks one of the two dtypes, if the two
-    16-bit dtypes have different peaks, or if the other dtype has no :func:`_measured_prior`.
+    The result is None if the group has a different dtype, if the machine lacks one of the two
+    dtypes, if the two 16-bit dtypes have different peaks, or if :func:`_measured_prior` returns
+    None for the other dtype.
     """
     implementation, operation, dtype = group.rsplit(maxsplit=2)
     twin = DTYPE if dtype == "tf32" else TWINS.get(dtype)
@@ -402,7 +404,8 @@ def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> 
 def _default_prior(machine: Machine, group: str) -> Prior:
     """Return a prior from the default constants of the machine's generation.
 
-    Its interval is a factor of two either way, or narrower if :func:`is_fp32_known`.
+    The prior's interval is a factor of two either way, or narrower if :func:`is_fp32_known` returns
+    True.
     """
     dtype = group.split()[-1]
     is_known = is_fp32_known(machine, group)
@@ -421,7 +424,7 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
     """Return True for fp32 GEMMs if a GPU with the machine's compute capability was measured.
 
     A GPU of the same generation would not be enough: an SM of an A40, for example, has twice as
-    many fp32 lanes as one of an A100.
+    many fp32 lanes as an SM of an A100.
     """
     _, operation, dtype = group.rsplit(maxsplit=2)
     origin = measured_on(machine.generation, dtype)
@@ -433,7 +436,8 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
     """Return all ordered pairs of measured machines of one generation, given the machines' slugs.
 
-    The constants of a pair's first machine are used to predict the times of its second one.
+    The constants of a pair's first machine are used to predict the times of the pair's second
+    machine.
     """
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
@@ -441,14 +445,14 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 
 
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
-    """Return the measured machine of the same generation that is most similar to a machine.
+    """Return the measured machine of the same generation that is most similar to ``machine``.
 
     The bf16 peaks of the two machines may differ by at most the largest factor between the peaks of
     two measured machines of one generation, because the interval was learned from such pairs. The
-    same holds for their bandwidths. If several machines qualify, the result is the one with the
-    smallest product of the two factors. An L4 or an RTX 4090 therefore does not take the constants
-    of an L40S, nor an H20 those of an H200. The comparison ignores the power limit, which is lower
-    for a card on PCIe.
+    same holds for their bandwidths. If several machines qualify, the result is the machine whose
+    peak and bandwidth factors have the smallest product. An L4 or an RTX 4090 therefore does not
+    get the constants of an L40S, nor does an H20 get those of an H200. The comparison ignores the
+    power limit, which is lower for a card on PCIe.
 
     The result is None if no machine qualifies, if no two measured machines belong to one
     generation, or if the machine does not support bf16. ``measured`` has the slugs of the machines
@@ -485,7 +489,8 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 
     The new interval contains both the learned interval and that of the fit, because constants are
     never more certain for another machine than for the machine whose times were fitted. The shift,
-    the numbers of cases and the errors only hold for the measured machine, so the result has none.
+    the numbers of cases and the errors only hold for the measured machine, so they are left out of
+    the result.
 
     Args:
         fit: the fit to convert.

@@ -23,7 +23,7 @@ class Query:
     Attributes:
         problems: the GEMMs and convolutions.
         implementations: name of the library or kernel that computes each problem.
-        configs: config of each implementation; empty for the default one.
+        configs: config of each implementation, empty for the default config.
         cached: True if operands that fit into the last-level cache are already in it.
         sustained: True if launches follow each other without pauses, False for bursts.
     """

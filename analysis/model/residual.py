@@ -1,7 +1,7 @@
 """Residual of the estimate: trees that predict log(measured / estimate).
 
 The estimate comes from the formula, and public tables may have corrected it. A vendor library may
-choose another kernel from one shape to the next, so the error of the estimate changes abruptly.
+choose different kernels for two similar shapes, so the error of the estimate may change abruptly.
 Trees can model such jumps.
 """
 
@@ -27,8 +27,8 @@ MANY_ROWS = 10_000
 """Number of measurements above which trees are judged on a sample, and outliers are not clipped.
 
 Among so many measurements, an unusually long or short time is not noise, because similar shapes
-confirm it. For example, a weight matrix whose size is a power of two is found in the cache
-unusually often."""
+confirm it. For example, a weight matrix whose size is a power of two is in the cache unusually
+often."""
 
 _MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; noise passes about once in 40.
 _MAD_TO_STD = 1.4826  # Ratio of normal values' standard deviation to their MAD.
@@ -72,8 +72,8 @@ class Residual:
             and ``seen`` keeps it above 0 where the trees agree by chance.
 
         Raises:
-            UserError: if the number of features is not that of the trees. Another version of
-                Rooftile then wrote the trees.
+            UserError: if the rows do not have as many features as the trees use, because another
+                version of Rooftile wrote the trees.
         """
         mean, deviation = self.trees.predict(features)
         return mean, np.hypot(deviation, self.seen) / self.unseen
@@ -86,7 +86,8 @@ class Residual:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_json`.
 
-        Older files contain features and log ratios instead, from which trees are grown here.
+        Older files contain features and log ratios instead of trees. The trees are then grown from
+        these arrays.
 
         Raises:
             KeyError, TypeError, ValueError: if a value is missing, if ``seen`` or ``unseen`` is not
@@ -109,7 +110,7 @@ class Residual:
 
 
 def can_grow() -> bool:
-    """Return True if trees can be grown, which needs scikit-learn; predicting does not."""
+    """Return True if scikit-learn is installed: growing trees needs it, predicting does not."""
     return importlib.util.find_spec("sklearn") is not None
 
 
@@ -129,9 +130,9 @@ def fit_residual(
             0 to 1 that fits held-out cases best, and to return them unless this factor is 0. Trees
             are shrunk if public tables already correct the formula, because trees then improve
             predictions so little that a few hundred cases cannot show whether to keep them.
-        part_of: number of all cases, if the given ones are the training cases of a fold; otherwise
-            None. This number then decides whether there are more than :data:`MANY_ROWS` cases, as
-            in the final fit.
+        part_of: number of all cases if the given cases are only the training cases of a fold,
+            otherwise None. This number then decides whether there are more than :data:`MANY_ROWS`
+            cases, as in the final fit.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():
@@ -179,7 +180,7 @@ def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[A
     """Predict each row with trees that grew from the other folds.
 
     Returns:
-        The predicted log ratios, and the standard deviation over the trees for each row.
+        The predicted log ratios, and the standard deviation of the trees' predictions for each row.
     """
     fold = np.random.default_rng(0).permutation(len(log_ratios)) % _FOLDS
     predicted, deviation = np.empty(len(log_ratios)), np.empty(len(log_ratios))
@@ -194,7 +195,7 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
     A comparison of squared errors would be more direct. With a few hundred rows, however, outliers
-    would make it reject trees that clearly reduce the error of all other rows.
+    would make such a comparison reject trees that clearly reduce the error of all other rows.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.

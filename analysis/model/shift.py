@@ -23,7 +23,8 @@ _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
 
 _ASSUMED_SIBLINGS = 3.0
 """Number of imaginary siblings without any difference, which shrink the learned difference. With a
-single measured sibling, the expected difference is therefore a quarter of the measured one."""
+single measured sibling, the expected difference is therefore a quarter of the measured
+difference."""
 
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 
@@ -39,7 +40,10 @@ class CollectionPair(NamedTuple):
     log_ratios: Array
 
     def between(self, low: float, high: float) -> CollectionPair:
-        """Return the shapes whose time in the table is at least ``low`` and below ``high`` µs."""
+        """Return the pair with only the shapes whose time in the table lies in a range.
+
+        The range begins at ``low`` µs and ends before ``high`` µs.
+        """
         is_between = (low <= self.seconds * 1e6) & (self.seconds * 1e6 < high)
         return CollectionPair(self.seconds[is_between], self.log_ratios[is_between])
 
@@ -64,10 +68,10 @@ class Shift:
 
     @classmethod
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
-        """Learn a shift from siblings; without any shape, the shift is zero.
+        """Learn a shift from siblings, or return a zero shift if their tables share no shapes.
 
         Args:
-            siblings: for each sibling, its table paired with each of its other collections.
+            siblings: for each sibling, the pairs of its table with each of its other collections.
         """
         knots = []
         for low, high in itertools.pairwise(_EDGES_US):
@@ -111,8 +115,8 @@ class Shift:
 def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
     """Compute the knot of a shift for one range of times.
 
-    The log ratio is a weighted median, shrunk towards zero. All siblings have the same weight, and
-    all collections of a sibling share its weight equally.
+    The knot's log ratio is the weighted median of the shapes' log ratios, shrunk towards zero. All
+    siblings have the same weight, and all collections of a sibling share its weight equally.
 
     Args:
         siblings: for each sibling, pairs of collections with only the shapes in this range. No

@@ -44,7 +44,7 @@ class Times(NamedTuple):
 
 
 def half_interval_of_sum(parts: Array, correlation: float) -> Array:
-    """Return the half-widths of the intervals of sums of times, given those of the summed times.
+    """Return the half-widths of the intervals of sums, given the half-widths for the single times.
 
     Args:
         parts: half-widths of the intervals of the times, of shape (..., times in a sum).
@@ -61,8 +61,8 @@ def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
     """Choose at random how often each GEMM occurs in each of many simulated steps.
 
     Returns:
-        Counts as an array of shape (steps, :data:`MOST_PRODUCTS`). Steps with fewer distinct GEMMs
-        end with zeros.
+        Counts as an array of shape (steps, :data:`MOST_PRODUCTS`). The row of a step with fewer
+        distinct GEMMs ends with zeros.
     """
     distinct = rng.integers(FEWEST_PRODUCTS, MOST_PRODUCTS + 1, (steps, 1))
     counts = rng.integers(1, _MAX_COUNT + 1, (steps, MOST_PRODUCTS))
@@ -82,9 +82,9 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
         hi: upper ends of the 90% intervals of the cases, in seconds.
 
     Returns:
-        Factors for the lower and the upper half of the interval, so that it contains about 90% of
-        the simulated sums. With fewer than 40 cases, both factors are 1. Neither factor is below
-        0.25.
+        Factors for the lower and the upper half of the interval, with which the interval contains
+        about 90% of the simulated sums. With fewer than 40 cases, both factors are 1. Neither
+        factor is below 0.25.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -149,7 +149,7 @@ def change_factors(
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return factors for the two halves of the intervals, so that about 90% of errors lie inside.
+    """Return factors that make the two halves of the intervals contain about 90% of the errors.
 
     Args:
         error: error of each sum, in seconds.

@@ -2,7 +2,8 @@
 
 The charts only contain roofs, reference lines and the effects of rules. The page's script adds all
 other data to the charts' sources, which it finds by their names. In the roofline and the accuracy
-chart, it draws at most a few thousand points at once, so that large recordings are drawn quickly.
+chart, the script draws at most a few thousand points at once, so that large recordings are drawn
+quickly.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def scale_of(machines: Sequence[Machine]) -> float:
 
 
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
-    """Plot speed against intensity, log-log: measured points filled, predicted ones hollow.
+    """Plot speed against intensity, log-log; measured points are filled, predicted points hollow.
 
     Args:
         source: source of the shown points, from :func:`shown_points`.
@@ -186,7 +187,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(number: int) -> figure:
-    """Make a chart of times along one dimension: measured points filled, predicted ones hollow.
+    """Make a chart of times along a dimension, with filled measured and hollow predicted points.
 
     The page's script chooses the dimension, such as N, and finds the edges of tiles and waves.
 
@@ -256,7 +257,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
     Most effects are ratios, which are above 1 if following the rule pays.
 
     Args:
-        rows: results of rules; those without an effect are left out.
+        rows: results of rules; rules without an effect are left out.
         number: number of the recording on the page, which is part of the chart's name.
     """
     # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.
@@ -306,7 +307,10 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
 
 
 def pairs() -> figure:
-    """Make a chart of the second recording's speed over the first's, for each common case."""
+    """Make a chart of the second recording's speed relative to the first recording's speed.
+
+    The chart has one point for each common case.
+    """
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
@@ -380,7 +384,7 @@ def _figure(
             ``y_range`` is a list of names.
         ranges: ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn points. If
             there are many points, both ranges are needed, because the script draws only the points
-            within them.
+            within the ranges.
     """
     chart = figure(
         name=name,

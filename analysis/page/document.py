@@ -1,7 +1,7 @@
 """Build the page as one file: Bokeh, the charts, the data, and the script that fills the charts.
 
-A content security policy in the page's head forbids fetching and all scripts that are not part of
-the page. This policy is needed because names in results are untrusted input. The data are
+A content security policy in the page's head blocks all fetching, and every script that is not part
+of the page. This policy is needed because names in results are untrusted input. The data are
 compressed JSON, which the browser unpacks.
 """
 
@@ -101,7 +101,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return the code of the ``<script>`` element that Bokeh made; its data are already escaped."""
+    """Return the code inside Bokeh's ``<script>`` element, in which data are already escaped."""
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
     return inner.group(1)
@@ -133,7 +133,7 @@ def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, A
 
 
 def _model(report: PageReport) -> dict[str, Any] | None:
-    """Return the time model for the script; None if the times of the run are unusable."""
+    """Return the time model for the script, or None if the times of the run are unusable."""
     analysis = report.analysis
     if analysis.recording.unusable:
         return None
@@ -142,7 +142,7 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
-    """Return an answer to a pad or choose query for the script; gains are fractions."""
+    """Return an answer to a pad or choose query for the script, with gains as fractions."""
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),

@@ -46,7 +46,7 @@ def machine(report: PageReport) -> str:
 
 
 def verdict(report: PageReport) -> str:
-    """Return the verdict on the run in a few words; for imported times, the kind of import."""
+    """Return the verdict on the run in a few words, or the kind of import for imported times."""
     recording = report.analysis.recording
     if recording.public:
         return "public table" if recording.is_public_table else "imported times"
@@ -55,7 +55,7 @@ def verdict(report: PageReport) -> str:
 
 
 def tiles(report: PageReport) -> list[Tile]:
-    """Return up to six key figures; an empty list if the times of the run are unusable."""
+    """Return up to six key figures, or an empty list if the times of the run are unusable."""
     analysis = report.analysis
     if analysis.recording.unusable:
         return []

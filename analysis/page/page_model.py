@@ -3,7 +3,7 @@
 The script evaluates the same formula as :mod:`analysis.model.predict` and, if possible, the same
 trees. It cannot evaluate the trees of public tables. These trees, and trees that are too large for
 a page, are replaced by smaller trees that imitate them. The page then says how much predictions
-with the smaller trees differ from those with the original ones.
+with the smaller trees differ from predictions with the original trees.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from kernels.timemodel.estimate import Array
 MOST_NODES = 300_000
 """Maximum number of nodes in the original trees of a model on a page.
 
-At 5 bytes each, these nodes take 2 MB in base64. Larger trees are replaced by smaller ones.
+At 5 bytes each, these nodes take 2 MB in base64. If there are more nodes, smaller trees replace the
+original trees.
 """
 
 # Number of smaller trees, and minimum number of shapes in a leaf. 16 trees whose leaves have at
@@ -132,8 +133,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 def page_groups(basis: Basis) -> Iterable[PageGroup]:
     """Yield the operations and dtypes that the page predicts.
 
-    On a GPU, these are all operations and dtypes that the machine supports. On a CPU, they are
-    those that have a fit, because a CPU's default constants are only a starting point.
+    On a GPU, these are all operations and dtypes that the machine supports. On a CPU, only groups
+    with a fit are included, because a CPU's default constants are only a starting point.
     """
     machine = basis.model.machine
     fitted = {_without_implementation(group) for group in basis.model.fits}
@@ -161,7 +162,7 @@ def _plain_problem(operation: str, dtype: str) -> Problem:
     """Return an example of an operation (``gemm`` or a pass of a convolution) in a dtype.
 
     Raises:
-        UserError: if the operation has no such dtype.
+        UserError: if the operation does not support the dtype.
     """
     if operation == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
@@ -188,7 +189,7 @@ def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
 
 
 def _original_trees(fit: Fit) -> dict[str, Any]:
-    """Return the residual of a fit, whose trees the script evaluates."""
+    """Return the residual of a fit for the script, which evaluates the residual's trees."""
     assert fit.residual is not None
     residual = fit.residual
     return {"time": residual.trees.to_json(), "seen": residual.seen, "unseen": residual.unseen}
@@ -199,9 +200,9 @@ def _smaller_trees(
 ) -> dict[str, Any]:
     """Return small trees that imitate the corrections and spreads of large trees.
 
-    ``differs`` is the 90th percentile of the relative difference between the times that the small
-    and the large trees predict for held-out shapes. If there are fewer than five shapes, none is
-    held out, and all shapes are compared.
+    The entry ``differs`` of the result is the 90th percentile of the relative difference between
+    the times that the small and the large trees predict for held-out shapes. If there are fewer
+    than five shapes, none is held out, and all shapes are compared.
 
     Args:
         basis: the model as ``predict`` uses it.

@@ -19,7 +19,7 @@ class PageReport:
     Attributes:
         analysis: the recording, with the model and its predictions.
         advice: answers to pad and choose queries.
-        rules: results of the rules, including those that were not measured.
+        rules: results of the rules, including rules that were not measured.
         steps: profiled training steps of models.
     """
 
@@ -35,7 +35,7 @@ class PageReport:
 
     @property
     def left_out(self) -> str:
-        """Sentence that says how many cases the page has; empty if it has all cases."""
+        """Sentence that says how many cases the page shows, or "" if it shows all cases."""
         cases = len(self.analysis.recording.rows)
         # The table of the analysis may have only a sample of the measured cases. The page shows all
         # cases of the table and all cases without a prediction, or a sample of MOST_POINTS of them.

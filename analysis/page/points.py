@@ -29,14 +29,15 @@ ESTIMATES = (
 )
 
 MOST_POINTS = 40_000
-"""Maximum number of points of a recording. If there are more, the page has a random sample."""
+"""Maximum number of points of a recording. The page has a random sample of a larger recording's
+points."""
 
 _TIME_DIGITS = 9  # significant digits of times: a picosecond in times of up to a millisecond
 _DIGITS = 4  # significant digits of estimates: the page shows no more, and more would enlarge it
 
 
 def points_of(analysis: Analysis) -> pd.DataFrame:
-    """Return one row per analysed case, then one per case without a time or a prediction.
+    """Return one row per analysed case, then one row per case without a time or a prediction.
 
     If there are more than :data:`MOST_POINTS` rows, the result is a random sample of them.
 
@@ -82,7 +83,7 @@ _CONV = [
 
 
 def _specs(points: pd.DataFrame) -> pd.Series:
-    """Return each problem in the form of ``--gemm`` or ``--conv``; empty for other operations."""
+    """Return each problem in the form of ``--gemm`` or ``--conv``, or "" for other operations."""
     gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
     conv = _joined(points, _CONV)
     return pd.Series(
@@ -105,7 +106,7 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
     """Return the columns of :func:`points_of` for JSON, by their names.
 
     A column of :data:`TEXTS` has a list of distinct words, and for each point the position of its
-    word in this list. Every other column has a list of numbers, with None for missing ones.
+    word in this list. Every other column has a list of numbers, with None for missing values.
     """
     columns: dict[str, Any] = {}
     for name in TEXTS:

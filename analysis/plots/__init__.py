@@ -61,11 +61,11 @@ def write_plots(
 
     Args:
         analysis: the recording, with its predictions.
-        names: names of plots in :data:`PLOTS`; all plots if empty.
+        names: names of the plots to draw, from :data:`PLOTS`; an empty sequence draws all plots.
         kinds: file formats, at least one; each plot is written in all of them.
 
     Returns:
-        Path of each plot that was drawn, in the first of the formats.
+        For each plot that was drawn, the path of the file in the first of the formats.
     """
     folder = analysis.recording.folder / "plots"
     written = []

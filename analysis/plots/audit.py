@@ -34,7 +34,8 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     """Draw where the time of a step goes, with one stacked bar per machine.
 
     Args:
-        accounts: account of the step's time on at least one machine, by the label of its bar.
+        accounts: account of the step's time on each machine, by the label of the machine's bar; at
+            least one account.
         title: beginning of the plot's title.
         folder: folder of the PNG and SVG files.
 
@@ -77,7 +78,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 
 
 def drawn_roles(account: Account) -> dict[str, float]:
-    """Return the time of each role in a step, in µs, where q, k and v are one role.
+    """Return the time in µs of each role in a step, with q, k and v as a single role.
 
     Roles that take no time are left out.
     """
@@ -92,7 +93,8 @@ def drawn_roles(account: Account) -> dict[str, float]:
 def step_finding(accounts: Mapping[str, Account]) -> str:
     """Say which role takes the largest share of the step on the first machine.
 
-    Operations without a known role are left out. The machine is named if there are several.
+    Operations without a known role are left out. The machine is named if there are several
+    machines.
     """
     account = next(iter(accounts.values()))  # mappings keep their order, so this is the first one
     times_us = drawn_roles(account)
@@ -106,9 +108,9 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Name the change with the largest gain among those worth making, or say that there is none.
+    """Name the change with the largest gain among those worth making, or say that none is.
 
-    Its machine is named if there are several.
+    The machine of the change is named if there are several machines.
     """
     worthwhile = [
         (machine, lever)
@@ -124,7 +126,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
-    """Draw the gain of the whole step from each change, with its interval; one panel per machine.
+    """Draw each change's gain for the whole step, with its interval, in one panel per machine.
 
     Args:
         levers: possible changes of the model's dimensions, by the name of the machine. Without

@@ -51,7 +51,7 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
     """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if there is a rule to show.
 
     Returns:
-        A list with the path of the PNG file; empty if nothing was written.
+        A list with the path of the PNG file, or an empty list if nothing was written.
     """
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     if figure is None:
@@ -71,7 +71,7 @@ def write_table_sheet(
         folder: folder of the PNG and SVG files.
 
     Returns:
-        A list with the path of the PNG file; empty if nothing was written.
+        A list with the path of the PNG file, or an empty list if nothing was written.
     """
     # Only a few rules can be tested with a public table, so rules that describe the machine are
     # included.
@@ -83,7 +83,7 @@ def write_table_sheet(
 
 
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
-    """Return the advice of a rule, or the advice not to follow it if following it is slower.
+    """Return the advice of a rule, or advice against the rule if following it is slower.
 
     Args:
         row: a row of the table from :func:`sheet_data`, with the columns ``id`` and ``effect``.
@@ -99,7 +99,7 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 
 
 def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
-    """Draw one page with the rules of :func:`sheet_data`; return None if there are none.
+    """Draw one page with the rules of :func:`sheet_data`, or return None if there are no rules.
 
     Args:
         rows: results of rules.

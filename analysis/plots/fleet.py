@@ -20,7 +20,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
     """Draw the plot of a fleet, and save it in the folder ``plots`` of the fleet's recording.
 
     Returns:
-        Path of the PNG file; None if fewer than two GPUs were timed on the same kind of anchor.
+        Path of the PNG file, or None if fewer than two GPUs were timed on the same kind of anchor.
     """
     figure = draw_fleet(report)
     if figure is None:
@@ -30,7 +30,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
 
 def fleet_title(report: FleetReport) -> str:
-    """Return the title: the slow GPU and the reason, or the number of slow GPUs.
+    """Return the title, which names the slow GPU and the reason, or counts several slow GPUs.
 
     If no GPU is slow, the title says how much the GPUs differ, unless the difference is unknown.
     """

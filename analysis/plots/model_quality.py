@@ -104,7 +104,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     """Return the title: the median error with the fewest and with the most calibration rows.
 
     Args:
-        curve: points of the learning curve, beginning with those of the hold-out ``rows``.
+        curve: points of the learning curve, beginning with the points of the hold-out ``rows``.
     """
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
@@ -166,15 +166,17 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     M to M + 1 have the largest mean. Only predictions decide which line is chosen, so that the
     measured times are a fair test of the predictions. A pair of M and M + 1 counts only if
     arithmetic is predicted to limit the time at M, because under other limits one more wave costs
-    little. Cases before the line's first pair that counts, and after its last one, are left out.
+    little. Cases before the first counted pair of the line, and after the last counted pair, are
+    left out.
 
     Args:
         rows: held-out GEMMs that differ only in M, N and K.
 
     Returns:
-        The cases of this line; an empty table if no line has enough pairs. ``step`` and
-        ``predicted_step`` are the changes of time from M to M + 1, as fractions of the time at M.
-        They are NaN in a row that does not begin a counted pair.
+        The cases of this line, or an empty table if no line has enough pairs. ``step`` and
+        ``predicted_step`` are the changes of the measured and of the predicted time with one more
+        row, as fractions of the time at M. They are NaN in a row that does not begin a counted
+        pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -248,7 +250,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
 
 
 def _commonest_gemms(validation: Validation, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the GEMMs with the commonest implementation, layout and batch size."""
+    """Return the rows of the commonest combination of implementation, layout and batch size."""
     positions: dict[tuple[str, str, int], list[int]] = {}
     cases = zip(validation.tested.problems, validation.tested.implementations, strict=True)
     for position, (problem, implementation) in enumerate(cases):

@@ -103,7 +103,7 @@ def draw(analysis: Analysis) -> Figure | None:
 
 
 def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a legend of colours and markers, with the number of cases for each."""
+    """Draw a legend of the colours and markers, each with its number of cases."""
     # Lines without points give the legend its entries.
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())

@@ -46,17 +46,17 @@ def draw_square(analysis: Analysis) -> Figure | None:
 def edges(
     machine: Machine, dtype: str, along: str, line: pd.DataFrame
 ) -> tuple[list[int], list[int]]:
-    """Return the tile edges and wave edges along a line, assuming the vendor library's large tile.
+    """Return the tile and wave edges along a line if the vendor library uses its large tile.
 
     At a tile edge, one more element in the dimension ``along`` needs another row or column of
-    tiles. At a wave edge, one more element needs another wave. Both lists are empty along K, which
-    tiles do not divide.
+    tiles. At a wave edge, one more element needs another wave. Both lists are empty along K,
+    because tiles do not divide K.
 
     Args:
         machine: machine that runs the GEMMs.
         dtype: dtype that determines the tile.
         along: dimension that varies: m, n or k.
-        line: cases of the line, which are not batched, with the columns m, n and k.
+        line: unbatched cases of the line, with the columns m, n and k.
     """
     if along == "k":
         return [], []
@@ -77,8 +77,8 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, dashed lines at wave edges. The result is None if no dtype has
-    enough points along any dimension.
+    Dotted lines are at tile edges, and dashed lines are at wave edges. The result is None if no
+    dtype has enough points along any dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():

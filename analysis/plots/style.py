@@ -46,8 +46,8 @@ PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle":
 
 KINDS = ("png", "svg")
 _VARYING_FIELD = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
-"""Metadata field that is left out of files of each format, because its value may differ between
-two files of the same data."""
+"""Metadata field that is left out of written files, by file format. The value of this field may
+differ between two files of the same data."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 13,
@@ -98,7 +98,7 @@ def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:
-    """Draw a vertical line from ``low`` to ``high`` at each size; NaN ends draw nothing."""
+    """Draw a vertical line from ``low`` to ``high`` at each size, except where an end is NaN."""
     axes.vlines(sizes, low, high, color=color, linewidth=0.9, alpha=0.6)
 
 
@@ -179,7 +179,8 @@ def save(
         caption: text of the caption.
         folder: folder of the files, which is made if it does not exist.
         name: name of the files, without an extension.
-        kinds: file formats, from ``png``, ``svg`` and ``pdf``; the figure is written in each.
+        kinds: file formats, from ``png``, ``svg`` and ``pdf``; the figure is written in each
+            format.
     """
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]

@@ -19,7 +19,7 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
         machine: the measured machine.
 
     Returns:
-        The title; an empty string if no GEMM was measured.
+        The title, or an empty string if no GEMM was measured.
     """
     best_tflops = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
     phrases: list[str] = []
@@ -70,12 +70,14 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
-    """Return a title with the slowest misaligned size, and how much slower multiples of 8 are.
+    """Return a title with the slowest misaligned size, and the largest loss at multiples of 8.
 
-    A size is misaligned if it is not a multiple of 8; only significantly slower sizes count.
+    A size is misaligned if it is not a multiple of 8. Only sizes that are significantly slower than
+    the round size count.
 
     Args:
-        rows: table from :func:`analysis.slices.series.alignment_series`, with only one base.
+        rows: table from :func:`analysis.slices.series.alignment_series`, with rows of a single
+            round size.
     """
     # 1. Find the slowest misaligned size. The base is round, so the offset shows the alignment.
     is_multiple = rows["offset"] % 8 == 0
@@ -105,7 +107,7 @@ def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
     Only measured channel counts are compared, by their best speed in the same dtype. A count is
-    slower if its speed's interval is below that of the multiple's speed.
+    slower if the interval of its speed is entirely below the interval of the multiple's speed.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
@@ -147,7 +149,7 @@ def layouts_title(pairs: pd.DataFrame) -> str:
 
 
 def _listed(phrases: list[str]) -> str:
-    """Join phrases into a list for a sentence, such as ``a, b and c``; empty without phrases."""
+    """Join phrases as in ``a, b and c``; without phrases, return an empty string."""
     if len(phrases) < 2:
         return "".join(phrases)
     return f"{', '.join(phrases[:-1])} and {phrases[-1]}"

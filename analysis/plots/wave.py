@@ -28,7 +28,7 @@ _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
 def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
-    """Return the cliff along M that the wave plot shows: at ``size``, or else the largest cliff.
+    """Return the cliff that the wave plot shows: the cliff at ``size``, or else the largest cliff.
 
     Args:
         line: measured GEMMs of one class.
@@ -36,7 +36,8 @@ def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
             or drops there.
 
     Returns:
-        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`; None if there is no such cliff.
+        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if there is no such
+        cliff.
     """
     pairs = neighbouring_pairs(line)
     # Times without intervals are certain, but equal times are not a cliff.
@@ -56,8 +57,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
         gemm: a GEMM of the class; its M is not used.
         line: measured GEMMs of the class, with the columns ``m``, ``n``, ``k``, ``time_us`` and, if
             they are known, ``time_lo_us`` and ``time_hi_us``.
-        size: smaller M of the cliff that the title describes, which must be in ``line`` together
-            with a neighbouring larger M; None for the largest cliff.
+        size: smaller M of the cliff that the title describes; None for the largest cliff. The size
+            must be in ``line`` together with a neighbouring larger M.
     """
     # 1. Choose the range of M, and predict over it.
     cliff = cliff_at(line, size)
@@ -112,7 +113,7 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
 
 
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
-    """Return a title about the cliff or its absence, or a prediction if nothing was measured.
+    """Return a title about the cliff or its absence, or about a prediction without measurements.
 
     Args:
         cliff: the cliff, as :func:`cliff_at` returns it.
@@ -137,9 +138,9 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> s
 def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     """Draw an arrow at the cliff, and write what the model predicts for both of its sizes.
 
-    If the model predicts different kernels for the two sizes, the text says so. It names the other
-    kernel as the cause only if the predicted log ratio of the times is at least half of the
-    measured one.
+    If the model predicts different kernels for the two sizes, the text says so. The text names the
+    other kernel as the cause only if the predicted log ratio of the times is at least half of the
+    measured log ratio.
 
     Args:
         axes: the axes to draw on.
