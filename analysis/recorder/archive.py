@@ -11,7 +11,7 @@ from pathlib import Path
 from sweeps.store import write_whole
 
 ARCHIVE_BYTES = 16_000_000
-"""Maximum estimated size of an archive in bytes, so that it can be attached to an e-mail."""
+"""Maximum estimated size, in bytes, of an archive that can be attached to an e-mail."""
 
 # Names of folders that are not packed.
 _LEFT_OUT = {"samples", "runs"}
@@ -59,7 +59,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
 
 def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files to pack, the most valuable first, and equally valuable ones by path."""
+    """Yield the files to pack, the most valuable first; files of equal value are sorted by path."""
     files = []
     for folder in folders:
         for file in folder.rglob("*"):

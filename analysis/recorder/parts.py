@@ -1,4 +1,4 @@
-"""Parts of a machine's recording, the most valuable first, and the commands that make them.
+"""Parts of a machine's recording, the most valuable first, and the commands that record them.
 
 The commands run as separate processes, so this package does not need PyTorch, and a crash ends only
 the command in which it happens.
@@ -26,9 +26,9 @@ CHECKED_CONVS = (
 )  # fmt: skip
 """Shapes of the correctness checks.
 
-They include odd and even sizes, a single row, a long K, a batch, every pass, and every dtype except
-fp8. There are few, because each shape needs its own kernels, and compiling them takes most of the
-time."""
+They include odd and even sizes, a single row, a long K, a batch, every convolution pass, and every
+dtype except fp8. The list is short, because each shape needs its own kernels, and compiling them
+takes most of the time."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RecorderStep:
         seconds: expected seconds on a GPU and on a CPU; None for the kind of machine that skips the
             step.
         sweeps: sweeps whose cases the step has to measure.
-        output: name of the file that stdout is saved to; empty if it is not saved.
+        output: name of the file that stdout is saved to; empty if stdout is not saved.
         place: folder below the results folder that the command writes to; empty for the results
             folder itself.
         on_device: True if the command takes ``--device`` and ``--gpu``.
@@ -58,7 +58,7 @@ class RecorderStep:
     on_device: bool = True
 
     def expected(self, kind: str) -> float | None:
-        """Return the expected seconds on a ``gpu`` or ``cpu``; None if it skips the step."""
+        """Return the expected seconds on a ``gpu`` or ``cpu``; None if that kind skips the step."""
         on_gpu, on_cpu = self.seconds
         return on_gpu if kind == "gpu" else on_cpu
 
@@ -75,7 +75,7 @@ class RecorderPart:
 def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
-    The first six parts take about nine minutes on a GPU, including the start of each command.
+    The first six parts take about nine minutes on a GPU, including the time to start each command.
     """
     return (
         RecorderPart(
@@ -159,12 +159,12 @@ def all_parts() -> tuple[RecorderPart, ...]:
 def _command(
     name: str, command: str, seconds: tuple[float | None, float | None], output: str = ""
 ) -> RecorderStep:
-    """Return a step that runs ``command``, which is one line of text, on the device."""
+    """Return a step that runs ``command`` (one line of text) on the device."""
     return RecorderStep(name, tuple(command.split()), seconds, output=output)
 
 
 def _analysis(name: str, seconds: tuple[float | None, float | None]) -> RecorderStep:
-    """Return a step that runs a command of ``analysis`` for the machine, without a device."""
+    """Return a step that runs an ``analysis`` command for the machine, without device options."""
     return RecorderStep(
         f"analysis-{name}",
         ("analysis", name, "--machine", "{slug}"),
@@ -184,7 +184,7 @@ def _sweeps(
 
     Args:
         name: name of the step, without ``sweep-``.
-        groups: sweeps as arguments of ``sweeps run``: one name, or several joined by commas.
+        groups: arguments of ``sweeps run``, each of which is one sweep or several joined by commas.
         seconds: expected seconds, as in :class:`RecorderStep`.
         place: folder that the step writes to, as in :class:`RecorderStep`.
         options: further options of ``sweeps run``, separated by spaces.
@@ -195,7 +195,7 @@ def _sweeps(
 
 
 def _gpu_tests() -> tuple[RecorderStep, ...]:
-    """Return the steps that run the GPU tests of a checkout; an installed package has no tests."""
+    """Return the steps that run the GPU tests; () if the package is installed without tests."""
     if INSTALLED:
         return ()
     return (

@@ -1,6 +1,6 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
-A slice is what one call of the command records.
+A slice is what one call of ``analysis record`` records.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from sweeps.store import (
 RunCommand = Callable[[Sequence[str], float], tuple[int | None, str]]
 """Function that runs a command with a time limit in seconds.
 
-It returns the exit code, or None if it stopped the command at the limit, and the text on stdout."""
+It returns the exit code and the text on stdout. The exit code is None if the command was stopped at
+the limit."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 """Seconds that a command needs before it measures, by kind of machine: to import PyTorch, create a
 context and fill operands."""
 
 _IMPORT_SECONDS = 4.0
-"""Seconds from the start of a command until a sweep's ``--stop-after`` begins to count."""
+"""Seconds from the start of ``sweeps run`` until its ``--stop-after`` begins to count."""
 
 _END_SECONDS = 15.0
 """Seconds reserved for writing the archive, and for a stopped command to save its results."""
@@ -53,7 +54,7 @@ _MIN_PATIENCE = 90.0
 """Minimum time limit, in seconds, of a command that does not measure sweeps."""
 
 _MIN_SECONDS = 5.0
-"""Seconds of a sweep's expected time; if fewer are left, the expected time counts as used up."""
+"""Remaining seconds below which a sweep's expected time counts as used up."""
 
 _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
@@ -92,7 +93,7 @@ class RecorderPlace:
     software: Mapping[str, str]
 
     def folder_of(self, step: RecorderStep) -> Path:
-        """Return the machine's folder that a step writes to."""
+        """Return the folder that a step writes the machine's results to."""
         return self.results / step.place / self.slug if step.place else self.folder
 
     @property
@@ -110,8 +111,8 @@ class RecorderState:
         path: path of ``record.json``.
         slices: one entry per call of the command: start time, duration in seconds, names of the
             started steps and, if anchor cases were re-timed, the report about them.
-        ended: how each step's command last ended, and the seconds of all its calls, by the name of
-            the step.
+        ended: last outcome of each step's command, and the total seconds of its calls, by the name
+            of the step.
     """
 
     path: Path
@@ -150,8 +151,9 @@ def run_command(
 ) -> tuple[int | None, str]:
     """Run a command with the given interpreter, as :data:`RunCommand` describes.
 
-    At the limit, the command gets SIGTERM, so that it can save what it has measured, and is killed
-    after :data:`_GRACE` seconds. Its stderr is not captured, so that the user sees it.
+    At the limit, the command gets SIGTERM, so that it can save what it has measured. If it is still
+    running after :data:`_GRACE` seconds, it is killed. Its stderr is not captured, so that the user
+    sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -173,7 +175,7 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop, then kill what is left of its process group; return its stdout."""
+    """Ask a command to stop, kill what is left of its process group, and return the stdout."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -184,7 +186,7 @@ def _stop(process: subprocess.Popen[str]) -> str:
 
 
 class Recorder:
-    """One slice of a recording: what one call of the command records."""
+    """Record one slice of a recording, which is what one call of ``analysis record`` adds."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Read the saved state of the recording, and compare its software with that in use.
+        """Read the saved state of the recording, and compare its software with the software in use.
 
         Args:
             place: the machine and its folders.
@@ -289,7 +291,7 @@ class Recorder:
     def plan(self) -> list[str]:
         """Return a line for each part: its expected seconds, its purpose and whether it is done.
 
-        Parts without a step for this kind of machine are left out. The last line is the total of
+        Parts without a step for this kind of machine are left out. The last line gives the total of
         all parts.
 
         Raises:
@@ -336,7 +338,8 @@ class Recorder:
     def _failed(self, step: RecorderStep) -> bool:
         """Return True if a step's command failed, or took its expected time without finishing.
 
-        The times of all slices are added. A stopped sweep has not failed: it can be resumed.
+        A step's times in all slices are added up. A stopped sweep has not failed: it can be
+        resumed.
         """
         ended = self._state.ended.get(step.name)
         if ended is None:
@@ -350,12 +353,12 @@ class Recorder:
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
-        """Return a step's expected seconds minus those used in all slices; may be negative."""
+        """Return a step's expected seconds minus those used so far; the result may be negative."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
     def _unfinished_reason(self, step: RecorderStep) -> str:
-        """Return a clause that says why a step is not done; empty if the step is done."""
+        """Return a clause that says why a step is not done, or "" if it is done."""
         ended = self._state.ended.get(step.name)
         if ended is None:
             return f"{step.name} was not started"
@@ -375,7 +378,8 @@ class Recorder:
 
         Returns:
             The number of cases that are planned but not yet measured, and the number that the plan
-            left out for lack of time. Both are 0 for a step without sweeps or without a run.
+            left out for lack of time. Both are 0 for a step that has no sweeps, or whose folder has
+            no run.
         """
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
@@ -398,15 +402,15 @@ class Recorder:
         """Return True if there is enough time left to begin a step.
 
         A sweep only needs time to start, because another slice can resume it. Any other command
-        loses its work if it is stopped, so it needs its whole expected time, unless it is the first
-        step: small budgets could otherwise never begin a long command.
+        loses its work if it is stopped, so it needs its whole expected time. The first step is
+        exempt, because small budgets could otherwise never begin a long command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
         return self._left > (step.expected(self._place.kind) or 0.0)
 
     def _carry_out(self, step: RecorderStep) -> None:
-        """Run a step's command within a time limit; save its output and how it ended."""
+        """Run a step's command within a time limit, and save the command's output and outcome."""
         # 1. Choose the time limit.
         place = self._place
         left = self._left
@@ -459,8 +463,8 @@ class Recorder:
         """Re-time anchor cases, to see whether the machine is as fast as before.
 
         Returns:
-            The report of ``sweeps doctor --again``; None if there is none, because the command
-            failed or was stopped too early.
+            The report of ``sweeps doctor --again``; None if the command failed, or was stopped
+            before it printed a report.
         """
         command = ["sweeps", "doctor", "--again", "--json", "--results", str(self._place.results)]
         limit = min(_ANCHOR_SECONDS[self._place.kind], self._left / 2)
@@ -476,7 +480,7 @@ class Recorder:
 
 
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
-    """Return a line with the expected seconds of all parts and of the starts of their commands."""
+    """Return a line with the expected seconds of all parts, including the start of each command."""
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
     step_seconds = sum(step.expected(kind) or 0.0 for step in steps)
     start_seconds = _START_SECONDS[kind] * len(steps)
@@ -490,10 +494,10 @@ def part_seconds(part: RecorderPart, kind: str) -> float:
 
 
 def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[RecorderPart]:
-    """Return the parts with the given names, in the order of ``parts``; all if no name is given.
+    """Return the named parts in the order of ``parts``, or all parts if no name is given.
 
     Raises:
-        UserError: if a name is not the name of a part.
+        UserError: if a name does not belong to any part.
     """
     all_names = [part.name for part in parts]
     for name in names:

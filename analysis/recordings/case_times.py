@@ -3,8 +3,8 @@
 A comparison needs the logarithm of each case's typical time, and its standard error. If individual
 samples are known, this logarithm is the 20% trimmed mean of the samples' logarithms. The trimmed
 mean ignores a few disturbed samples, and for normally distributed noise, its error is smaller than
-that of the median. Its standard error is computed from the winsorised variance (Tukey and
-McLaughlin).
+that of the median. The standard error of the trimmed mean is computed from the winsorised variance
+(Tukey and McLaughlin).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class CaseTimes:
         log: logarithm of the case's typical time in seconds.
         error: standard error of ``log`` within the process; 0 if no scatter is known.
         freedom: degrees of freedom of ``error``; infinite if ``error`` is not an estimate.
-        count: number of samples; 1 if it is unknown.
+        count: number of samples; 1 if this number is unknown.
         samples: the samples in seconds; empty if only a summary is known.
-        problem: the problem that was timed; None if it is unknown.
+        problem: the problem that was timed; None if the problem is unknown.
     """
 
     log: float
@@ -43,7 +43,7 @@ class CaseTimes:
 
     @classmethod
     def from_samples(cls, samples: Sequence[float], problem: Workload | None = None) -> CaseTimes:
-        """Summarise the positive times of at least one sample, in seconds."""
+        """Summarise one or more samples, which are positive times in seconds."""
         log, error, freedom = trimmed_mean(np.log(np.asarray(samples, dtype=float)))
         return cls(log, error, freedom, len(samples), tuple(samples), problem)
 
@@ -69,7 +69,8 @@ class CaseTimes:
         """Convert a median and its 95% interval in seconds; a NaN end means an unknown interval.
 
         The median and the known ends must be positive. ``count`` is the number of samples, or 1 if
-        it is unknown; the error from an interval then has one degree of freedom.
+        this number is unknown. With an unknown number, the error from an interval has one degree of
+        freedom.
         """
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)

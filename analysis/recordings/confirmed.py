@@ -28,15 +28,17 @@ _REMEDY = (
 class Pair:
     """Two contenders, each a problem and its implementation, timed in alternation (A B B A).
 
-    New processes timed them after a contender had been chosen. The samples by which it was chosen
-    are not used, because they make it look faster than it is.
+    New processes timed the contenders after one of them had been chosen as the faster one. The
+    samples that led to this choice are not used, because they make the chosen contender look faster
+    than it is.
 
     Attributes:
         log_ratios: logarithms of the time of ``before`` divided by that of ``after``: one tuple for
             each process, with one value for each of its blocks.
         between: standard deviation of a log time between processes, without the change that all
             cases share.
-        cases: number of cases that ``between`` is based on; its assumed part counts as two.
+        cases: number of cases that ``between`` is based on; the assumed variance counts as two
+            cases.
     """
 
     before: Contender
@@ -49,7 +51,7 @@ class Pair:
 def confirmed_pairs(recording: Recording) -> list[Pair]:
     """Return the pairs of all runs of a recording, each from the best run that re-timed it.
 
-    Pairs with a hand-written kernel are only taken from the run in the recording's own folder.
+    Pairs with a hand-written kernel are only taken from the run in the recording's folder.
 
     Raises:
         UserError: if the confirmed.csv in the recording's folder cannot be read or is too badly
@@ -79,11 +81,11 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
 def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return the ``between`` and ``cases`` of a run's pairs, as :class:`Pair` describes them.
 
-    The measured variance is averaged with an assumed one, which matters if few cases were re-timed.
+    The measured variance is averaged with an assumed variance, which counts as much as two cases.
 
     Args:
         repeats: the entry ``repeats`` of run.json, with the result of re-timing; None if too few
-            cases were re-timed, so that only the assumption is left.
+            cases were re-timed; only the assumed variance is then used.
     """
     # Each variance is weighted by its number of cases.
     cases = _AS_CASES
@@ -100,8 +102,9 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
     """Read a run's confirmed.csv, which has one line for each pair and process.
 
     Returns:
-        For each pair, the log ratios of each process. Damaged lines are reported and left out, and
-        so are pairs with only one line. The result is empty if the file is missing.
+        For each pair, the log ratios of each process. Damaged lines are reported and left out.
+        Pairs with only one line are left out without a report. The result is empty if the file is
+        missing.
 
     Raises:
         UserError: if the file cannot be read, the plan has cases without ids, or the file is too
@@ -137,7 +140,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
 def _parse_pair(
     row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
 ) -> tuple[tuple[Contender, Contender], tuple[float, ...]] | None:
-    """Parse a line into its contenders and the log ratio of each block; None if it is damaged.
+    """Return a line's contenders and its blocks' log ratios, or None if the line is damaged.
 
     A line with fewer than four blocks counts as damaged.
 

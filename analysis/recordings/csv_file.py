@@ -1,8 +1,8 @@
 """Read a CSV table strictly, and leave out damaged lines.
 
-A file may have been cut off, edited by hand or merged. A damaged line does not exclude other lines,
-and it is reported. If too many lines are damaged, the others cannot be trusted either, so the whole
-file is refused.
+A file may have been cut off, edited by hand or merged. A damaged line is reported, but does not
+exclude the other lines. If too many lines are damaged, the others cannot be trusted either, so the
+whole file is refused.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Faults:
         self._why = np.full(len(self._lines), "", dtype=object)
 
     def record(self, wrong: ArrayLike, why: str | Sequence[str] | NDArray[np.object_]) -> None:
-        """Record a fault for each selected row that has no fault yet.
+        """Record a fault for each row that ``wrong`` selects and that has no fault yet.
 
         Args:
             wrong: mask of the rows that have the fault.
@@ -127,7 +127,7 @@ class CsvTable:
     faults: Faults
 
     def sound_rows(self) -> tuple[pd.DataFrame, tuple[str, ...]]:
-        """Return the rows without a fault, and the sentences of :meth:`Faults.leave_out`.
+        """Return the rows without a fault, and the sentences that :meth:`Faults.leave_out` returns.
 
         Raises:
             UserError: if too many lines are damaged.
@@ -151,7 +151,7 @@ def read_csv(
 
     Raises:
         UserError: if the file cannot be read, or if its header has a misplaced quotation mark,
-            lacks a column, or has a column twice.
+            lacks a required column, or has a column twice.
     """
     # 1. Read the lines, without the byte order mark that spreadsheets write. A carriage return ends
     #    a line only if a line feed follows. Elsewhere it is replaced by a space, because it would
@@ -245,7 +245,7 @@ def _is_well_quoted(line: str) -> bool:
 def _convert(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
     """Return a column's values, and a mask of the cells that are not of the column's kind.
 
-    These cells and empty ones become missing values. Text always fits, and is returned as it is.
+    Such cells, and empty cells, become missing values. A column of text is returned unchanged.
     """
     text = pa.array(cells, pa.string())
     wrong = np.zeros(len(text), dtype=bool)
@@ -267,7 +267,7 @@ def _convert(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDA
 
 
 def _is_castable(text: pa.Array, kind: str) -> bool:
-    """Return True if all cells can be converted to a kind; missing cells always can."""
+    """Return True if every cell is missing or can be converted to the given kind."""
     if kind == "flag":
         is_flag = compute.is_in(text, value_set=pa.array(["true", "false", None], pa.string()))
         return bool(compute.all(is_flag).as_py())

@@ -1,7 +1,7 @@
 """Read recordings that were imported from public tables or from users' files.
 
 They are stored in ``results/public/<machine>/``. measurements.parquet has the times, and run.json
-says where they come from. collections.parquet has all tables of the machine in the package of
+says where they come from. collections.parquet has all of the machine's tables from the package of
 public tables.
 """
 
@@ -31,7 +31,7 @@ FILE = "file"
 VALIDATION = "validation.json"  # written last; if it exists, the import is complete
 CACHE = "warm"
 """Cache state in which public tables were measured. CUDA graphs were replayed without flushing the
-cache, so operands that fit are read from the cache."""
+cache, so operands that fit in the cache are read from it."""
 
 OTHERS_PROTOCOL = 0
 """Protocol version of imported recordings, which were not measured with our protocol."""
@@ -50,7 +50,7 @@ def folder_of(results: Path, slug: str) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if an import was finished; until then, its folder is ignored."""
+    """Return True if the import into a folder was finished; unfinished imports are ignored."""
     return (folder / "run.json").exists() and (folder / VALIDATION).exists()
 
 
@@ -66,13 +66,14 @@ def is_of_file(folder: Path) -> bool:
 
 
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
-    """Read a machine's collections, each of which is a public table, by the name of its source.
+    """Read a machine's collections (public tables), and return them by the name of their source.
 
     The rows have the columns ``source, m, n, k, dtype`` and ``time_us``. The result is empty if no
     collection was imported.
 
     Raises:
-        UserError: if the file cannot be read, or has a row with an invalid size or time.
+        UserError: if the file of collections cannot be read, or has a row with an invalid size or
+            time.
     """
     path = folder / COLLECTIONS
     if not path.exists():
@@ -90,7 +91,8 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
 def import_again(folder: Path) -> str:
     """Return the sentences that say how to replace a damaged import.
 
-    A complete import is not repeated, so its folder has to be moved away first.
+    An import that was finished is not repeated, even if one of its files is damaged, so the folder
+    has to be moved away first.
     """
     again = command(f"analysis import --machine {folder.name}")
     return (
@@ -148,7 +150,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
 
 
 def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Return an imported table as :func:`read_imported` describes, with a type for each column.
+    """Convert an imported table as :func:`read_imported` describes, and give each column its type.
 
     Raises:
         ValueError, TypeError: if a value cannot be converted to the type of its column.

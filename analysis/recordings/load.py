@@ -42,13 +42,13 @@ _RESTORE = (
     "Restore the file from a copy. If the recording was made on this machine, you can instead run "
     f"{target('sweep FRESH=1', 'run --fresh')}, which sets it aside and starts a new run."
 )
-"""Sentence that says what to do about a damaged recording, which may be another machine's."""
+"""Sentences that say what to do about a damaged recording, which another machine may have made."""
 
 _CPU_SLUG = re.compile(r"cpu-.+-\d+t")
-"""Pattern of a CPU's slug, which ends in the number of threads."""
+"""Pattern of a CPU's slug, which ends in the number of threads, as in ``-16t``."""
 
 PUBLISHED = "published"
-"""Subfolder of the results folder with the recordings that the project publishes."""
+"""Subfolder of the results folder that holds the recordings that the project publishes."""
 
 PRODUCTS = ("gemm", "conv")
 """Operations that the model can predict."""
@@ -84,7 +84,7 @@ class Recording:
 
     @property
     def health(self) -> Mapping[str, Any]:
-        """Health of the run that most rows come from: verdict and reasons; empty if not judged."""
+        """Health of the run that most rows come from (verdict and reasons); {} if not judged."""
         return self.run.get("health") or {}
 
     @property
@@ -121,12 +121,12 @@ class Recording:
 
     @property
     def cache(self) -> str:
-        """Cache state of most cases: ``cold`` in our own runs; in imported tables, as recorded."""
+        """Cache state of most cases: ``cold`` in our runs; an imported table records its state."""
         return str(self.run["public"]["cache"]) if self.public else "cold"
 
     @property
     def source(self) -> str:
-        """Source and package of an imported recording; empty for our own measurements."""
+        """Source and package of an imported recording, or "" for our own measurements."""
         public = self.run.get("public")
         if not public:
             return ""
@@ -157,7 +157,8 @@ class Recording:
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     """Find the folder of a machine's recording.
 
-    A run that was measured here is used first, then a published recording, then an imported table.
+    A run that was measured here is preferred to a published recording, and a published recording is
+    preferred to an imported table.
 
     Args:
         machine: slug of the machine, or an unambiguous part of it; None for the machine that was
@@ -189,7 +190,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
-    """Find the folder of a recording, given its path or the name of a machine.
+    """Find the folder of a recording, given the folder's path or the name of a machine.
 
     Args:
         place: path of the folder, or a machine's name as :func:`find_recording` takes it; None for
@@ -220,7 +221,7 @@ def recorded_machines(results: Path) -> set[str]:
 def slug_at(results: Path, word: str) -> str:
     """Return the slug of the known or recorded machine that a word names.
 
-    A whole slug of a CPU is accepted even if that CPU was never recorded.
+    The full slug of a CPU is accepted even if that CPU was never recorded.
 
     Raises:
         UserError: if the word matches no machine, or several machines.
@@ -247,7 +248,7 @@ def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
 
 
 def load(folder: Path) -> Recording:
-    """Read the recording in a folder; leave out and report damaged lines of a measurements.csv.
+    """Read the recording in a folder; report and leave out damaged lines of its measurements.csv.
 
     Raises:
         UserError: if a file is missing, unreadable or too badly damaged, if this code cannot read
@@ -265,7 +266,7 @@ def load(folder: Path) -> Recording:
 def load_run(folder: Path) -> dict[str, Any]:
     """Read the run.json of a folder, and check that this code reads its schema and protocol.
 
-    Unprintable characters in its strings are replaced by spaces.
+    Unprintable characters in the file's strings are replaced by spaces.
 
     Raises:
         UserError: if the file or the plan is unreadable, if the description of the machine is
@@ -307,7 +308,7 @@ def problems_of(rows: pd.DataFrame) -> list[Problem]:
 
 
 def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the names of each row's kernels; an empty tuple where none were recorded."""
+    """Return a tuple of kernel names for each row; the tuple is empty if none were recorded."""
     listings = rows["kernels"].fillna("").tolist()
     return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]
 
@@ -315,7 +316,7 @@ def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the algorithm of each problem, as the names of its kernels show it.
 
-    The algorithm is empty for a GEMM, and for a convolution whose kernels' names do not show it.
+    The algorithm is empty for a GEMM, and for a convolution whose algorithm the names do not show.
     """
     return [
         conv_algorithm(names) if isinstance(problem, Conv) else ""

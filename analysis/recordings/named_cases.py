@@ -17,7 +17,7 @@ from sweeps.schema import IDENTITY, problem_of
 from sweeps.timing.statistics import CHECKPOINTS
 
 _USUAL = {"mode": "burst", "cache": "cold", "fill": "normal"}
-"""Usual values of settings, which the name of a case leaves out."""
+"""Usual values of settings; the name of a case leaves out a setting that has its usual value."""
 
 
 def timed_process(recording: Recording) -> TimedProcess:
@@ -56,9 +56,9 @@ def timed_process(recording: Recording) -> TimedProcess:
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the column ``choice``, and replace missing values in the identity columns by "".
 
-    ``choice`` is the config, but empty if a case of a hand-written kernel has only one config. The
-    kernel is then assumed to have chosen the config itself. A case thus still matches if another
-    version of the kernel chooses a different config.
+    ``choice`` is the config. It is empty for a hand-written kernel if only one config was recorded
+    for the same problem and settings. The kernel is then assumed to have chosen the config itself.
+    The case then still matches if another version of the kernel chooses a different config.
 
     Args:
         rows: all rows of a recording. Without the rows that failed, a case might seem to have only
@@ -78,7 +78,7 @@ def case_names(rows: pd.DataFrame) -> list[str]:
     """Return the name of each row's case: its problem, implementation, choice and unusual settings.
 
     Args:
-        rows: rows that :func:`keyed` returned, or some of them.
+        rows: all or some of the rows that :func:`keyed` returned.
     """
     columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
     names = []
@@ -90,11 +90,11 @@ def case_names(rows: pd.DataFrame) -> list[str]:
 
 
 def seconds_of(microseconds: Any) -> float:
-    """Convert a cell in microseconds to seconds; a missing cell is NaN."""
+    """Convert a time in microseconds to seconds; a missing time becomes NaN."""
     return math.nan if pd.isna(microseconds) else float(microseconds) * 1e-6
 
 
 def sample_count(row: Mapping[Any, Any]) -> int:
-    """Return the number of samples of a row; 1 if it is not recorded."""
+    """Return the number of samples of a row, or 1 if the number was not recorded."""
     count = row.get("samples")
     return 1 if count is None or pd.isna(count) else int(count)

@@ -41,11 +41,11 @@ _MIN_IN_ROUND = 6  # fewest cases of a round whose median shows how fast the mac
 SINGLE_HALF = 0.051
 """Half-width of the 95% interval of a single log time whose scatter is not recorded.
 
-It comes from two collections of the same bf16 GEMMs on an H100: AIConfigurator's tables for
-TensorRT-LLM 1.3.0rc10 and 1.3.0rc20. They have 35,700 shapes in common, and each time is the mean
-of six replays. Their times differ by at most 7.2% for 95% of the shapes. Both times contribute
-equally to the difference, so the half-width of a single time is smaller by a factor of √2. The
-result is the 95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
+It comes from two collections of bf16 GEMMs on an H100: AIConfigurator's tables for TensorRT-LLM
+1.3.0rc10 and 1.3.0rc20. The collections have 35,700 shapes in common, and each time is the mean of
+six replays. Their times differ by at most 7.2% for 95% of the shapes. Both times contribute equally
+to the difference, so the half-width of a single time is smaller by a factor of √2. The result is
+the 95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
 
 Rounds = Mapping[tuple[str, int], float]
 """Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
@@ -82,7 +82,7 @@ class MeasuredTime:
 
     @property
     def width(self) -> float:
-        """Width of the interval; infinite if the interval is unknown."""
+        """Width of the interval, or infinity if the interval is unknown."""
         return math.inf if math.isnan(self.lo) else self.hi - self.lo
 
     @property
@@ -134,11 +134,12 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 def repeated(within: Any, between: Any) -> Any:
     """Return the uncertainty of a second run's value, given the value of the first run.
 
-    All uncertainties, numbers or arrays, are standard errors, or all are half-widths of intervals.
+    Uncertainties are numbers or arrays; all of them are standard errors, or all are half-widths of
+    intervals.
 
     Args:
         within: uncertainty of the value within a run, which is the same in both runs.
-        between: uncertainty that is added by the change of process.
+        between: uncertainty that the change of process adds.
     """
     return np.hypot(math.sqrt(2) * within, between)
 
@@ -151,7 +152,8 @@ def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
 def between_processes(recording: Recording) -> dict[str, float]:
     """Return each run's standard deviation of log medians between processes, by the run's name.
 
-    Without a measured value, it is guessed from the canary GEMM, or 0 if there is none.
+    If a run did not measure this deviation, it is estimated from the canary GEMM; without a canary
+    GEMM, it is 0.
     """
     return {part.run["run"]: _between(part.run, "between") for part in recording.parts}
 
@@ -159,7 +161,7 @@ def between_processes(recording: Recording) -> dict[str, float]:
 def between_cases(recording: Recording) -> dict[str, float]:
     """Return the deviations of :func:`between_processes` without the change that all cases share.
 
-    Ratios of cases need this deviation, because the shared change cancels in them.
+    Ratios of cases need these deviations, because the shared change cancels in ratios.
     """
     return {part.run["run"]: _between(part.run, "between_cases") for part in recording.parts}
 
@@ -184,7 +186,7 @@ def _between(run: Mapping[str, Any], name: str) -> float:
 
 
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
-    """Return the samples of each case that has recorded samples, by its run and case id.
+    """Return the recorded samples of each case by run and case id; other cases are left out.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -206,8 +208,8 @@ def steady_times(
     each round. The slowness is the median ratio of a sample to its case's median, taken over all
     cases that were sampled in the round. A round with fewer than six cases is not corrected.
 
-    The standard error is that of a repetition, without the change that all cases share, because the
-    times are meant for ratios. It is NaN where a time has no interval.
+    The standard error is the error in a repetition, without the change that all cases share,
+    because that change cancels in ratios of the times. It is NaN where a time has no interval.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -237,10 +239,10 @@ def steady_times(
 
 
 def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
-    """Return the log seconds of the samples of each case that has recorded samples.
+    """Return the recorded samples of each case, as logarithms of seconds.
 
-    They are corrected for the machine's slowness in each round, as :func:`steady_times` describes.
-    The keys are the run and the case id.
+    The samples are corrected for the machine's slowness in each round, as :func:`steady_times`
+    describes. The keys are the run and the case id. Cases without recorded samples are left out.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -270,8 +272,8 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
 
     Args:
         before: rows that :func:`with_steady_times` returned, or a single such row.
-        after: rows to compare them with; their index is the same, unless ``before`` is a single
-            row.
+        after: rows to compare with ``before``; both have the same index, unless ``before`` is a
+            single row.
 
     Returns:
         The column ``ratio``, and the ends of its interval, ``ratio_lo`` and ``ratio_hi``. The ends
@@ -295,7 +297,7 @@ def _slowness_of_rounds(
         cases: for each case, the logs of its samples by place and round.
 
     Returns:
-        The log by place and round; 0 for a round that is not corrected.
+        The log of the slowness by place and round, which is 0 for a round that is not corrected.
     """
     deviations: dict[tuple[str, int], list[float]] = defaultdict(list)
     for logs in cases:
@@ -350,7 +352,7 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
 
 
 def _parse_rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
-    """Parse the samples of a line of rounds.csv; None if the line is damaged."""
+    """Return the samples in a line of rounds.csv, or None if the line is damaged."""
     # Every worker counts its own rounds, and may have resumed on another GPU, so the place names
     # both the worker and the GPU.
     place = f"{run} {row['worker']} {row['gpu']}"

@@ -30,7 +30,7 @@ _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
     "cache": CACHES, "status": STATUSES,
 }  # fmt: skip
-"""Words that are allowed in each of these columns."""
+"""Words that are allowed in a column, by the column's name."""
 
 _WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
 _RATES = ("tflops", "gbps")
@@ -59,8 +59,9 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
 
-    Fewer such rows are only left out as damaged. A row without a schema is not counted here, but a
-    row without the name of a run is.
+    If there are fewer such rows, they are only left out as damaged. A row without a schema does not
+    count as having another schema, but a row without the name of a run counts as a row of another
+    run.
 
     Args:
         frame: rows of the file without a fault.
@@ -90,11 +91,11 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
 
 
 def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
-    """Record the first fault of each row; a missing schema or run is a fault, too.
+    """Record the first fault of each row; a missing schema or run also counts as a fault.
 
     Args:
         rows: all rows of a measurements.csv.
-        faults: the faults of these rows that were found so far; new ones are added.
+        faults: faults found in these rows so far, to which the new faults are added.
         run: name of the run that the rows must belong to.
     """
     faults.record((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
@@ -175,7 +176,7 @@ def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
 
 
 def _fault_of_problem(record: Mapping[str, Any]) -> str:
-    """Return why the columns of a row do not describe a problem; empty if they do."""
+    """Return why the columns of a row do not describe a problem, or "" if they do."""
     try:
         problem_of(record)
     except UserError as error:
@@ -186,7 +187,7 @@ def _fault_of_problem(record: Mapping[str, Any]) -> str:
 
 
 def _fault_of_kernels(text: str) -> str:
-    """Return what is wrong with a row's JSON list of kernels; empty if nothing is wrong."""
+    """Return what is wrong with a row's JSON list of kernels, or "" if nothing is wrong."""
     if not text:
         return ""
     try:

@@ -9,9 +9,9 @@ case, these rules decide in order:
 3. a time that has converged is better;
 4. the newer time is better.
 
-A case whose result was wrong in the folder's own run stays wrong, unless that run is left out.
-Hand-written kernels change with the checkout, so they are only taken from the folder's own run.
-Unusable runs are left out, unless all are unusable: the folder's own run is then read, and no
+A case whose result was wrong in the folder's own run stays marked as wrong, unless that run is left
+out. Hand-written kernels change with the checkout, so they are only taken from the folder's own
+run. Unusable runs are left out. If all runs are unusable, only the folder's own run is read, and no
 advice is based on it. A run whose speed differs by more than 10% from that of the best run is left
 out, because it was probably measured on another machine with the same name, or on the same machine
 in another state.
@@ -72,9 +72,9 @@ def load_runs(folder: Path) -> Recording:
 
 
 def usable_runs(folder_run: Recording) -> list[Recording]:
-    """Return a machine's usable runs: the given one, and others with the same PyTorch and driver.
+    """Return a machine's usable runs: the given run, and others with this PyTorch and driver.
 
-    The quietest run comes first, and among equally quiet runs the newest.
+    The quietest run comes first. Among equally quiet runs, the newest run comes first.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]
@@ -86,7 +86,7 @@ def usable_runs(folder_run: Recording) -> list[Recording]:
 
 
 def why_unusable(folder: Path) -> str:
-    """Return why no advice can be based on a folder's runs; empty if advice is possible.
+    """Return why no advice can be based on a folder's runs, or "" if advice is possible.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -98,11 +98,11 @@ def why_unusable(folder: Path) -> str:
 
 
 def _is_as_fast(first: Recording, second: Recording) -> bool:
-    """Return True if two runs differ in speed by at most 10%, as runs of one machine may.
+    """Return True if two runs differ in speed by at most 10%, as runs of one machine may differ.
 
     The comparison uses the cases that both runs timed, except hand-written kernels, which change
     with the checkout. If there are fewer than six such cases, it uses the canary GEMM. If one of
-    the runs has no canary GEMM either, the runs are assumed to be equally fast.
+    the runs then lacks the canary GEMM, the runs are assumed to be equally fast.
     """
     first_rows = library_rows(first.ok)
     second_rows = library_rows(second.ok)
@@ -127,11 +127,11 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 
 def _other_runs(folder_run: Recording) -> Iterator[Recording]:
-    """Yield the machine's other runs with the same PyTorch and driver, without copies of a run.
+    """Yield the machine's other runs with the same PyTorch and driver, each run only once.
 
-    They are in the machine's folder and in its subfolder ``runs``. The machine's folder is named
-    after the machine's slug, and is the folder of the given run or next to it. No other run is
-    found for a run that is itself in a subfolder ``runs``.
+    The runs are in the machine's folder and in its subfolder ``runs``. The machine's folder is
+    named after the machine's slug. It is the folder of the given run, or is next to that folder. If
+    the given run is itself in a subfolder ``runs``, no other run is found.
     """
     slug = folder_run.machine.slug
     own_folder = folder_run.folder
@@ -160,12 +160,12 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
 
 
 def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
-    """Return each case of the runs once, from the best run, in the order of the given runs.
+    """Return one row for each case, from the best run with that case, in the order of the runs.
 
     Args:
         recordings: the runs, the best first.
-        folder_run: the run in the folder itself, whose hand-written kernels and wrong results are
-            kept if it is one of ``recordings``.
+        folder_run: the run in the folder itself; its hand-written kernels and wrong results are
+            kept if the run is one of ``recordings``.
     """
     # 1. Collect all rows. Hand-written kernels are only taken from the folder's own run.
     rows = pd.concat(
@@ -198,7 +198,7 @@ def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.Dat
 
 
 def _noise_rank(run: Mapping[str, Any]) -> int:
-    """Return the rank of a run's health, 0 for quiet; that of noisy without a known verdict."""
+    """Return the rank of a run's health; quiet is 0, and an unknown verdict ranks as noisy."""
     verdict = (run.get("health") or {}).get("verdict", "noisy")
     return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
 
@@ -247,7 +247,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
 
 
 def _why_left_out(folder: Path) -> str:
-    """Return why :func:`load_runs` uses no row of a folder's own run, as a clause."""
+    """Return a clause that says why :func:`load_runs` uses no row of a folder's own run."""
     own_run = load(folder)
     if own_run.unusable:
         return "it is unusable"

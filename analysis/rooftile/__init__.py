@@ -5,9 +5,9 @@
                         problem    time_us    limit
     0  2048,2048,4096,bf16,nt,1  46.193434  compute
 
-A shape is text as the options ``--gemm`` and ``--conv`` take it, a tuple of the same values, or a
-:class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes, or a
-DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`machines`, or any
+A shape is text in the form that the options ``--gemm`` and ``--conv`` take, a tuple of the same
+values, or a :class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes,
+or a DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`machines`, or any
 unambiguous part of a slug, such as ``h200``. If no machine is given, :func:`explain` uses the
 traced machine, and all other functions use the machine measured last.
 
@@ -121,8 +121,8 @@ def recommend(
         machine: the machine that the shapes run on; the machine measured last if None.
         pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, ``pad`` is
-            0.125. An integer or text without ``%`` that could also be a percentage, such as 1, is
-            refused.
+            0.125. An integer or a text without ``%`` is refused if it could also mean a percentage,
+            such as 1.
         choose: how much larger or smaller each size and the FLOPs may become, in the form of
             ``pad``.
         change: the only dimensions that may change, such as ``"n"`` or ``"m,k"``; all if empty.
@@ -145,8 +145,8 @@ def recommend(
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: as in :func:`predict`; also if both ``pad`` and ``choose`` are given, if either
-            is not a fraction or percentage, or if no size of a shape may change.
+        UserError: as in :func:`predict`; also if both ``pad`` and ``choose`` are given, if the
+            given one is not a fraction or percentage, or if no size of a shape may change.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
     >>> advice[["change", "verdict"]]
@@ -215,12 +215,13 @@ def audit(
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
         loss_chunks: number of chunks of tokens in which the head and the loss are computed.
         optimizer: optimizer of a training step: ``adamw``, ``sgd`` or ``none``.
-        attention: share of peak FLOP/s that attention reaches; None to predict its time from
-            measured calls, or with 50% if none were measured on a similar machine.
+        attention: share of peak FLOP/s that attention reaches; None to predict the time of
+            attention from measured calls, or with a share of 50% if no calls were measured on a
+            similar machine.
         attention_kernel: framework whose attention kernels are used: ``vllm``, ``trtllm`` or
-            ``sglang``; None if it is not known.
+            ``sglang``; None if the framework is not known.
         causal_half: if True, a causal mask halves the FLOPs of attention.
-        skew: expert skew (1 or more): only one in this many experts gets tokens.
+        skew: expert skew (1 or more): 4 means that only one in four experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
         parameters: largest growth of the number of parameters when several changes are combined, as
             a fraction.
@@ -233,8 +234,8 @@ def audit(
         results: folder of all machines' results.
 
     Returns:
-        An :class:`Audit`. Print it, or use its DataFrames ``products``, with one row per matrix
-        operation, and ``changes``, with one row per proposed change.
+        An :class:`Audit`. Print it, or use its two DataFrames: ``products`` has one row per matrix
+        operation, and ``changes`` has one row per proposed change.
 
     Raises:
         UserError: if PyTorch is not installed, the model cannot be built, the machine is not known,
@@ -296,9 +297,9 @@ def explain(
     """Find the shapes that take longer than they should in a trace from PyTorch's profiler.
 
     Args:
-        traces: a trace, ``.json`` or ``.json.gz``, or several traces of one job.
+        traces: one trace (``.json`` or ``.json.gz``), or several traces of one job.
         machine: the machine to compare with; None for the traced machine.
-        against: folder of one machine's or several machines' results to search before ``results``.
+        against: folder with results of one or more machines, which is searched before ``results``.
         pad: how much larger each size and the FLOPs may become, as in :func:`recommend`. If neither
             ``pad`` nor ``choose`` is given, sizes are padded by up to 12.5%, or to the next
             multiple of 8 if this multiple is further away.
@@ -319,7 +320,7 @@ def explain(
 
     Raises:
         UserError: if a trace or a recording cannot be read, the machine is not known, both ``pad``
-            and ``choose`` are given, or either is not a fraction or percentage.
+            and ``choose`` are given, or the given one is not a fraction or percentage.
     """
     from analysis.advice.options import question_of
     from analysis.advice.sizes import ANY_DIMENSION
@@ -336,16 +337,16 @@ def explain(
 
 
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
-    """Read what was measured on a machine, or imported for it.
+    """Read a machine's recording, which was measured on the machine or imported for it.
 
     Args:
         place: a machine, or the folder of a recording; the machine measured last if None.
         results: folder of all machines' results.
 
     Returns:
-        A :class:`Recording`. Its ``rows`` are a DataFrame with the columns of measurements.csv and
-        one row per case. ``ok`` are the rows with times, ``machine`` describes the machine, and
-        ``health`` says how quiet the machine was.
+        A :class:`Recording`. Its attribute ``rows`` is a DataFrame with the columns of
+        measurements.csv and one row per case. ``ok`` has the rows with times, ``machine`` describes
+        the machine, and ``health`` says how quiet the machine was.
 
     Raises:
         UserError: if there is no such recording, or it cannot be read.
@@ -376,7 +377,8 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         - ``rows``, the number of measurements for the operation and dtype with the most
           measurements;
         - ``median, mean, p95``, the errors of predictions for this operation and dtype, as
-          fractions. Like ``rows``, they are missing if no measurements of the machine were fitted.
+          fractions. These errors and ``rows`` are missing if no measurements of the machine were
+          fitted.
 
         The basis is one of:
 
@@ -400,10 +402,10 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
 
 def __getattr__(name: str) -> object:
-    """Import the types of arguments and results when they are first used, which is rare.
+    """Import the types of arguments and results only when they are first used.
 
     Raises:
-        AttributeError: if the module has no attribute of this name.
+        AttributeError: if the module has no attribute with this name.
     """
     if name == "Audit":
         from analysis.audit.audit import Audit

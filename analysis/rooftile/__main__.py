@@ -39,7 +39,7 @@ class Verbs(TyperGroup):
 
 
 def one_command() -> typer.Typer:
-    """Return an application with the commands of all packages, by their verbs of ``rooftile``."""
+    """Return an application with the commands of all packages, under their ``rooftile`` names."""
     from analysis.__main__ import app as analysis
     from kernels.__main__ import app as kernels
     from kernels.cli import new_app

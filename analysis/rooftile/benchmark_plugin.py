@@ -29,7 +29,7 @@ def kernel_replay(request: pytest.FixtureRequest) -> KernelReplay:
 # the fixture ``benchmark``.
 @pytest.fixture
 def kernel_benchmark(kernel_replay: KernelReplay, benchmark: Any) -> KernelBenchmark:
-    """Return the benchmark of this test; call it with a kernel and its arguments."""
+    """Return this test's benchmark, which is called with a kernel and the kernel's arguments."""
     return KernelBenchmark(benchmark, kernel_replay)
 
 
@@ -52,15 +52,15 @@ class KernelBenchmark:
         """Time a kernel on the device of its arguments, and return its result.
 
         The test fails if the result differs from the reference's result by more than ``tolerance``.
-        If benchmarks are disabled, as by ``--benchmark-disable``, the result is checked but the
-        kernel is not timed.
+        If benchmarks are disabled, for example by ``--benchmark-disable``, the result is checked,
+        but the kernel is not timed.
 
         Args:
             kernel: function that launches the kernel once, without synchronising.
             *arguments: arguments of the kernel; launches get copies of the tensors.
             cache: ``cold`` to time launches with the arguments in memory, ``warm`` to time them
                 with the arguments in the cache.
-            reference: function that computes the same result; None to check nothing. The function
+            reference: function that computes the same result; None to skip the check. The function
                 is called with all floating-point tensors converted to float64.
             tolerance: largest permitted error, relative to the largest absolute value of the
                 reference's result; None for the default of the result's dtype.
@@ -102,7 +102,7 @@ class KernelReplay:
     """Timer that replays samples, so that pytest-benchmark reports them as durations of rounds.
 
     pytest-benchmark reads its timer before and after each round, and takes the difference. This
-    timer returns 0 before a round, and the next sample after it.
+    timer reads 0 before a round, and the round's sample after the round.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class KernelReplay:
         self._taken = 0.0
 
     def load(self, samples: Sequence[float]) -> None:
-        """Set the samples of the next rounds, in seconds; those of earlier rounds are dropped."""
+        """Set the samples of the next rounds, in seconds; drop the samples of earlier rounds."""
         self._samples = list(reversed(samples))
 
     def take(self) -> None:

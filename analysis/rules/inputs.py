@@ -31,10 +31,10 @@ class RuleInputs:
     """Recordings and profiled models of one machine, by which rules are judged.
 
     Attributes:
-        recordings: recordings of the same machine, PyTorch and driver; at least one.
+        recordings: one or more recordings with the same machine, PyTorch and driver.
         steps: profiled training steps of models.
-        folder: folder that verdicts are written to: that of the machine's sweeps, which need not
-            exist.
+        folder: folder that verdicts are written to, which is the folder of the machine's sweeps; it
+            may not exist yet.
     """
 
     recordings: Sequence[Recording]
@@ -55,7 +55,8 @@ class RuleInputs:
     def caption(self) -> str:
         """Caption of the first recording, with the dates of all recordings.
 
-        The caption of an import has its source and cache state instead of versions and dates.
+        The caption of an import has the table's source and cache state instead of versions and
+        dates.
         """
         # A merged recording is named after the time of merging, so its dates are those of its runs.
         dates = sorted(
@@ -75,7 +76,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     Profiled steps come from the folders of these recordings.
 
     Args:
-        machine: name of the machine or a part of it; None for the machine that was measured last.
+        machine: name of the machine, or an unambiguous part of the name; None for the machine that
+            was measured last.
         results: folder of all results; its subfolder ``rules`` has the measurements for rules.
 
     Raises:
@@ -135,12 +137,12 @@ def _time_of_change(folder: Path) -> float:
 
 
 def _find(slug: str, results: Path) -> Path | None:
-    """Return the folder of a machine's recording in a folder of results; None if there is none."""
+    """Return the folder of a machine's recording in ``results``, or None if there is none."""
     return find_recording(slug, results) if slug in recorded_machines(results) else None
 
 
 def _versions(recording: Recording) -> tuple[Any, ...]:
-    """Return a recording's versions of PyTorch and the driver; None for an unknown version."""
+    """Return a recording's versions of PyTorch and the driver, with None for an unknown version."""
     return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
 
 

@@ -48,16 +48,16 @@ class RuleResult:
         statement: the claim that was judged.
         source: where the claim comes from.
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
-        effect: what the rule's ``effect`` in ``rules.toml`` names: usually a ratio of times or
-            speeds, above 1 if the advice pays; None if there is no verdict.
-        lo: lower end of the effect's interval, whose confidence level is 95%, or higher for a rule
-            about its best group. The interval of ``amdahl`` is computed from the ends of two
-            medians' 95% intervals. For ``tc-used``, ``lo`` is the lowest share.
+        effect: quantity that the rule's field ``effect`` in ``rules.toml`` names, usually a ratio
+            of times or speeds that is above 1 if the advice pays; None if there is no verdict.
+        lo: lower end of the effect's interval. The confidence level is 95%, or higher if the rule
+            is about the best group of pairs. The interval of ``amdahl`` is computed from the ends
+            of two medians' 95% intervals. For ``tc-used``, ``lo`` is the lowest share.
         hi: upper end of this interval; for ``tc-used``, the highest share.
         predicted: the effect that the model predicts; None if there is no verdict, if the rule is
             about whole models, or if the model predicts none of the effect's pairs.
-        cases: number of pairs; for rules about whole models, the number of models or steps; 0 if
-            there is no verdict.
+        cases: number of pairs, or of models or steps if the rule is about whole models; 0 if there
+            is no verdict.
         reason: what was compared, or what the rule needs to be judged.
     """
 
@@ -84,14 +84,14 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cases of one run on one machine that rules may pair.
+    """Cases that rules may pair, all from one run on one machine.
 
     Attributes:
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
         public: True if the cases come from an imported or public table, whose sweeps and intervals
             are not used.
-        planned: sweeps that the run planned to measure; its budget may have excluded some of their
-            cases.
+        planned: sweeps that the run planned to measure; the run's budget may have excluded some
+            cases of these sweeps.
         unusable: sweeps that an unusable run measured; empty for a usable run.
     """
 
@@ -109,13 +109,13 @@ class Evidence:
 
     @classmethod
     def from_unusable(cls, recording: Recording) -> Evidence:
-        """Return evidence without cases that names the sweeps that an unusable run measured."""
+        """Return evidence that has no cases, but names the sweeps that an unusable run measured."""
         measured = frozenset(recording.ok["sweep"])
         return replace(cls.none(recording.machine), unusable=measured)
 
     @classmethod
     def from_recording(cls, recording: Recording) -> Evidence:
-        """Return a recording's cases of vendor libraries that were timed in short batches.
+        """Return a recording's evidence: its cases of vendor libraries, timed in short batches.
 
         In our own recordings, cases with fewer than six samples are left out, because their times
         have no interval. A case that two sweeps contain appears twice. Each GEMM and convolution is
@@ -166,7 +166,7 @@ class Evidence:
 
     @classmethod
     def _from_imported(cls, recording: Recording) -> Evidence:
-        """Return the cases of an imported table, without intervals.
+        """Return the evidence of an imported table, whose times have no intervals.
 
         Each prediction comes from a fit without the predicted case. Cases in fp8 are left out,
         because their times include the quantisation of the activations.
@@ -202,7 +202,7 @@ class Evidence:
 
     @classmethod
     def from_public(cls, source: PublicRows, model: Model) -> Evidence:
-        """Return the cases of a public table, without intervals."""
+        """Return the evidence of a public table, whose times have no intervals."""
         rows = zip(source.problems, source.implementations, source.seconds, strict=True)
         cases = [
             TimedCase(
@@ -221,7 +221,8 @@ class Evidence:
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
         """Return the cases that a rule may use, their matches, and their predicted seconds.
 
-        All three are empty if the rule is about whole models, or about another kind of machine.
+        All three results are empty if the rule is about whole models, or about another kind of
+        machine.
         """
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
@@ -234,15 +235,16 @@ class Evidence:
 
 
 def _are_bursts_of_libraries(rows: pd.DataFrame) -> pd.Series:
-    """Return a mask of the cases that rules may use: vendor libraries, timed in short batches."""
+    """Return a mask of the vendor libraries' cases that were timed in short batches."""
     return ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
 
 
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     """Return the predicted seconds of each case: the sum over its GEMMs and convolutions.
 
-    A layer without GEMMs takes the time of a launch and of its bytes at the machine's bandwidth.
-    The result is NaN for a case in a dtype that the machine does not support.
+    A layer without GEMMs or convolutions takes the time of a launch, plus the time to move its
+    bytes at the machine's bandwidth. The result is NaN for a case in a dtype that the machine does
+    not support.
     """
     machine = model.machine
     # For each case: its GEMMs and convolutions with their counts, and the seconds that it takes if
@@ -265,7 +267,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
 def _products(case: TimedCase) -> Sequence[tuple[int, Problem]]:
     """Return (count, problem) for each GEMM and convolution that a case computes.
 
-    A series that was timed fused is one GEMM.
+    A series of GEMMs that was timed fused counts as one GEMM.
     """
     workload = case.workload
     if isinstance(workload, Series) and "fused=on" in case.config:
@@ -330,12 +332,12 @@ def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
 def not_measured(
     rule: Rule, on_gpu: bool = False, planned: bool = False, unusable: bool = False
 ) -> RuleResult:
-    """Return the result of a rule that could not be judged, with what it needs as the reason.
+    """Return the result of a rule that could not be judged; its reason says what the rule needs.
 
     Args:
         rule: rule that could not be judged.
         on_gpu: True if the machine has what the rule's ``needs`` names. Every GPU is assumed to
-            have it.
+            have what is needed.
         planned: True if a run planned to measure any of the rule's sweeps. The reason then asks for
             a larger budget.
         unusable: True if an unusable run measured any of the rule's sweeps. The reason then asks
@@ -366,7 +368,7 @@ def not_measured(
 def _judge_rule(
     rule: Rule, evidence: Evidence, cases: list[TimedCase], matches: list[Match], predicted: Array
 ) -> RuleResult:
-    """Judge a rule by the matches (at least one) that :meth:`Evidence.matches` returned for it.
+    """Judge a rule by the one or more matches that :meth:`Evidence.matches` returned.
 
     If the effect has no finite interval, the result says that the rule was not measured.
     """
@@ -401,7 +403,7 @@ def _judge_rule(
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
-    """Say what was compared, what the source claims, and the effects of several groups."""
+    """Say what was compared, what the source claims, and which effects several groups have."""
     prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
     text = f"{prefix}{rule.effect}{claim}; {counted(pairs, 'pair')}"
@@ -411,7 +413,7 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) ->
 
 
 def _group_effects(groups: Mapping[str, Effect]) -> str:
-    """List at most six groups with their effects, those farthest from 1 first."""
+    """List at most six groups with their effects, the effects farthest from 1 first."""
     order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]
     return "; ".join(shown) + ("; …" if len(order) > _MAX_GROUPS else "")

@@ -45,7 +45,7 @@ class TimedCase:
 
 @dataclass(frozen=True)
 class Match:
-    """One pair of cases, which are given by their positions.
+    """One pair of cases, which are given by their positions in the list of cases.
 
     Attributes:
         against: the case against the advice.
@@ -142,7 +142,7 @@ def rounded(
       change together.
     - ``unit``: number that a size should be a multiple of.
     - ``units``: exceptions to ``unit``, by dtype.
-    - ``among``: number that a size must be a multiple of to be paired.
+    - ``among``: number that must divide a size; other sizes are not paired.
     - ``whole``: if True, each size is paired only with the nearest larger multiple, and times are
       compared, because the larger size does all of the work. Otherwise, each size is paired with
       the nearest multiples on both sides, and speeds are compared.
@@ -218,9 +218,9 @@ def threshold(
     - ``claim``: ratio that the rule's source claims; NaN if it claims no number.
     - ``least``: smallest size that counts as small.
     - ``dtypes``: dtypes whose cases are paired; all if empty.
-    - ``over``: if given, the claim is about speed-ups over this dtype. Only pairs that were also
-      measured in this dtype are compared, by their speed-ups. Without such pairs, speeds are
-      compared without a claim.
+    - ``over``: if given, the claim is about speed-ups over this dtype. Then only pairs that were
+      also measured in this dtype are compared, by their speed-ups. If there are no such pairs, the
+      speeds of all pairs are compared, without a claim.
     """
     matches = []
     for dim, by_size in _lines(cases, dims):
@@ -243,10 +243,10 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches that were also measured in the dtype ``over``, with controls in it.
+    """Return the matches that were also measured in dtype ``over``, with controls in that dtype.
 
     Matches in that dtype itself are left out. ``claim`` is the ratio that a source claims between
-    the two speed-ups over it.
+    the two speed-ups over the dtype ``over``.
     """
     # The key is equal for cases that differ only in dtype.
     keys = [_split_axis(case, "dtype")[1] for case in cases]
@@ -269,10 +269,11 @@ def _speed_ups(
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
     """Pair a GEMM just past a tile or wave edge with the GEMM just before it, and compare times.
 
-    The edges along M and N are those of the tile that the library uses for large GEMMs on this
-    machine. The two sizes differ by at most 16. An edge of the kind ``wave`` begins another wave,
-    and the claim is the ratio of the numbers of waves. An edge of the kind ``tile`` begins another
-    tile in the same wave, and has no claim. A CPU has no waves, so all of its edges are tile edges.
+    The edges along M and N are those of the tile that the vendor library uses for large GEMMs on
+    this machine. The two sizes differ by at most 16. An edge of the kind ``wave`` begins another
+    wave, and the claim is the ratio of the numbers of waves. An edge of the kind ``tile`` begins
+    another tile in the same wave, and has no claim. A CPU has no waves, so all of its edges are
+    tile edges.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -299,9 +300,10 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    The layers are those that only move memory, and the same linear layer at batch 1. The claim is
-    the ratio of the speeds that the machine's roofline allows. There are no pairs in a dtype that
-    the machine does not support. Several GPUs of one run may have timed the cases of a pair.
+    All layers only move memory, except for one: the linear layer with the same N and K at batch 1.
+    The claim is the ratio of the speeds that the machine's roofline allows. There are no pairs in a
+    dtype that the machine does not support. Several GPUs of one run may have timed the cases of a
+    pair.
     """
 
     def roof(workload: Workload) -> float:
@@ -327,7 +329,7 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
 
 
 def _intensity_name(workload: Workload) -> str:
-    """Return the name of a layer whose intensity is compared; empty for any other operation."""
+    """Return the name of a layer whose intensity is compared, or "" for any other operation."""
     if isinstance(workload, Layer):
         return workload.op
     if isinstance(workload, Gemm) and (workload.n, workload.k, workload.batch) == (4096, 1024, 1):
@@ -372,7 +374,7 @@ def pairs_of(
 
     Args:
         cases: timed cases of one run.
-        matches: pairs of these cases. Either all or none have a control.
+        matches: pairs of these cases. All matches have a control, or none has one.
         by: kinds of words that together name the group of a pair, such as ``dtype`` or ``dim``.
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
     """
@@ -433,7 +435,7 @@ def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
 def _split_axis(case: TimedCase, axis: str) -> tuple[str, Any]:
     """Return a case's value on an axis, and a key that both cases of a pair must share.
 
-    The value is empty if the workload has no such field.
+    The value is empty if the workload has no field for the axis.
     """
     workload = case.workload
     values = _fields_of(workload)
@@ -475,7 +477,7 @@ def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[st
 
 
 def _work_ratio(first: TimedCase, second: TimedCase, per: str) -> float:
-    """Return the second case's work over the first case's; ``per`` is ``flops`` or ``bytes``."""
+    """Return the ratio of work, second case over first; ``per`` is ``flops`` or ``bytes``."""
     return float(getattr(second.workload, per) / getattr(first.workload, per))
 
 

@@ -1,11 +1,11 @@
 """Combine many ratios of times into an effect, its interval, and a verdict on a claim.
 
-A pair is two cases of one run, one *against* a piece of advice and one *following* it. Its ratio is
-the first case's time over the second case's time. If speeds are compared, the ratio is multiplied
-by the second case's work over the first case's work. A ratio above 1 means that following the
-advice is faster. An effect is the geometric mean of the ratios of one or more pairs. If a claim is
-about a gain, such as the speed-up of one dtype over another, a pair has a *control*: two more
-cases. The pair's ratio is divided by the ratio of its control.
+A pair is two cases of one run, one *against* a piece of advice and one *following* it. The ratio of
+a pair is the first case's time over the second case's time. If speeds are compared, the ratio is
+multiplied by the second case's work over the first case's work. A ratio above 1 means that
+following the advice is faster. An effect is the geometric mean of the ratios of one or more pairs.
+If a claim is about a gain, such as the speed-up of one dtype over another, a pair has a *control*:
+two more cases. The pair's ratio is divided by the ratio of its control.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ however certain they are."""
 UNCERTAIN = "the times are too uncertain to tell"
 
 FAMILYWISE_ALPHA = 0.01
-"""Largest probability, per rule, that at least one group's interval misses its true effect."""
+"""Largest probability, per rule, that the interval of any group misses the group's true effect."""
 
 _LEVEL = 0.05  # one minus the coverage of an effect's interval
 _MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out a larger effect
@@ -45,8 +45,10 @@ class Pairs:
         against: position of the case against the advice, per pair. Pairs may share a case.
         following: position of the case that follows the advice, per pair.
         log_work: logarithm of the factor that a ratio is multiplied by, per pair.
-        log_claim: logarithm of the ratio that a source claims, per pair; NaN if it claims none.
-        log_predicted: logarithm of the ratio that the model predicts, per pair; NaN if none.
+        log_claim: logarithm of the ratio that a source claims, per pair; NaN if the source claims
+            none.
+        log_predicted: logarithm of the ratio that the model predicts, per pair; NaN if the model
+            predicts none.
         group: name of the group, per pair.
         control: positions of the control's two cases, the one against the advice first, as one row
             per pair; None if pairs have no control.
@@ -82,7 +84,7 @@ class Pairs:
         return self.contrast @ self.log_time + self.log_work
 
     def take(self, where: NDArray[np.intp]) -> Pairs:
-        """Return the pairs at the given positions, with the same cases."""
+        """Return the pairs at the given positions, with unchanged arrays of cases."""
         return Pairs(
             log_time=self.log_time,
             error=self.error,
@@ -129,10 +131,10 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     The interval is the widest of these:
 
     1. The interval from the measured errors of the cases.
-    2. The interval from the scatter of the ratios r, if errors of cases are independent and have
-       the same standard deviation s. The scatter around the mean then estimates s² without bias:
-       E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is the
-       contrast of a pair. The degrees of freedom are Satterthwaite's approximation. If one pair
+    2. The interval from the scatter of the ratios r, assuming that errors of cases are independent
+       and have the same standard deviation s. The scatter around the mean then estimates s² without
+       bias: E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is
+       the contrast of a pair. The degrees of freedom are Satterthwaite's approximation. If one pair
        ends with the case that begins the next pair, the error of this case cancels in the mean.
     3. The interval of a mean of independent ratios. This interval is needed because true
        differences between pairs do not cancel.
@@ -230,9 +232,9 @@ class RuleFinding:
 
     Attributes:
         verdict: one of the verdicts that :func:`find_verdict` lists.
-        effect: the effect that the rule is about: that of all pairs, or of the best group.
+        effect: the effect that decides the verdict: the effect of all pairs, or of the best group.
         claim: geometric mean of the ratios that the source claims for the pairs of this effect;
-            None if it claims no number.
+            None if the source claims no number.
         groups: the effect of each group, by the group's name.
     """
 
@@ -255,13 +257,14 @@ def find_verdict(
     - ``depends: …``: groups contradict one another, or an interval is too wide to tell.
 
     Args:
-        pairs: pairs of cases that test the rule; at least one.
-        largest: if True, the claim is "up to", so that the effect of the best group is judged.
+        pairs: one or more pairs of cases that test the rule.
+        largest: if True, the claim says "up to", so the effect of the best group is judged.
         tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
             claimed), within this fraction. The verdict is then ``depends: …`` if the intervals of
-            only some groups are wholly outside the tolerance, or if groups are outside on both
-            sides. Otherwise, it is ``holds`` if the interval of all pairs is within the tolerance,
-            ``no longer`` if it is wholly outside, and ``holds, weaker`` in all other cases.
+            only some groups are wholly outside the tolerance, or if there are groups on both sides
+            of the tolerance. Otherwise, the verdict is ``holds`` if the interval of all pairs is
+            within the tolerance, ``no longer`` if that interval is wholly outside, and ``holds,
+            weaker`` in all other cases.
     """
     # 1. Compute the effect of each group and of all pairs.
     by_group = pairs.by_group()
@@ -327,9 +330,10 @@ def _judge_equality(
 def _contradiction(groups: Mapping[str, Effect]) -> str:
     """Return ``depends: …`` if groups contradict one another, else an empty string.
 
-    A group contradicts the groups that gain if it is significantly slower, or if its effect is not
-    significant and its interval ends below half of their smallest gain (both as logarithms). A
-    group with a wide interval, as groups of few pairs usually have, contradicts nothing.
+    A group contradicts the groups that gain if it is significantly slower. A group without a
+    significant effect contradicts them if its interval ends below half of their smallest gain (both
+    as logarithms). A group with a wide interval, as groups of few pairs usually have, contradicts
+    nothing.
     """
     gaining = [name for name, group in groups.items() if group.sign > 0]
     losing = [name for name, group in groups.items() if group.sign < 0]
@@ -355,7 +359,7 @@ _MAX_LISTED = 4  # maximum number of groups that one list in a verdict names
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
-    """Format groups with their effects, those farthest from 1 first; at most four are listed."""
+    """List at most four groups with their effects, those farthest from 1 first; count the rest."""
     order = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} ({groups[name].value:.2f}×)" for name in order[:_MAX_LISTED]]
     left_out = len(order) - len(shown)

@@ -1,7 +1,8 @@
 """Report which operations could use Tensor Cores, which do, and how much a step could gain.
 
-The tables, like those that PyProf and DLProf used to print, come from traces of the training steps
-that ``models.json`` lists. The command ``explain`` makes a similar table from any trace.
+The tables are like those that PyProf and DLProf used to print. They come from traces of the
+training steps that ``models.json`` lists. The command ``explain`` makes a similar table from any
+trace.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class TimedStep:
         dtype: dtype of the step; ``tf32`` is a step in fp32 that allows TF32.
         kind: kind of the machine, ``gpu`` or ``cpu``.
         account: where the time of the traced step went.
-        seconds: time of each timed step.
+        seconds: time of each timed run of the step.
     """
 
     name: str
@@ -84,7 +85,7 @@ class TimedStep:
         return used / total if total else None
 
     def why_not(self, operation: ProfiledOperation) -> str:
-        """Return why an operation is not eligible for Tensor Cores; empty if it is.
+        """Return why an operation is not eligible for Tensor Cores, or "" if it is eligible.
 
         An operation in fp32 is eligible only in a step that allows TF32.
         """
@@ -94,11 +95,10 @@ class TimedStep:
 
 
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
-    """Return the profiled steps of a folder; empty if no model was profiled.
+    """Return the profiled steps of a folder, or an empty list if no model was profiled.
 
-    Steps without a trace are left out, because earlier versions of Rooftile kept no traces. Steps
-    whose trace shows no matrix operation, or only the CPU's part of a GPU's step, are also left
-    out.
+    Steps without a trace, which earlier versions of Rooftile recorded, are left out. Steps whose
+    trace shows no matrix operation, or only the CPU's part of a GPU's step, are also left out.
 
     Raises:
         UserError: if ``models.json`` or a trace cannot be read, or if ``models.json`` has another
@@ -131,8 +131,9 @@ def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str)
     """Return the step that an entry of models.json describes, with the account of its trace.
 
     Raises:
-        UserError: if the trace cannot be read, or if its path does not lead to a file in the folder
-            of traces. In the second case, the message is ``unreadable``.
+        UserError: if the trace cannot be read, or if the trace's path does not lead to a file in
+            the folder of traces. In the second case, the error's message is the argument
+            ``unreadable``.
     """
     if not _TRACE.fullmatch(entry["trace"]):
         raise UserError(unreadable)
@@ -204,7 +205,7 @@ class _SpeedUp(NamedTuple):
 
 
 def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
-    """Judge the ``amdahl`` rule by the model whose speed-up comes closest to its bound.
+    """Judge the ``amdahl`` rule by the model whose speed-up comes closest to Amdahl's bound.
 
     TF32 speeds up only matrix operations, so the speed-up of TF32 over FP32 must stay below the
     bound of the FP32 step.
@@ -259,8 +260,8 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by each step's :attr:`~TimedStep.used_share`.
 
-    Steps in FP32 are left out. The effect is the mean share; its interval extends from the lowest
-    to the highest.
+    Steps in FP32 are left out. The effect is the mean share, and its interval extends from the
+    lowest share to the highest.
     """
     rule = all_rules()["tc-used"]
     shares = {

@@ -14,8 +14,8 @@ _NEAR = 1.02  # Largest ratio of two neighbouring sizes.
 _SMALLEST = 16  # From this size on, two sizes that differ by 1 are neighbours at any ratio.
 _REPEATED = 0.5  # Share of a cliff's log ratio that another table must show to confirm it.
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode", "run", "worker", "gpu")
-"""Columns in which the two cases of a pair agree, in addition to their two other sizes. Times of
-different runs, workers or GPUs are not comparable."""
+"""Columns in which the two cases of a pair agree, in addition to the two sizes that do not differ.
+Times of different runs, workers or GPUs are not comparable."""
 
 
 def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
@@ -25,9 +25,9 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     larger. From 16 on, sizes that differ by 1 are also neighbours.
 
     Args:
-        rows: measured GEMMs without configurations, with columns of measurements.csv, of which only
-            the sizes and times are required. If a case was measured several times, its shortest
-            time is used.
+        rows: measured GEMMs without configurations, in the columns of measurements.csv; only the
+            sizes and times are required. If a case was measured several times, its shortest time is
+            used.
         along: the dimension that differs: m, n or k.
 
     Returns:
@@ -71,13 +71,14 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the pairs along M that another public table of the machine confirms.
 
-    The other table must show a change in the same direction whose log ratio is at least half as
-    large. The largest cliffs of one table are partly noise, which a second table does not repeat.
+    The other table must show a change in the same direction, with a log ratio that is at least half
+    as large. The largest cliffs of one table are partly noise, which a second table does not
+    repeat.
 
     Args:
         pairs: pairs of sizes, as :func:`neighbouring_pairs` returns them.
-        others: other tables of the same machine, by name. They need the columns m, n, k, dtype and
-            time_us.
+        others: other tables of the same machine, by name. Each table needs the columns m, n, k,
+            dtype and time_us.
 
     Returns:
         The confirmed pairs with two more columns: ``again``, the ratio in the other table, and
@@ -124,8 +125,8 @@ def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
         lines: for each dimension, the rows to search, as :func:`neighbouring_pairs` takes them.
 
     Returns:
-        The dimension, and the cliff's row of :func:`neighbouring_pairs`. None if there is no
-        certain cliff upwards.
+        The dimension of the largest cliff, and the cliff's row in the result of
+        :func:`neighbouring_pairs`. The result is None if there is no certain cliff upwards.
     """
     ups_by_dimension: dict[str, pd.Series] = {}
     for along, rows in lines.items():

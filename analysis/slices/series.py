@@ -32,7 +32,7 @@ def square_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the speeds at both ends of each time's interval; NaN for a time without an interval."""
+    """Add the speeds at both ends of each time's interval; without an interval, they are NaN."""
     slowest = rows["flops"] / rows["time_hi_us"] / 1e6
     fastest = rows["flops"] / rows["time_lo_us"] / 1e6
     return rows.assign(tflops_lo=slowest, tflops_hi=fastest)
@@ -56,7 +56,7 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return a line of cases along each dimension (m, n or k) that the sweep ``steps`` varies.
+    """Return a line of cases for each dimension (m, n or k) that the sweep ``steps`` varies.
 
     A line has all cases of the vendor library, in any dtype, with the same sizes in the two other
     dimensions. If there are several lines along a dimension, the result has the line with the most
@@ -78,7 +78,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The columns along (m, n or k), base (an aligned size), offset, dtype, relative (speed over
-        that at the base), relative_lo and relative_hi (the ends of its interval). The table is
+        the speed at the base), relative_lo and relative_hi (the ends of its interval). The table is
         empty if no base was measured with at least two other sizes.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
@@ -109,7 +109,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
     """Return the columns relative, relative_lo and relative_hi of :func:`alignment_series`.
 
-    ``base`` is one of the rows. Its relative speed and the ends of the interval are exactly 1.
+    ``base`` is one of ``rows``. Its relative speed and the ends of the interval are exactly 1.
     """
     work = rows["flops"] / base["flops"]
     is_base = rows.index == base.name
@@ -138,8 +138,8 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
     """Compare the speed of each convolution in the layout NHWC with its speed in NCHW.
 
     Returns:
-        The columns label, dtype, pass, ratio (speed of NHWC over NCHW), ratio_lo and ratio_hi (the
-        ends of its interval).
+        The columns label, dtype, pass, ratio (speed in NHWC over speed in NCHW), ratio_lo and
+        ratio_hi (the ends of its interval).
     """
     rows = table[table["sweep"] == "conv-layouts"]
     sizes = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups"]
@@ -170,7 +170,7 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
 
     Returns:
         The geometric mean of the ratios, the number of pairs in which NHWC is significantly faster,
-        and the number in which it is significantly slower.
+        and the number of pairs in which NHWC is significantly slower.
     """
     faster = int((pairs["ratio_lo"] > 1).sum())
     slower = int((pairs["ratio_hi"] < 1).sum())

@@ -1,12 +1,12 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is that of its kernels. Copies and memsets are treated as kernels
-here. A kernel belongs to the matrix operation with known shapes around its launch, so that the
-operation's time includes the copies and transposes that it launches. A matrix operation does not
-count if it contains another one with known shapes. If none counts, the kernel belongs to the
-innermost operation of any kind. Kernels of several streams may overlap. Each adds its full time to
-its operation, and the GPU is busy while any of them runs. On a CPU, an operation's time excludes
-that of the operations within it.
+On a GPU, an operation's time is the time of its kernels. Copies and memsets are treated as kernels
+here. A kernel belongs to the matrix operation with known shapes in which it was launched. The
+operation's time therefore includes the copies and transposes that the operation launches. A matrix
+operation that contains another matrix operation with known shapes does not count. If no matrix
+operation counts, the kernel belongs to the innermost operation of any kind. Kernels of several
+streams may overlap. Each kernel adds its full time to its operation, and the GPU is busy while any
+kernel runs. On a CPU, an operation's time excludes the time of the operations within it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LAUNCH_BOUND, HOST_BOUND, COPY_BOUND, BETWEEN_KERNELS, UNKNOWN_IDLE = (
 
 ``launching``: the host launched kernels one after another, but not fast enough. ``host``: the host
 did something else, or waited for the GPU. ``copies``: the activity before or after the idle time
-copied data between host and device. ``between kernels``: the next activity had been launched in
-time. ``unknown``: the trace does not have the launch of the next activity.
+copied data between host and device. ``between kernels``: the next activity had been launched before
+the idle time began. ``unknown``: the trace does not have the launch of the next activity.
 """
 
 GRAPH, NO_OPERATION = "CUDA graph", "no operation"
@@ -56,19 +56,19 @@ _PAUSE_NS = 100_000
 """Longest pause, in ns, between two calls of a host thread that launches one kernel after another.
 
 PyTorch needs microseconds from one operation to the next. A host that loads data or computes
-something else needs milliseconds. This limit is between the two.
+something else needs milliseconds. This limit lies between these two durations.
 """
 
 
 @dataclass(frozen=True)
 class ProfiledOperation:
-    """Sum of the calls of operations with the same name, shape and module.
+    """Total of all calls of the operations with the same name, shape and module.
 
     Attributes:
         op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for kernels without an
             operation.
-        works: problems that one call computes: one problem, or both gradients of a convolution if
-            the names of the call's kernels do not distinguish them; empty if the shapes are not
+        works: the one problem that a call computes, or both gradients of a convolution if the names
+            of the call's kernels do not distinguish the gradients; empty if the shapes are not
             known.
         module: classes of the modules around the operation, such as
             ``GPT2Model.GPT2Block.Linear``; empty if the shapes or the modules are not known.
@@ -92,12 +92,12 @@ class ProfiledOperation:
 
     @property
     def dtype(self) -> str:
-        """Dtype of the problem; empty if it is not known."""
+        """Dtype of the problem that a call computes, or "" if the problem is not known."""
         return self.works[0].dtype if self.works else ""
 
     @property
     def shape(self) -> str:
-        """Problem that a call computes, as text; empty if it is not known."""
+        """Problem that a call computes, as text, or "" if the problem is not known."""
         if not self.works:
             return ""
         first, last = self.works[0], self.works[-1]
@@ -108,12 +108,12 @@ class ProfiledOperation:
 
     @property
     def flops(self) -> int:
-        """FLOPs of one call; 0 if the shapes are not known."""
+        """FLOPs of one call, or 0 if the shapes are not known."""
         return sum(work.flops for work in self.works)
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic of one call in bytes; 0 if it is not known."""
+        """Minimum traffic of one call in bytes, or 0 if the traffic is not known."""
         traffic = [work.bytes for work in self.works if isinstance(work, Gemm | Conv)]
         return sum(traffic) if len(traffic) == len(self.works) else 0
 
@@ -121,7 +121,8 @@ class ProfiledOperation:
     def kernel(self) -> str:
         """Name of the main kernel: the one with the longest time among those that multiply.
 
-        If no kernel multiplies, it is the one with the longest time. The name is empty on a CPU.
+        If no kernel multiplies, the main kernel is the one with the longest time of all. The name
+        is empty on a CPU.
         """
         longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
         multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
@@ -139,7 +140,7 @@ class ProfiledOperation:
         return any_tensor_cores(self.kernels)
 
     def share_of_kind(self, kind: str) -> float:
-        """Return the share of the time in kernels of a kind, from :data:`kernels.names.KINDS`."""
+        """Return the share of time in kernels of ``kind``, one of :data:`kernels.names.KINDS`."""
         total_us = sum(self.kernels.values())
         kind_us = sum(us for name, us in self.kernels.items() if read_name(name).kind == kind)
         return kind_us / total_us if total_us else 0.0
@@ -148,8 +149,8 @@ class ProfiledOperation:
 def any_tensor_cores(kernels: Iterable[str]) -> bool | None:
     """Return True if the name of any kernel shows that it uses Tensor Cores.
 
-    Otherwise, the result is False if the name of any kernel shows that it uses none, and None if no
-    name shows either.
+    Otherwise, the result is False if the name of any kernel shows that it does not use Tensor
+    Cores, and None if no name shows whether its kernel uses them.
     """
     uses = [read_name(name).tensor_cores for name in kernels]
     if any(uses):
@@ -257,7 +258,7 @@ def account_of(paths: Sequence[Path]) -> ProfileAccount:
 
 @dataclass
 class _OperationSum:
-    """Sum of the calls of operations with the same key."""
+    """Number of calls with one key, and the totals of their times and of their kernels' times."""
 
     calls: int = 0
     time_ns: float = 0.0
@@ -355,7 +356,7 @@ class _Sums:
             self._hosts.append(DeviceTime(trace.path.name, span, span, {}))
 
     def account(self) -> ProfileAccount:
-        """Return the account; once any trace has kernels, the times of CPU traces are ignored."""
+        """Return the account; if any trace has kernels, the times of CPU traces are left out."""
         on_gpu = bool(self._devices)
         sums = self._gpu_sums if on_gpu else self._cpu_sums
         operations = []
@@ -385,7 +386,7 @@ class _Sums:
 
 
 def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, ...]) -> _Key:
-    """Return the key of a call; only matrix operations with known shapes keep their module."""
+    """Return the key of a call, with a module only for a matrix operation with known shapes."""
     name = trace.names[trace.host.name[event]]
     module_number = joined.module[event]
     module = joined.modules[module_number] if works and module_number != NOTHING else ""
@@ -399,9 +400,9 @@ class _ProductCalls:
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
-        around: for each operation and annotation, the one of these calls around it, which may be
-            the event itself. The value is NOTHING for other host events, or if there is no such
-            call.
+        around: for each operation and annotation, the call in ``works`` that contains the event or
+            is the event itself. The value is NOTHING if there is no such call, and for all other
+            host events.
     """
 
     works: Mapping[int, tuple[Work, ...]]

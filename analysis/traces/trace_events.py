@@ -1,15 +1,15 @@
 """Read the events of a trace into columns, and join operations with the kernels they launched.
 
-An operation runs on a thread of the host, often within other operations. It launches each kernel
-by a call of CUDA's runtime or driver, and the kernel's event has the number of that call
+An operation runs on a thread of the host, often within other operations. It launches each kernel by
+a call of CUDA's runtime or driver, and the kernel's event has the number of that call
 (``correlation``). A kernel therefore belongs to the innermost operation that was running on the
-call's thread when the call began. If none was running, or the record of the call is lost, the
-kernel's ``External id`` names its operation. The kernels of a CUDA graph were all launched by
+call's thread when the call began. If no operation was running, or the record of the call is lost,
+the kernel's ``External id`` names its operation. The kernels of a CUDA graph were all launched by
 one call, so no operation is known for them. Copies and memsets are joined with operations in the
 same way.
 
 Events are kept as columns of numbers. An event with its links takes about 200 bytes, so a trace of
-gigabytes fits in memory.
+several gigabytes fits in memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MATRIX = re.compile(
 
 _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 """Arguments of an operation that describe its inputs. Earlier versions of PyTorch write only the
-first two."""
+first two arguments."""
 
 # Largest time in µs: 285 years, so that every clock in use fits. In ns, it is kept as a signed
 # 64-bit integer.
@@ -163,9 +163,8 @@ def read_trace(path: Path) -> TraceEvents:
     """Read the events of one trace.
 
     Raises:
-        UserError: if the file cannot be read or is damaged; if it is not a trace, or has too many
-            events, or neither operations nor events of a device; or if its times span more than a
-            day.
+        UserError: if the file cannot be read, is damaged or is not a trace; or if the trace has too
+            many events, has neither operations nor device events, or spans more than a day.
     """
     header: dict[str, Any] = {}
     trace = TraceEvents(path)
@@ -211,7 +210,7 @@ def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...
 
 
 class _Columns:
-    """Writer of events into a trace's columns, which numbers the strings that events share."""
+    """Writer of a trace's events into columns; strings that events share are numbered."""
 
     def __init__(self, trace: TraceEvents) -> None:
         self._trace = trace
@@ -220,7 +219,7 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event to its columns, if it has a needed kind, a name and possible times.
+        """Add an event to its columns if its kind is needed, and it has a name and possible times.
 
         Raises:
             UserError: if there are too many events.
@@ -317,8 +316,8 @@ class _Columns:
     def _inputs_of(self, name: str, arguments: Mapping[str, Any]) -> int:
         """Return the position of a matrix operation's inputs, and add them if they are new.
 
-        The result is NOTHING for any other operation, and if the trace does not describe the inputs
-        or describes them in too many characters.
+        The result is NOTHING for any other operation, and if the trace's description of the inputs
+        is missing or too long.
         """
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
@@ -361,7 +360,7 @@ def _id(value: Any) -> int:
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    """Return the sizes or strides of a tensor; empty for anything else, such as a tensor list."""
+    """Return the sizes or strides of a tensor, or () for anything else, such as a tensor list."""
     if not isinstance(value, list):
         return ()
     # Sizes and strides are whole numbers of at least 0, like ids.
@@ -370,7 +369,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 def _short_text(value: Any) -> str:
-    """Return a name in printable characters, cut if it is too long; empty if it is not text."""
+    """Return a name in printable characters, shortened if it is too long; "" if it is not text."""
     return printable(value[:_LONGEST_NAME]).strip() if isinstance(value, str) else ""
 
 
@@ -388,10 +387,11 @@ class TraceJoin:
             contains it.
         calls: links to calls of CUDA's runtime and driver, sorted by thread and time.
         parent: link from each host event to the innermost operation or annotation around it.
-        own_ns: time of each operation and annotation, minus the time of those within it, in ns; for
-            all other host events, the duration.
-        module: for each host event, the position in ``modules`` of the path of modules around it,
-            or NOTHING if there are none. A gradient has the path of its forward operation.
+        own_ns: time in ns of each operation and annotation, minus the time of the operations and
+            annotations within it; for all other host events, the duration.
+        module: for each host event, the position in ``modules`` of the path of modules around the
+            event, or NOTHING if no module is around it. A gradient has the path of its forward
+            operation.
         modules: paths of modules, written with their classes, such as
             ``GPT2Model.GPT2Block.Linear``.
         operation: link from each device event to the operation that launched it.
@@ -411,7 +411,7 @@ class TraceJoin:
 
 
 def join(trace: TraceEvents) -> TraceJoin:
-    """Find what is around each host event, and what launched each device event."""
+    """Find the operation and modules around each host event, and each device event's launch."""
     host = trace.host
     # 1. Find what is around each host event. A longer event that begins at the same time is around
     # a shorter one, so it comes first.
@@ -470,9 +470,9 @@ class _Nesting(NamedTuple):
 
 
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
-    """Find what is around each host event.
+    """Find the operation and the modules around each host event.
 
-    ``order`` has the host's events sorted by thread and start time. Of events that begin at the
+    ``order`` has the host's events sorted by thread and start time. If several events begin at the
     same time, the longest comes first.
     """
     host = trace.host
@@ -522,7 +522,7 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
 
 
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
-    """Give gradients the modules of their forward operations, in ``nesting.module``.
+    """Copy the modules of forward operations to their gradients, in ``nesting.module``.
 
     Operations without modules get the modules of their parents, which may be gradients.
     """
