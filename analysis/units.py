@@ -18,7 +18,7 @@ def rate(tflops: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number of at least 0 with three significant digits; whole from 1,000 on."""
+    """Format a number of at least 0 with three significant digits, or as an integer above 999."""
     # Three significant digits would print 999.6 as 1e+03.
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 

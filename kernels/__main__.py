@@ -225,7 +225,7 @@ def compile_command(
 
 
 def _check_names(names: list[str], known: Collection[str]) -> None:
-    """Refuse names of implementations that are not in ``known``, or that are not installed."""
+    """Refuse names that are not in ``known``, or whose implementation is not installed."""
     for name in names:
         if name in HAND_WRITTEN and name not in implementations():
             raise UserError(needs_extra("triton"))

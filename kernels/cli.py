@@ -59,7 +59,8 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 
 
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
-    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds; return seconds, or None for no value.
+    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds into seconds; return None for an empty
+    text.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.
@@ -101,7 +102,7 @@ def run(app: typer.Typer, program: str) -> None:
     - 0: the work was done,
     - 1: the work failed,
     - 2: the command line or another input is invalid, or PyTorch or Triton is missing,
-    - 3: a gate cannot tell (only ``compare``),
+    - 3: a gate cannot decide (only ``compare``),
     - 130: the command was interrupted.
 
     An error is printed on stderr without its traceback. With ``--debug`` anywhere on the command

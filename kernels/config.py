@@ -49,7 +49,8 @@ class Config:
         """Parse the text that :meth:`__str__` writes; keys that are left out keep their default.
 
         Raises:
-            UserError: if the text is empty, a key is not known, or a value does not fit its key.
+            UserError: if the text is empty, if a key is not known, or if a value does not fit its
+                key.
         """
         defaults = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
         values: dict[str, int | bool] = {}
@@ -89,7 +90,7 @@ def _word(value: int | bool) -> str:
 class TileConfig(Config):
     """Config of a tiled GEMM.
 
-    - ``bm`` and ``bn`` are the rows and columns of the tile that a CTA computes.
+    - ``bm`` and ``bn`` are the numbers of rows and columns of the tile that a CTA computes.
     - ``bk`` is the number of elements along K in one step of the loop over K.
     - ``stages`` is the number of pipeline stages. A stage holds the blocks of A and B for one step.
     - ``warps`` is the number of warps in a CTA.
@@ -108,8 +109,8 @@ class TileConfig(Config):
         """Return the bytes of shared memory that the compiler allocates for blocks of A and B.
 
         Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks of
-        all stages there. For all others, the blocks of the current step are already in registers,
-        so shared memory holds one stage fewer.
+        all stages in shared memory. All other instructions read the blocks of the current step from
+        registers, so shared memory holds one stage fewer.
         """
         stages_held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
         return stages_held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
@@ -131,7 +132,7 @@ class TileConfig(Config):
     def fitted(self, dtype: str, machine: Machine) -> Self:
         """Return this config with fewer stages if its stages do not fit in the CTA's shared memory.
 
-        The number of stages is not reduced below two, even if two do not fit.
+        The number of stages is not reduced below two, even if two stages do not fit.
         """
         config = self
         while config.stages > 2 and config.shared_bytes(dtype, machine) > machine.shared_cta_bytes:
@@ -139,7 +140,7 @@ class TileConfig(Config):
         return config
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return the first rule that the config breaks, as a sentence; None if it breaks none.
+        """Return the first rule that the config breaks, as a sentence, or None for a valid config.
 
         All three block sizes must be powers of two, and at least 16, as ``tl.dot`` requires. The
         number of warps must be a power of two, too. A thread may have at most 128 accumulators,
@@ -169,12 +170,12 @@ class TileConfig(Config):
 
 @dataclass(frozen=True)
 class SplitConfig(TileConfig):
-    """Config of a split-K GEMM: a second kernel adds up to ``split`` parts of the sum over K."""
+    """Config of a split-K GEMM: at most ``split`` partial sums over K, added by a second kernel."""
 
     split: int = 1
 
     def parts(self, gemm: Gemm) -> int:
-        """Return ``split``, or the number of K steps if that is smaller: no part may be empty."""
+        """Return the smaller of ``split`` and the number of K steps: no part may be empty."""
         return min(self.split, ceil_div(gemm.k, self.bk))
 
 
@@ -185,7 +186,7 @@ class StreamConfig(TileConfig):
     ctas: int = 8
 
     def parts(self, gemm: Gemm) -> float:
-        """Return the number of CTAs per tile if there are more CTAs than tiles; otherwise 1."""
+        """Return the average number of CTAs per tile, or 1 if there are fewer CTAs than tiles."""
         return max(1.0, self.ctas / tile_count(gemm.m, gemm.n, self.bm, self.bn, gemm.batch))
 
 
@@ -195,8 +196,9 @@ class PersistentConfig(TileConfig):
 
     With ``tma``, the Tensor Memory Accelerator (TMA) copies the blocks of A and B. ``specialize``
     adds a warp that only copies. ``halves`` lets TMA store a tile's result in two halves, one after
-    the other, which takes half as much shared memory. ``flatten`` makes the loops over tiles and
-    over K one pipeline, so that the copies of the next tile start before this tile is stored.
+    the other, so that the stored block needs half as much shared memory. ``flatten`` makes the
+    loops over tiles and over K one pipeline, so that the copies of the next tile start before the
+    current tile is stored.
     """
 
     ctas: int = 8
@@ -217,12 +219,12 @@ class PersistentConfig(TileConfig):
     def accumulators(self) -> int:
         """Number of accumulator registers per thread.
 
-        With ``specialize``, a second group of as many warps computes half of the tile.
+        With ``specialize``, a second group with the same number of warps computes half of the tile.
         """
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return the first broken rule; ``specialize`` and ``halves`` cannot be combined."""
+        """Return the first broken rule or None; ``specialize`` rules out ``halves``."""
         if self.specialize and self.halves:
             return "specialize=on and halves=on cannot be combined; turn one of them off."
         return super().invalid(dtype, machine)
@@ -255,7 +257,7 @@ class ConvConfig(SplitConfig):
 
     @classmethod
     def from_gemm(cls, config: TileConfig) -> ConvConfig:
-        """Return the config of a convolution that a GEMM kernel computes with the given config."""
+        """Return the config of a convolution that is computed by a GEMM kernel with ``config``."""
         # The config of a convolution lacks some fields of PersistentConfig, such as ``tma``.
         names = {f.name for f in fields(cls)}
         settings = {name: value for name, value in vars(config).items() if name in names}
@@ -285,14 +287,15 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
     "triton-persistent": PersistentConfig,
     "triton-conv": ConvConfig,
 }
-"""Config type of each hand-written Triton family, for code that reads configs without Triton."""
+"""Config type of each hand-written Triton family, for code that does not import Triton."""
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
     """Return the experimental feature that the text of a config turns on, or None.
 
     Raises:
-        UserError: if ``implementation`` is a hand-written kernel that has no such config.
+        UserError: if ``config`` is not a valid config of the hand-written kernel
+            ``implementation``.
     """
     config_type = HAND_WRITTEN.get(implementation)
     if config_type is None or not config:
@@ -321,7 +324,7 @@ def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Return the number of tiles divided by the number that all their waves could compute.
+    """Return the number of tiles divided by the capacity of all waves that these tiles need.
 
     ``slots`` is the number of tiles in a full wave.
     """

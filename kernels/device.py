@@ -65,11 +65,11 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
 
 
 def make_current(gpu: int | None) -> None:
-    """Make a GPU the current one of this process; do nothing for the CPU (``gpu`` is None).
+    """Make a GPU the current GPU of this process; do nothing if ``gpu`` is None (the CPU).
 
     PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` use the
-    current GPU. :func:`select_device` does not change it, because a process that only plans must
-    not open a GPU.
+    current GPU. :func:`select_device` does not change the current GPU, because a process that only
+    plans must not open a GPU.
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
@@ -93,7 +93,7 @@ def _this_gpu(gpu: int) -> Device:
     """Return a visible GPU with its facts.
 
     Raises:
-        UserError: if there is no such GPU, or this PyTorch is not built for it.
+        UserError: if this GPU does not exist, or if this build of PyTorch does not support it.
     """
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
@@ -134,7 +134,7 @@ def _this_gpu(gpu: int) -> Device:
 
 
 def clock_khz(properties: Any, name: str) -> float:
-    """Return a clock in kHz by its property's name; 0 if this build of PyTorch lacks it."""
+    """Return the clock property ``name`` in kHz, or 0 if this build of PyTorch lacks it."""
     return float(getattr(properties, name, 0))
 
 
@@ -143,8 +143,8 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
 
     A binary (``sm_80``) runs on GPUs with the same major version and the same or a later minor
     version. PTX (``compute_90``) runs on GPUs with the same or any later capability. The suffix
-    ``a`` (``sm_90a``) restricts either to this capability, and ``f`` restricts PTX to its major
-    version.
+    ``a`` (``sm_90a``) restricts a binary or PTX to exactly this capability. The suffix ``f``
+    restricts PTX to its major version.
     """
     if not arches:  # the architectures are not known, so assume that it runs
         return True
@@ -168,7 +168,7 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
 
 
 def nvidia_driver() -> str | None:
-    """Return the NVIDIA driver's version, or ``unknown``; None if Linux lists no NVIDIA GPU."""
+    """Return the NVIDIA driver's version or ``unknown``, or None if Linux lists no NVIDIA GPU."""
     if not glob.glob("/dev/nvidia[0-9]*") and not Path("/proc/driver/nvidia/gpus").is_dir():
         return None
     try:
@@ -208,7 +208,7 @@ def _why_unusable(driver: str) -> str:
 
 
 def _initialisation_error() -> str:
-    """Return the first line of the error when PyTorch initialises CUDA, or say that it can."""
+    """Return the first line of CUDA's initialisation error, or say that PyTorch finds no GPU."""
     try:
         torch.cuda.init()
     except Exception as error:  # PyTorch raises RuntimeError, AssertionError and its own errors
@@ -220,7 +220,7 @@ def _initialisation_error() -> str:
 def software(device: Device) -> dict[str, str]:
     """Return the versions of the software on which measured times depend.
 
-    They contain no host name, user or path.
+    The result contains no host name, user name or path.
     """
     versions = {
         "python": platform.python_version(),

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Launch:
     """Callable that computes a problem: ``launch(i)`` launches once on operand set i.
 
-    It returns the output without waiting for the GPU. A call sets the process-wide settings that
-    vendor libraries read, such as the precision of fp32 GEMMs, and restores them. Code that times a
-    batch enters the context manager ``settings()`` once and calls ``bare(i)``, so that setting and
-    restoring are not measured. ``paced`` is True if the gaps between launches are part of the
-    measured time.
+    Each call returns the output without waiting for the GPU. The call sets the process-wide
+    settings that vendor libraries read, such as the precision of fp32 GEMMs, and then restores the
+    previous settings. Code that times a batch of launches enters the context manager ``settings()``
+    once and calls ``bare(i)``, so that setting and restoring are not measured. ``paced`` is True if
+    the gaps between launches are part of the measured time.
     """
 
     def __init__(
@@ -47,31 +47,31 @@ class Launch:
 class Implementation(Protocol):
     """Implementation of one or more operations, such as a vendor library or a Triton family.
 
-    :func:`kernels.implementations` returns all of them by name.
+    :func:`kernels.implementations` returns all implementations by name.
     """
 
     name: str
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations, such as ``gemm``, that the implementation computes on some machine."""
+        """Operations, such as ``gemm``, that the implementation computes on suitable machines."""
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Return None if the implementation computes the problem; otherwise the reason."""
+        """Return the reason why the problem is not supported, or None if it is supported."""
         ...
 
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return candidate configs; the first is the one that the implementation would choose.
+        """Return candidate configs; the first is the default choice of the implementation.
 
-        None means the default of a vendor library.
+        A candidate that is None stands for the default of a vendor library.
         """
         ...
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; return None, the default, if it is empty."""
+        """Parse a config's text; return None (the default config) for an empty text."""
         ...
 
     def prepare(

@@ -76,7 +76,7 @@ class Machine:
     emulated: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
-        """Return the peak FLOP/s of a dtype; 0 for a CPU that is not measured yet.
+        """Return the peak FLOP/s of a dtype, or 0 for a CPU whose peak is not measured yet.
 
         Raises:
             UserError: if the machine does not support the dtype.
@@ -90,7 +90,7 @@ class Machine:
     def ridge(self, dtype: str) -> float:
         """Return the ridge point of a dtype's roofline: peak over bandwidth, in FLOP/byte.
 
-        A CPU must have been measured.
+        For a CPU, the peak and the bandwidth must have been measured.
 
         Raises:
             UserError: if the machine does not support the dtype.
@@ -111,7 +111,7 @@ class Machine:
         """Create a machine from its facts in run.json, which may come from another user.
 
         Raises:
-            UserError: if a fact is missing or impossible, or the slug does not consist of
+            UserError: if a fact is missing or impossible, or if the slug does not consist of
                 lower-case letters, digits and dashes.
         """
         if fault := misfit(data, _FACTS, "machine"):
@@ -156,7 +156,7 @@ def known_machines() -> dict[str, Machine]:
 
 @contextmanager
 def _whole_table() -> Iterator[dict[str, Any]]:
-    """Yield the content of machines.toml; faults that the ``with`` block meets are UserErrors."""
+    """Yield the content of machines.toml; turn faults in the ``with`` block into UserErrors."""
     try:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -170,7 +170,7 @@ def known_machine(slug: str) -> Machine:
     """Return the machine in ``machines.toml`` for a slug, or for an unambiguous part of a slug.
 
     Raises:
-        UserError: if no machine fits, or more than one.
+        UserError: if no machine fits, or if more than one machine fits.
     """
     machines = known_machines()
     return machines[slug_meant(slug, machines)]
@@ -205,7 +205,7 @@ def _slug_of_device_name() -> dict[str, str]:
 def slug_of_device(name: str) -> str:
     """Return the slug of a GPU, given the name that its driver reports.
 
-    If ``machines.toml`` does not list the name, the slug is made from it.
+    If ``machines.toml`` does not list the name, the slug is derived from the name.
     """
     listed_slug = _slug_of_device_name().get(name)
     if listed_slug:
@@ -227,8 +227,8 @@ def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
 def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> Machine:
     """Create a machine from its entry in machines.toml.
 
-    A fact that has a source is a pair: its value, and the key of its source in ``sources``. In the
-    file, the bandwidth is in GB/s, and peaks are in TFLOP/s.
+    A fact with a source is stored as a pair: the value, and the key of the source in ``sources``.
+    In the file, the bandwidth is in GB/s, and peaks are in TFLOP/s.
     """
     facts: dict[str, Any] = {}
     citations: dict[str, str] = {}
@@ -376,7 +376,7 @@ _NOT_REPORTED = "the device does not report its own"
 
 
 def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
-    """Return a MIG slice's whole card, or the card of the generation with the closest SM count."""
+    """Return a MIG slice's whole card, or the ``generation``'s card with the closest SM count."""
     whole_card = _whole_card(properties)
     if whole_card is not None:
         return whole_card
@@ -385,7 +385,7 @@ def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
 
 
 def _whole_card(properties: DeviceProperties) -> Machine | None:
-    """Return the listed card that a MIG slice is part of; None for other GPUs."""
+    """Return the listed card that contains a MIG slice, or None for other GPUs."""
     slug = _slug_of_device_name().get(properties.name.partition(" MIG ")[0])
     return None if slug is None else known_machines()[slug]
 
@@ -420,7 +420,7 @@ def cpu_model() -> str:
 
 
 def _cpuinfo() -> str:
-    """Return the text of ``/proc/cpuinfo``; empty on systems without this file."""
+    """Return the text of ``/proc/cpuinfo``, or "" on systems without this file."""
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -428,9 +428,10 @@ def _cpuinfo() -> str:
 
 
 def instruction_set(cpuinfo: str | None = None) -> str:
-    """Return the CPU's widest instruction set, such as ``avx2``; ``base`` if it is not known.
+    """Return the CPU's widest instruction set, such as ``avx2``, or ``base`` if none is known.
 
-    ``cpuinfo`` is the text of Linux's ``/proc/cpuinfo``; None reads the file of this machine.
+    ``cpuinfo`` is the text of Linux's ``/proc/cpuinfo``. If ``cpuinfo`` is None, the file of this
+    machine is read.
     """
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
@@ -451,9 +452,9 @@ _WITH_BF16 = ("amx", "avx512bf16", "neonbf16")  # instruction sets that multiply
 def cpu_threads() -> int:
     """Return the number of threads with which Rooftile measures this CPU.
 
-    The environment variable ``THREADS`` gives the number. By default, it is one less than the
-    usable cores, or 1 if there are fewer than four. Without an idle core, other processes would
-    delay one of the threads, and all other threads would wait for it.
+    The environment variable ``THREADS`` gives the number. The default is one thread less than the
+    number of usable cores, or one thread if there are fewer than four cores. Without an idle core,
+    other processes would delay one of the threads, and all other threads would wait for it.
 
     Raises:
         UserError: if ``THREADS`` is not a positive whole number.
@@ -470,7 +471,7 @@ def cpu_threads() -> int:
 def usable_cores(cpuinfo: str | None = None) -> int:
     """Count the physical cores that this process may use, within its container's CPU quota.
 
-    ``cpuinfo`` is that of :func:`instruction_set`.
+    ``cpuinfo`` has the meaning that :func:`instruction_set` describes.
     """
     usable = _usable_processors()
     text = _cpuinfo() if cpuinfo is None else cpuinfo
@@ -546,7 +547,7 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
 
 
 def _last_level_cache() -> int:
-    """Return the bytes of the largest cache that the system reports; 32 MiB if it reports none."""
+    """Return the size in bytes of the largest reported cache, or 32 MiB if none is reported."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -557,7 +558,7 @@ def _last_level_cache() -> int:
 
 
 def _total_memory() -> int:
-    """Return the size of the host's memory in bytes; 0 if the system does not report it."""
+    """Return the size of the host's memory in bytes, or 0 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -22,8 +22,8 @@ KINDS = (
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has two sizes, in the order of the name. In the names of cuBLAS's kernels, they are
-    those of a column-major result.
+    ``tile`` has two sizes, in the order in which the name lists them. In the names of cuBLAS's
+    kernels, the two sizes are those of a tile in a column-major result.
     """
 
     kind: str
@@ -37,9 +37,10 @@ class KernelName:
     tensor_cores: bool | None = None
 
     def tile_text(self) -> str:
-        """Return the tile of a row-major result as ``ROWSxCOLUMNS[xDEPTH]``; empty if unknown.
+        """Return the tile of a row-major result as ``ROWSxCOLUMNS[xDEPTH]``, or "" if unknown.
 
-        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the names of its GEMM kernels have the columns first.
+        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the names of cuBLAS's GEMM kernels list the columns
+        first.
         """
         if self.tile is None:
             return ""
@@ -101,7 +102,7 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 
 @functools.lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
-    """Return the facts in a kernel's name, as a profiler prints it."""
+    """Return the facts in a kernel's name, given in the form that a profiler prints."""
     # 1. Recognise the kind and the library by the first pattern that matches.
     lowered = name.lower()
     kind = _first_match(_KIND_PATTERNS, lowered) or "other"
@@ -139,10 +140,10 @@ def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | Non
 def conv_algorithm(kernels: Sequence[str]) -> str:
     """Return the algorithm of a convolution, according to the names of all its kernels.
 
-    It is ``implicit-gemm`` (also for a convolution by an explicit GEMM), ``winograd-2x2`` (one
-    fused kernel), ``winograd-4x4`` (four kernels), ``fft``, or "" if no name shows it. The three
-    digits in the name of a fused Winograd kernel, as in ``tile148`` or ``tile442``, are not the
-    size of an output tile: their product is 32 in every name.
+    The result is ``implicit-gemm`` (also for a convolution by an explicit GEMM), ``winograd-2x2``
+    (one fused kernel), ``winograd-4x4`` (four kernels), ``fft``, or "" if no name shows the
+    algorithm. The three digits in the name of a fused Winograd kernel, as in ``tile148`` or
+    ``tile442``, are not the size of an output tile: in every name, the three digits multiply to 32.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
@@ -155,7 +156,7 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 
 
 def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
-    """Return a kernel's tile and its K elements per step; None for what the name does not show."""
+    """Return a kernel's tile and K elements per step, each None if the name does not show it."""
     tile: tuple[int, int] | None = None
     depth: int | None = None
     for pattern in _TILES:
@@ -176,7 +177,7 @@ def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
 
 
 def _stages(lowered: str) -> int | None:
-    """Return a kernel's number of pipeline stages; None if its name does not show it."""
+    """Return a kernel's number of pipeline stages, or None if the name does not show it."""
     for pattern in _STAGES:
         match = pattern.search(lowered)
         if match is not None:
@@ -185,7 +186,7 @@ def _stages(lowered: str) -> int | None:
 
 
 def _split_k(lowered: str) -> bool | None:
-    """Return whether a kernel splits K; None if its name does not show it."""
+    """Return True if a kernel splits K, False if not, or None if the name does not show this."""
     if "splitk" in lowered:
         return True
     # An nvjet kernel that splits K says so in its name.
@@ -193,7 +194,7 @@ def _split_k(lowered: str) -> bool | None:
 
 
 def _tensor_cores(lowered: str) -> bool | None:
-    """Return whether a kernel uses Tensor Cores; None if its name does not show it."""
+    """Return whether a kernel uses Tensor Cores, or None if the name does not show this."""
     # An xmma kernel that multiplies by plain FMAs has ffma in its name.
     # All other xmma kernels use Tensor Cores.
     if "xmma" in lowered:

@@ -1,8 +1,9 @@
 """Operands of a problem, as views of flat memory in the problem's layout.
 
-A GEMM's operands are A (m, k) and B (k, n), with a leading dimension for a batch above 1. A
-convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w) for dgrad,
-(x, dy) for wgrad. Any other operation has an input and parameters.
+A GEMM's operands are A (m, k) and B (k, n). If the batch is above 1, both operands have a batch
+axis in front of these two axes. A convolution's operands are the two tensors that its pass reads:
+(x, w) for fprop, (dy, w) for dgrad, (x, dy) for wgrad. Any other operation has an input and
+parameters.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
 def view_operands(
     problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
 ) -> Operands:
-    """View three flat tensors, whose sizes are the :func:`element_counts`, as operands."""
+    """View three flat tensors with the sizes of :func:`element_counts` as operands."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
         matrices = [
@@ -139,7 +140,7 @@ def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
 
 
 def _row_stride(row_length: int, ld_multiple: int) -> int:
-    """Return the number of elements from one stored row to the next, with the gap between them."""
+    """Return the number of elements from the start of one stored row to the start of the next."""
     multiples: int = ceil_div(row_length, ld_multiple)
     return multiples * ld_multiple
 

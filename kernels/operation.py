@@ -1,6 +1,6 @@
 """Operations other than GEMMs and convolutions for which performance guides state rules.
 
-They are memory-bound layers, series of GEMMs that share an operand, and LSTM layers.
+These operations are memory-bound layers, series of GEMMs that share an operand, and LSTM layers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "m
 """Number of operations per element in the textbook formula of each memory-bound layer.
 
 A comparison, an exp and an erf are one operation each. Max-pool is 3×3 with stride 1, as in the
-performance guide that states 2.25 FLOP per byte for it. PyTorch's max-pool also writes a 64-bit
-index for each element, which the minimum bytes do not include.
+performance guide that states 2.25 FLOP per byte for max-pool. PyTorch's max-pool also writes a
+64-bit index for each element, which the minimum bytes do not include.
 """
 
 # Layers with a scale and a shift for each channel.
@@ -59,9 +59,9 @@ class _OperationBase(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Layer(_OperationBase):
-    """Memory-bound layer on activations (n, c, h, w); its result has the same shape.
+    """Memory-bound layer on activations (n, c, h, w); the result has the same shape.
 
-    Layer norm and softmax work over the channels of each pixel, so that (n, c) with h = w = 1 is n
+    Layer norm and softmax work over the channels of each pixel, so activations with h = w = 1 are n
     rows of c features. Batch norm works over all pixels of a channel, with the statistics of the
     batch as in training.
     """
@@ -97,13 +97,13 @@ class Layer(_OperationBase):
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Numbers of elements in the activations, in scale and shift, and in the result."""
+        """Numbers of elements in the activations, in the scales and shifts, and in the result."""
         parameters = 2 * self.c if self.op in _LAYERS_WITH_PARAMETERS else 0
         return self.elements, parameters, self.elements
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """GEMMs in the layer: none."""
+        """GEMMs in the layer, which has none."""
         return ()
 
     @property
@@ -142,7 +142,7 @@ SERIES = ("projections", "timesteps")
 
 @dataclass(frozen=True, slots=True)
 class Series(_OperationBase):
-    """``count`` GEMMs (m, k) @ (k, n) that share an operand, and could be fused into one.
+    """``count`` GEMMs (m, k) @ (k, n) that share an operand, and could be fused into one GEMM.
 
     - ``projections`` share the input and have one weight each, like Q, K and V or the gates of an
       LSTM.
@@ -230,7 +230,7 @@ class Lstm(_OperationBase):
 
     @property
     def weight_scale(self) -> float:
-        """Factor by which normally distributed values are multiplied to get weights.
+        """Factor by which normally distributed values are multiplied to obtain weights.
 
         The factor is about 1/√(features + hidden), so that gates do not saturate. It is a power of
         two, so that normal floating-point values are not rounded.
@@ -244,7 +244,7 @@ class Lstm(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """GEMMs of the layer, as (number of times, GEMM): one over all steps, one in each step."""
+        """GEMMs of the layer, as (number of times, GEMM): one for all steps, and one per step."""
         gate_columns = GATES * self.hidden
         rows = self.steps * self.minibatch
         return (
@@ -306,7 +306,7 @@ Operation = Layer | Series | Lstm
 Workload = Problem | Operation
 """Any problem or operation that Rooftile can time.
 
-The Triton families and :mod:`kernels.timemodel.estimate` take only GEMMs and convolutions.
+The Triton families and :mod:`kernels.timemodel.estimate` accept only GEMMs and convolutions.
 """
 
 _KINDS: dict[str, type[Layer] | type[Series] | type[Lstm]] = {
@@ -321,7 +321,7 @@ def as_problem(workload: Workload) -> Problem:
     """Return the workload, which must be a GEMM or a convolution.
 
     Raises:
-        TypeError: if it is not, which the caller should have checked.
+        TypeError: if the workload is another operation, which the caller should have ruled out.
     """
     if isinstance(workload, Operation):
         raise TypeError(f"{workload} is neither a GEMM nor a convolution.")
@@ -329,7 +329,7 @@ def as_problem(workload: Workload) -> Problem:
 
 
 def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
-    """Return the GEMMs or the convolution in a workload, each as (number of times, problem).
+    """Return a workload's GEMMs or convolution, as pairs (number of times, problem).
 
     The result is empty for a memory-bound layer.
     """

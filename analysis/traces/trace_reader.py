@@ -1,9 +1,9 @@
 """Read the events of a trace that PyTorch's profiler wrote, one by one.
 
-A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only
-a window of the text is in memory at a time. Python's JSON decoder reads one value after another
-from this window, which takes about as long as ijson with its C library. For a trace of 50 MB, the
-reader needs a tenth of the memory that reading the whole file at once takes
+A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only a
+window of the text is in memory at a time. Python's JSON decoder reads one value after another from
+this window, which takes about as long as ijson with its C library. For a trace of 50 MB, this
+method needs a tenth of the memory that is needed to read the whole file at once
 (results/accuracy/trace-speed.jsonl).
 """
 
@@ -24,13 +24,13 @@ EVENTS = "traceEvents"
 """Name of the list of events in a trace."""
 
 DEVICES = "deviceProperties"
-"""Name of the list of the node's GPUs in a trace. Values other than this list and the events are
-ignored."""
+"""Name of the list of the node's GPUs in a trace. The reader ignores everything in a trace except
+this list and the list of events."""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
-"""Number of characters after which a value that has not ended counts as damaged. An event has
-hundreds of characters, or thousands with a long stack."""
+"""Largest number of characters in one value. If a value has not ended by then, the trace counts as
+damaged. An event has hundreds of characters, or thousands with a long stack."""
 
 _LONGEST_TAIL = len("e+5")  # characters after which the decoder knows that a number ended
 
@@ -39,7 +39,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a trace in the order of its file.
+    """Yield the events of a trace in the order in which the file lists them.
 
     Args:
         path: path of the trace, ``.json`` or ``.json.gz``.
@@ -72,7 +72,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a document, which is a mapping or only the list of events."""
+    """Yield the events of a JSON document: a list of events, or a mapping with such a list."""
     first = window.next_character()
     if first == "[":
         yield from window.items()
@@ -137,7 +137,7 @@ class _Window:
         """Return the next JSON value.
 
         Raises:
-            UserError: if there is no valid value, or the value is too long or nested too deeply.
+            UserError: if there is no valid value, or if the value is too long or nested too deeply.
         """
         self.next_character()
         while True:
@@ -160,7 +160,7 @@ class _Window:
             return value
 
     def items(self) -> Iterator[Any]:
-        """Yield the values of the list that begins here."""
+        """Yield the values of the list that begins at the next character."""
         self.skip()
         if self.next_character() == "]":
             self.skip()

@@ -21,8 +21,8 @@ TRACED_DTYPES = {
     "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16",
     "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8",
 }  # fmt: skip
-"""Rooftile's name of each dtype, by the dtype's name in a trace. The inputs of an operation in fp32
-do not tell whether it was computed in tf32."""
+"""Rooftile's name for each dtype, by the dtype's name in a trace. If an operation has fp32 inputs,
+the trace does not show whether tf32 was used to compute the result."""
 
 _NUMBERS = re.compile(r"\[?(-?\d{1,18}(?:, ?-?\d{1,18})*)?\]?")
 
@@ -86,8 +86,8 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 def _linear(inputs: OperationInputs) -> list[Work]:
     """Return the GEMM of a linear layer with the input x (…, k) and the weight (n, k).
 
-    Most linear layers call ``addmm`` or ``mm``, and the trace shows that call as well. This
-    function is for layers that call neither.
+    Most linear layers call ``addmm`` or ``mm``, and the trace contains this inner call, too. This
+    function is for linear layers that make no such inner call.
     """
     x, weight = _stored(inputs, 0), _stored(inputs, 1)
     rows = math.prod(x.sizes[:-1])
@@ -115,12 +115,12 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
     The dimensions of A and B tell which of three problems the operation computes:
 
     - A (experts, m, k) and B (experts, k, n): a batch of GEMMs of one size;
-    - A (m, k) and B (experts, k, n): each row of A times the weight of the row's expert;
+    - A (m, k) and B (experts, k, n): each row of A is multiplied by the weight of the row's expert;
     - A (n, m) and B (m, k): the gradient of each expert's weight, summed over the expert's rows.
 
     Raises:
-        ValueError: if A and B have other dimensions or do not fit together, or if the number of
-            experts is not known.
+        ValueError: if the dimensions of A and B match none of these problems, if their sizes
+            disagree, or if the number of experts is not known.
     """
     a, b = _stored(inputs, 0), _stored(inputs, 1)
     dtype = _dtype(inputs, 0)
@@ -182,7 +182,7 @@ def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``; ``[]`` has none."""
+    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``, or () for ``[]``."""
     match = _NUMBERS.fullmatch(text)
     if match is None:
         raise ValueError("the setting is not a list of whole numbers")
@@ -203,8 +203,8 @@ def _convolution(
     Args:
         inputs: inputs of the operation.
         setting_positions: position of each setting that the operation takes. ``stride`` and
-            ``padding`` are always among them. If the number of groups is missing, it follows from
-            the sizes; other missing settings have PyTorch's defaults.
+            ``padding`` are always among them. A missing number of groups is derived from the sizes;
+            other missing settings have PyTorch's defaults.
         first: position of the image. The filters follow.
         passes: passes that the operation computes.
     """
@@ -266,10 +266,10 @@ _SLOW_SETTINGS = {"stride": 4, "padding": 5}  # PyTorch's slow_conv2d, on one th
 def _gradients(
     inputs: OperationInputs, setting_positions: dict[str, int], mask_position: int
 ) -> list[Work]:
-    """Return the gradients of a convolution that a call computes, without that of the bias.
+    """Return the gradients of a convolution that a call computes, except the bias gradient.
 
-    The argument at ``mask_position``, such as ``[True, True, False]``, says for the input, the
-    filter and the bias whether the call computes the gradient.
+    The argument at ``mask_position``, such as ``[True, True, False]``, tells for each of the input,
+    the filter and the bias whether the call computes its gradient.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
     # The bias, the last entry of the mask, is not a convolution, so it has no partner here.

@@ -1,11 +1,11 @@
 """Measure how much following the advice is worth, on the held-out shapes of a table.
 
 For *choose* queries, random neighbourhoods are drawn. A neighbourhood has all held-out shapes that
-differ from one shape only in size, by at most 15% in each dimension. The regret is how much slower
-(in FLOP/s) the picked shape is than the fastest shape in the neighbourhood.
+differ from one shape only in size, by at most 15% in each dimension. The regret is the relative
+loss of speed (in FLOP/s) of the picked shape, compared with the fastest shape in the neighbourhood.
 
-For *pad* queries, only shapes with a held-out padding are drawn. A padding is a larger shape: each
-dimension is equal, or larger by at most 15%.
+For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is
+another shape, in which each dimension is equal or larger, by at most 15%.
 
 The advice is compared with simpler rules:
 
@@ -40,8 +40,8 @@ _REACH = 0.15  # Largest relative difference between neighbours in each dimensio
 _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
-"""Largest number of neighbourhoods to draw, and of shapes to pad. With only a few hundred, the
-mean gain depends mostly on which ones are drawn."""
+"""Largest number of neighbourhoods to draw, and of shapes to pad. With only a few hundred shapes,
+the mean gain depends mostly on which shapes are drawn."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Padding:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
-        found: share of padded shapes among those that could gain at least 5%; 0 if there are no
-            such shapes.
+        found: share of padded shapes among all shapes whose best padding gains at least 5%; 0 if
+            there are no such shapes.
     """
 
     moved: int
@@ -68,11 +68,11 @@ class AdviceValue:
 
     Attributes:
         neighbourhoods: number of neighbourhoods that were drawn.
-        regret: mean regret of each rule, by its name.
+        regret: mean regret of each rule, by the name of the rule.
         pads: number of shapes to pad that were drawn.
-        padding: value of each rule, by its name.
-        hindsight: mean gain if each shape is replaced by its fastest padding, or kept if none is
-            faster.
+        padding: value of each rule for padding, by the name of the rule.
+        hindsight: mean gain if each shape is replaced by its fastest padding, unless the original
+            shape is faster.
         overclaimed: share of the advised changes, to pad or to choose, that gained less than the
             lower end of the claimed interval; None if no change was advised.
     """
@@ -90,7 +90,7 @@ class AdviceValue:
 
 
 class _Claim(NamedTuple):
-    """Lower end of the interval that the advice claims for a gain, and the measured gain."""
+    """Gain of an advised change: lower end of the claimed interval, and the measured value."""
 
     low: float
     gain: float
@@ -228,12 +228,12 @@ def judge_measured(
 ) -> dict[int, MeasuredValue]:
     """Judge the rule that measures the model's best candidates and picks the fastest.
 
-    The fastest candidate is picked by the times in the table ``repeated``, and judged by those in
-    the table of the validation. With only one table, a pick would seem better than it is, because
-    the same noise would affect both the pick and its judgement.
+    The fastest candidate is picked with the times in the table ``repeated``. The pick is then
+    judged with the times in the table of the validation. With only one table, a pick would seem
+    better than it is, because the same noise would affect both the pick and its judgement.
 
     Returns:
-        The value of measuring, by each number of candidates in ``counts``.
+        The value of measuring, for each number of candidates in ``counts``.
 
     Raises:
         UserError: if too few shapes were measured twice to draw a neighbourhood or a padding.
@@ -305,7 +305,7 @@ def _draw_neighbourhoods(
 
 
 def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> int:
-    """Return the fastest candidate, or the original if none gains at least :data:`MIN_GAIN`.
+    """Return the fastest candidate, or the original if no candidate gains :data:`MIN_GAIN`.
 
     ``speeds`` are the measured speeds of all held-out shapes, in any unit.
     """
@@ -334,7 +334,7 @@ class _HeldOutRows:
         self._index = SizeIndex(self._problems)
 
     def times_in(self, source: PublicRows) -> Array:
-        """Return each shape's seconds in another table; NaN if the table lacks the shape."""
+        """Return each shape's seconds in another table, or NaN for a shape that the table lacks."""
         measured_cases = zip(source.implementations, source.problems, strict=True)
         seconds_by_case = dict(zip(measured_cases, source.seconds, strict=True))
         cases = zip(self._implementations, self._problems, strict=True)
@@ -353,8 +353,8 @@ class _HeldOutRows:
     def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
         """Return the position of the advised shape, and the lower end of its gain's interval.
 
-        ``members`` are the positions of the shapes to choose from. The original can always be
-        advised, even if it is not among them.
+        ``members`` are the positions of the shapes to choose from. The original shape can always be
+        advised, even if it is not in ``members``.
         """
         # The original shape must be the first option.
         order = [original, *(j for j in members if j != original)]

@@ -2,8 +2,8 @@
 
 - ``datasheet``: the time of the arithmetic at the machine's peak, or of the memory traffic at its
   bandwidth, whichever is longer.
-- ``three_constants``: the same with a share of the peak, a share of the bandwidth and a launch time
-  that were set by hand.
+- ``three_constants``: the same time for fixed shares of the peak and of the bandwidth, plus a
+  launch time. These three constants were set by hand.
 - ``four_fitted``: a formula with four constants, fitted to the calibration measurements.
 - ``physics``: the model's formula and constants, without the trees that correct it.
 """
@@ -34,8 +34,8 @@ def baseline_errors(
 ) -> dict[str, Errors | None]:
     """Return the errors of each baseline on held-out measurements.
 
-    The errors of ``four_fitted`` are None if there are no calibration measurements. ``query`` has
-    the cases of ``tested``.
+    The errors of ``four_fitted`` are None if there are no calibration measurements. ``query``
+    contains the same cases as ``tested``.
     """
     machine = model.machine
     without_trees = {group: replace(fit, residual=None) for group, fit in model.fits.items()}
@@ -59,13 +59,13 @@ def baseline_errors(
 
 
 def _finite_errors(seconds: Array, measured: Array) -> Errors:
-    """Return the errors of predicted seconds, without predictions that are not finite."""
+    """Return the errors of predicted seconds; infinite and NaN predictions are left out."""
     finite = np.isfinite(seconds)
     return Errors.from_times(seconds[finite], measured[finite])
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return each case's seconds of arithmetic at the peak, and of traffic at the bandwidth."""
+    """Return each case's seconds for arithmetic at the peak, and for traffic at the bandwidth."""
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth
@@ -74,7 +74,7 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a formula with four constants to the measured seconds of the cases of ``floors``.
+    """Fit a formula with four constants to the measured ``seconds`` of cases with given ``floors``.
 
     The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
     combines the times of arithmetic and memory.

@@ -1,6 +1,6 @@
 """Judge the model on held-out measurements of a recording or of a public table.
 
-All reported errors are those of rows that the model was not calibrated on. The calibration rows are
+Errors are reported only for rows that the model was not calibrated on. The calibration rows are
 chosen without looking at any time. On a GPU, constants that were fitted to the machine under test
 are never used, not even as the start of a fit.
 """
@@ -32,7 +32,7 @@ from kernels.machine import Machine
 from kernels.timemodel.constants import foreign_constants
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
-"""Ways to choose the held-out rows. :func:`validate` explains them."""
+"""Ways to choose the held-out rows; :func:`validate` explains each way."""
 FOLDS = 5
 """Number of folds of a calibration's cross-validation."""
 _WITHHELD_SHARE = 0.3  # Hold-out "levels": share of the values of M, N and K that are withheld.
@@ -49,9 +49,9 @@ class Validation:
         holdout: way in which the held-out rows were chosen, one of :data:`HOLDOUTS`.
         calibrated: positions in ``source`` of the rows that the model was calibrated on.
         tested: the held-out rows, in the order of ``prediction``.
-        constants_from: slug of the machine whose constants are used, or ``cpu`` for a CPU; empty if
-            the model was calibrated, or comes from public tables.
-        baselines: errors of each baseline on the held-out rows; None for those that were not
+        constants_from: slug of the machine whose constants are used, or ``cpu`` for a CPU; "" if
+            the model was calibrated or comes from public tables.
+        baselines: errors of each baseline on the held-out rows; None for a baseline that was not
             judged.
         prior: names of the public tables from which the calibration started, or from which the rows
             were predicted without calibration.
@@ -76,7 +76,7 @@ class Validation:
 
     @property
     def by_algorithm(self) -> dict[str, Errors]:
-        """Errors by algorithm, as the kernel names show it; empty if no name shows an algorithm."""
+        """Errors by algorithm, for the rows whose kernel name shows the algorithm."""
         names = np.array(self.tested.algorithms, dtype=object)
         times = self.prediction.estimate.time
         return {
@@ -86,9 +86,10 @@ class Validation:
 
     @property
     def tile_agreement(self) -> float | None:
-        """Share of rows whose predicted tile is that in the kernel's name.
+        """Share of rows whose predicted tile equals the tile in the kernel's name.
 
-        Rows whose kernel name contains no tile are left out. The share is None if no row is left.
+        Rows whose kernel name contains no tile are left out. The share is None if no kernel name
+        contains a tile.
         """
         estimate = self.prediction.estimate
         predicted = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(estimate.bm, estimate.bn, strict=True)]
@@ -101,7 +102,7 @@ class Validation:
 
     @property
     def coverage(self) -> float:
-        """Share of the held-out times inside their 90% intervals."""
+        """Share of held-out rows whose measured times are inside the predicted 90% intervals."""
         above_lo = self.prediction.lo <= self.tested.seconds
         below_hi = self.tested.seconds <= self.prediction.hi
         return float((above_lo & below_hi).mean())
@@ -124,7 +125,7 @@ class Validation:
         return {"pairs": len(errors), "low": low, "high": high}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``analysis validate --json``."""
+        """Return the JSON document that ``analysis validate --json`` prints."""
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
         large = flops > _LARGE_FLOPS
         predicted = self.prediction.estimate.time
@@ -172,7 +173,7 @@ def validate(
     holdout: str = "rows",
     constants: str | None = None,
 ) -> Validation:
-    """Calibrate the model on some rows of a table, and judge it on others.
+    """Calibrate the model on some rows of a table, and judge the model on other rows.
 
     The hold-out decides which rows are tested:
 
@@ -188,16 +189,16 @@ def validate(
         calibrate: number of rows to calibrate on; None for all rows that may be calibrated on. With
             0, the constants of another machine are used. The hold-out ``folds`` always uses all
             rows.
-        seed: seed of the random part of the choice of calibration rows (see :func:`choose_rows`),
-            and of the choice of the values that ``levels`` withholds.
+        seed: seed for the random part of choosing the calibration rows (see :func:`choose_rows`),
+            and for choosing the values that ``levels`` withholds.
         holdout: one of :data:`HOLDOUTS`.
         constants: slug of another machine whose constants are used; None for the machine that
             :func:`foreign_constants` selects. For a CPU, ``constants`` has no effect.
 
     Raises:
         UserError: if there are fewer rows to calibrate on than ``calibrate``, if no row is left to
-            test, if ``constants`` is the GPU itself or has no shipped constants in this dtype, or
-            if the machine does not support the dtype.
+            test, if ``constants`` names the GPU under test or a machine without shipped constants
+            in this dtype, or if the machine does not support the dtype.
     """
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)
@@ -259,7 +260,8 @@ def validate(
 def _spread(machine: Machine, dtype: str) -> Spread:
     """Return the uncertainty of another machine's constants.
 
-    Only that of 16-bit dtypes on GPUs is known. For all others, :data:`UNKNOWN` is assumed.
+    The uncertainty is known only for 16-bit dtypes on GPUs. In all other cases, :data:`UNKNOWN` is
+    assumed.
     """
     learned = machine.kind == "gpu" and dtype in TWINS
     return Spread.from_shipped("generation") if learned else UNKNOWN

@@ -35,10 +35,10 @@ class CurvePoint:
 def learning_curve(
     source: PublicRows, machine: Machine, seed: int = 0, counts: Sequence[int] = COUNTS
 ) -> list[CurvePoint]:
-    """Validate the model with each of ``counts``, the ascending numbers of calibration rows.
+    """Validate the model for each number of calibration rows in ``counts``, which must ascend.
 
     There is a curve for each of the hold-outs ``rows`` and ``levels``. A curve ends before the
-    first number for which the source has too few rows. The other arguments are those of
+    first number for which the source has too few rows. The other arguments are described in
     :func:`analysis.validation.holdout.validate`.
 
     Raises:

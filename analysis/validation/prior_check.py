@@ -3,9 +3,9 @@
 A collection is the GEMM times in one public table or file. One collection, which is not used as a
 prior, takes the place of the machine's measurements.
 
-Tested shapes are removed from the priors' collections, because most of a user's shapes are not in
-any table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed,
-too. Shapes that are calibrated on are also removed. Otherwise the priors would predict the
+Tested shapes are removed from the collections of the priors, because most of a user's shapes are
+not in any table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are
+removed, too. Shapes that are calibrated on are also removed. Otherwise the priors would predict the
 calibration shapes better than the tested shapes, and calibration would trust the priors too much.
 """
 
@@ -54,9 +54,12 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
         dtype: dtype of the collections.
 
     Raises:
-        UserError: if a name is empty, has no times in this dtype other than those under test, or
-            fits no machine or several; if a file or the package of public tables cannot be read; or
-            if a file has rows that are not GEMMs.
+        UserError: in any of these cases:
+
+            - A name is empty, or fits no machine or several machines.
+            - A name has no times in this dtype except the times under test.
+            - A file or the package of public tables cannot be read.
+            - A file has rows that are not GEMMs.
     """
     per_name = (
         _find_collections(name.strip(), judged, machine, dtype) for name in names.split(",")
@@ -99,7 +102,8 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
 def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collection:
     """Read a collection from a public table (.parquet), another file or a folder of a recording.
 
-    A public table states its machine. From the others, only the rows of ``machine`` are read.
+    A public table states its machine. From any other file, or from a folder, only the rows of
+    ``machine`` are read.
 
     Raises:
         UserError: if the file cannot be read, or has rows that are not GEMMs.
@@ -114,7 +118,7 @@ def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collectio
 
 
 def _collection_from_table(table: PublicTable, dtype: str) -> Collection:
-    """Read a public table's rows of one dtype; the collection is empty if there are none."""
+    """Read a public table's rows of one dtype as a collection, which is empty without such rows."""
     return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
@@ -135,20 +139,24 @@ def validate_with_prior(
     - ``folds``: each fifth of the shapes in turn, so that all rows are tested.
 
     Args:
-        source: rows that take the place of the machine's measurements. Their times are taken as
-            warm times of the vendor library, because those are in the public tables.
+        source: rows that take the place of the machine's measurements. All of their times are
+            treated as warm times of the vendor library, because public tables contain only such
+            times.
         machine: the machine on which they were measured.
         named: the collections, the most trusted first.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
-        seed: seed of the random part of the choice of calibration rows (see :func:`choose_rows`),
-            and of the choice of what is held out. With the hold-out ``folds``, it has no effect.
+        seed: seed for the random part of choosing the calibration rows (see :func:`choose_rows`),
+            and for choosing the held-out rows. With the hold-out ``folds``, ``seed`` has no effect.
         holdout: one of the hold-outs above.
 
     Raises:
-        UserError: if the hold-out is unknown, the source has problems that are not GEMMs, there are
-            too few rows in the source or in the collections, there are neither collections nor rows
-            to calibrate on, or the machine does not support the dtype.
+        UserError: in any of these cases:
+
+            - The hold-out is unknown, or the machine does not support the dtype.
+            - The source has problems that are not GEMMs.
+            - The source or the collections have too few rows.
+            - There are neither collections nor rows to calibrate on.
     """
     if holdout not in _HOLDOUTS:
         *others, last = _HOLDOUTS
@@ -257,7 +265,7 @@ def _validate_once(
 def _split(
     source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the positions of the rows that may be calibrated on, and of those to test.
+    """Return the positions of the rows that may be calibrated on, and of the rows to test.
 
     With ``rows`` and ``folds``, ``seed`` selects the fifth of the shapes that is tested.
     """

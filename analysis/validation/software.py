@@ -1,8 +1,8 @@
 """Judge predictions from one public table against the other public tables of its machine.
 
 Each table was measured with one framework and one version of cuBLAS. Other versions choose other
-kernels. Predictions from an imported table are therefore compared with all other public tables,
-called collections, of the same machine.
+kernels. Predictions from an imported table are therefore compared with all other public tables of
+the same machine, which are called collections here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ advice predicted was 15% for choose queries and 8% for pad queries (results/accu
 """
 _SIZES = ["m", "n", "k"]
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
-"""Range of no width, which leaves every interval unchanged."""
+"""Range of zero width, which leaves every interval unchanged."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CollectionErrors:
             if the collection is not compared with an imported table.
         seen: log ratios and spreads of predictions by the final model, which was fitted to the same
             shapes in the imported table; None without an imported table.
-        origin: the machine whose constants are used; empty if it is the collection's machine.
+        origin: slug of the machine whose constants are used, or "" for the collection's machine.
     """
 
     slug: str
@@ -129,7 +129,8 @@ class CollectionErrors:
     def relative_to(self, software: SoftwareRange) -> GroupErrors:
         """Return the errors as multiples of a range's ends.
 
-        They are negative for times below the prediction: −1 is the lower end, and 1 the upper end.
+        The errors are negative for times below the prediction: −1 is the lower end, and 1 the upper
+        end.
         """
         relative = self.log_ratios / self.spreads
         ends = np.where(relative < 0, -software.low, software.high)
@@ -137,7 +138,7 @@ class CollectionErrors:
 
 
 class ErrorRange(NamedTuple):
-    """Range of the errors, as multiples of the spread, and factors on its ends by kind of shape."""
+    """Range of errors, in multiples of the spread, and factors for both ends by kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
@@ -166,7 +167,8 @@ def other_collections(
         folder: folder of the imported table's recording, with held-out predictions.
         table: the imported table.
         tables: public tables of any machine.
-        shift: expected difference in time between the imported table's framework and others.
+        shift: expected difference in time between the imported table's framework and other
+            frameworks.
     """
     predictions = _held_out_predictions(folder).join(median_times(table), on=_SIZES)
     calibration = json.loads((folder / "calibration.json").read_bytes())
@@ -179,7 +181,7 @@ def other_collections(
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
-    """Return the other tables of a table's machine, without those that have no bf16 rows."""
+    """Return the other tables that have bf16 rows and belong to the machine of ``table``."""
     return [
         other
         for other in tables
@@ -212,7 +214,7 @@ def median_times(table: PublicTable) -> pd.Series:
 def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors | None:
-    """Compare a collection with predictions at common shapes; return None if there are none.
+    """Compare a collection with predictions at common shapes; return None without such shapes.
 
     Args:
         model: final model of the imported table, fitted to all of its shapes.
@@ -249,14 +251,15 @@ def warm_query(rows: pd.DataFrame) -> Query:
 
 
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
-    """Write validation.json, the errors of an imported table's model, to its recording's folder.
+    """Write the errors of an imported table's model to validation.json in a recording's folder.
 
-    - ``software`` is the 90% range of the errors on other frameworks, to which the intervals of
-      answers are widened.
+    - ``software`` is the 90% range of the errors on other frameworks. The intervals of answers are
+      widened to this range.
     - ``same`` has the errors of held-out predictions of the table itself.
     - ``other`` has the errors on other frameworks' collections, and the share of their times inside
       the range ``software``. The share is optimistic, because the range was also learned from these
-      collections; ``judge_model`` in tests/studies/shipping leaves them out.
+      collections. ``judge_model`` in tests/studies/shipping learns the range without the judged
+      collection.
     """
     software = software_of(table.slug)
     collection_errors = other_collections(folder, table, tables, shift_of(table.slug))

@@ -85,7 +85,7 @@ def validation_text(validation: Validation) -> str:
 
 
 def basis(validation: Validation) -> str:
-    """Say what the model was calibrated on, and how many rows it was tested on."""
+    """Return a phrase with the model's origin, the number of tested rows and the hold-out."""
     if len(validation.calibrated):
         origin = f"calibrated on {counted(len(validation.calibrated), 'row')}"
     elif validation.constants_from:
@@ -113,7 +113,7 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
 
 
 def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
-    """Return the lines of a learning curve and of a noise floor; "" if there is neither."""
+    """Return a learning curve and a noise floor as text, or "" if both are missing."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"calibration rows (hold-out: {holdout})")
@@ -166,7 +166,7 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
 
 
 def _error_line(name: str, errors: Errors) -> str:
-    """Return a line with the number of cases and their errors; a missing error is a dash."""
+    """Return a line with a number of cases and their errors, or dashes for missing errors."""
     figures = (errors.median, errors.mean, errors.p95)
     cells = ["–" if figure is None else f"{figure:.1%}" for figure in figures]
     return _line(name, f"{errors.rows:,}", *cells)

@@ -1,7 +1,7 @@
 """Lookup of a machine by its slug (short name) or by any unambiguous part of the slug.
 
-Model numbers are never guessed: an L20 is not an L40, so only a machine with the same numbers is
-suggested.
+Model numbers are never guessed: an L20 is not an L40, so a suggested machine always has the model
+number that the user typed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ _SIMILAR = 0.5  # lowest difflib ratio at which one name counts as a misspelling
 def slug_meant(word: str, slugs: Iterable[str]) -> str:
     """Return the known slug that a word refers to.
 
-    ``word`` is a slug, or parts of one in any order and case: ``4090``, ``H100 PCIe``, ``rtx4090``.
+    ``word`` is a slug, or parts of a slug in any order and case, such as ``4090``, ``H100 PCIe`` or
+    ``rtx4090``.
 
     Raises:
-        UserError: if the word fits no known slug, or fits several and is not a whole slug.
+        UserError: if the word fits no known slug, or if it fits several slugs and is not a complete
+            slug.
     """
     unique_slugs = list(dict.fromkeys(slugs))
     dashed = "-".join(_words(word))
@@ -53,7 +55,7 @@ def _words(name: str) -> list[str]:
 
 
 def _matches(slug: str, words: Iterable[str]) -> bool:
-    """Return True if each word is one or several adjacent parts of the slug, as in ``rtx4090``.
+    """Return True if each word is a part of the slug, or adjacent parts joined, like ``rtx4090``.
 
     A memory size may lack its unit, as in ``a100-sxm-80``.
     """

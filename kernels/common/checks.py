@@ -13,7 +13,7 @@ LARGEST_SIZE = 2**40
 """Largest accepted size of a dimension, in elements."""
 
 LARGEST_BYTES = 2**60
-"""Largest accepted minimum traffic of a problem, in bytes. No machine has this much memory."""
+"""Upper limit on the minimum traffic of a problem, in bytes. No machine has this much memory."""
 
 _MAX_DIGITS = 20  # digits of the longest number that is parsed
 
@@ -25,15 +25,15 @@ def check_word(what: str, word: str, known: Collection[str]) -> None:
 
 
 def check_option(option: str, word: str, known: Sequence[str]) -> None:
-    """Refuse a word that is not among those that an option takes."""
+    """Refuse a word that is not a valid value of an option."""
     if word not in known:
         raise UserError(f"{option} is {word!r}; {nearest(word, known)}")
 
 
 def check_folder(file: Path) -> None:
-    """Refuse a file to write that is a folder, or is not in an existing folder.
+    """Refuse an output file whose path is a folder, or whose parent folder does not exist.
 
-    Call this before the long work whose result is to be written.
+    Call this function before a long computation, so that a wrong path is reported at once.
     """
     if file.is_dir():
         raise UserError(f"{file} is a folder; name a file.")
@@ -82,7 +82,7 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
 
 
 def check_bytes(problem: Any) -> None:
-    """Refuse a workload that no machine can hold in memory, judged by its minimum traffic."""
+    """Refuse a workload whose minimum traffic is larger than the memory of any machine."""
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
             f"{problem} needs {problem.bytes:.0e} bytes of memory, more than any machine has; "
@@ -91,5 +91,5 @@ def check_bytes(problem: Any) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Return True if the text consists only of digits, 1 to 20 of them."""
+    """Return True if the text consists of 1 to 20 digits."""
     return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS

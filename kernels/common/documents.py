@@ -1,6 +1,6 @@
 """Checks of JSON documents, which may be damaged or come from other users.
 
-In this module, a shape describes which values are accepted. It is one of these:
+In this module, a shape describes which values are accepted. A shape is one of these:
 
 - a type: ``str``, ``bool``, ``dict`` or ``list``,
 - a :class:`Number`,
@@ -92,7 +92,7 @@ def _first(faults: Iterable[str]) -> str:
 
 
 def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: str) -> str:
-    """Describe the first key that is missing or whose value does not fit; "" if all fit."""
+    """Describe the first key that is missing or has a wrong value; return "" if all keys fit."""
     for key, inner in shape.items():
         name = key.removesuffix("?")
         if name in value:

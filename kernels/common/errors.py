@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Error that a user can fix: bad input, or a machine that cannot do the work.
+    """Error that a user can fix, such as bad input or the choice of an unsuitable machine.
 
     Its text says what is wrong and what to do. The command line prints the text and exits with
     ``exit_code``: 2 for bad input (the default), or 1 if the input was fine and the work failed.
@@ -19,7 +19,7 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest the valid word that was probably meant, or list all valid words if none is similar.
+    """Suggest the valid word that is most similar, or list all valid words if none is similar.
 
     >>> nearest("bf61", ["bf16", "fp32"])
     "did you mean 'bf16'?"

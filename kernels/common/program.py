@@ -1,8 +1,8 @@
 """Names of the program's commands and folders, in a checkout or in an installation.
 
-When installed, the packages ``analysis``, ``kernels`` and ``sweeps`` are parts of one namespace,
-``rooftile``, with one command of that name. An installation has no set-up script, make targets or
-tests.
+In an installation, the packages ``analysis``, ``kernels`` and ``sweeps`` are parts of one
+namespace, ``rooftile``, and the only command is also called ``rooftile``. An installation has no
+set-up script, make targets or tests.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 """Folder of the checkout, or of the installed namespace."""
 
 FOLDER = None if INSTALLED else ROOT
-"""Working directory of processes that run the program's commands; None keeps the current one."""
+"""Working directory of processes that run the program's commands; None keeps the current
+directory."""
 
 RESULTS = Path("results") if INSTALLED else ROOT / "results"
-"""Folder of all machines' results, unless ``--results`` names another one."""
+"""Folder of all machines' results, unless ``--results`` names another folder."""
 
 USE_CPU = "--device cpu" if INSTALLED else "--device cpu (DEVICE=cpu with make)"
 USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
@@ -30,13 +31,13 @@ OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interprete
 """Phrases for messages: how to measure the CPU, start a new run or use another PyTorch."""
 
 _VERBS = {"kernels list": "implementations"}
-"""Verbs of ``rooftile`` for commands whose names say too little without their package."""
+"""Verbs of ``rooftile`` for commands whose names are unclear without the package."""
 
 
 def same_command(fresh: bool) -> str:
-    """Return how messages name the command that resumes a run.
+    """Return the phrase with which messages name the command that resumes a run.
 
-    ``fresh`` is True if the user's command sets old runs aside, and so would not resume this one.
+    ``fresh`` is True if the user's command has ``--fresh``, and would therefore start a new run.
     """
     return f"the same command without {USE_FRESH}" if fresh else "the same command"
 
@@ -54,7 +55,7 @@ def extra(name: str) -> str:
 def needs_extra(module: str, name: str = "measure", subject: str = "This command") -> str:
     """Return the sentence that names a missing package and the command that installs it.
 
-    ``name`` is the extra that has the package, and ``subject`` is the subject of the sentence.
+    ``name`` is the extra that contains the package, and ``subject`` is the subject of the sentence.
     """
     title = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
     return f"{subject} needs {title}, which is not installed; {extra(name)}."

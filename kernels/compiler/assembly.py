@@ -42,12 +42,12 @@ _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b")
 class InnerLoop:
     """One iteration of a kernel's loop over K.
 
-    - ``instruction`` is the kernel's family of matrix instructions in :data:`INSTRUCTIONS`, or
-      empty if it has none.
+    - ``instruction`` is the kernel's family of matrix instructions in :data:`INSTRUCTIONS`, or ""
+      if the kernel has none.
     - ``products`` is the number of multiply-adds that one CTA computes.
     - ``copied`` is the number of bytes that the CTA copies from global memory.
     - ``copy_bytes`` is the width of the narrowest copy: the bytes that one thread copies, or the
-      mean size of the blocks that TMA copies. It is 0 if the iteration copies nothing.
+      mean size of the blocks that TMA copies. ``copy_bytes`` is 0 if the iteration copies nothing.
     """
 
     instruction: str
@@ -61,7 +61,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 
     If the kernel has several innermost loops, one iteration of each is counted, because each group
     of warps in a warp-specialised kernel has a separate loop. ``warps`` is the number of warps that
-    multiply or, in a specialised kernel, of those in one group.
+    multiply. In a specialised kernel, only the warps of one group count.
     """
     # The first family that occurs is preferred to the others, so it is the one that multiplies.
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")
@@ -114,7 +114,7 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
 
 
 def _loops(ptx: str) -> list[list[str]]:
-    """Return the lines of each innermost loop, without those of other loops."""
+    """Return the lines of each innermost loop, without the lines of other loops."""
     lines: dict[str, list[str]] = defaultdict(list)
     inner: set[str] = set()
     # LLVM's notes on a block are comments in the block's first line and in the lines after it. They

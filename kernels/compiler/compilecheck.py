@@ -59,12 +59,13 @@ class CompileRow:
     """Outcome of compiling the main kernel of one call, and its helper kernels if it has any.
 
     ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
-    ``message`` then says why. Otherwise it explains unusual code, or is empty. ``launches`` is the
-    number of kernels in one call.
+    ``message`` then says why. If ``ok`` is True, ``message`` describes unusual code, or is empty.
+    ``launches`` is the number of kernels in one call.
 
-    The fields of the inner loop are those of :class:`LoopCode` and of :class:`InnerLoop`, where
-    ``mma`` is called ``instruction``. Here, ``products`` and ``copied`` are relative to what the
-    tile needs: bm · bn · bk multiply-adds, and the bytes of (bm + bn) · bk elements.
+    The fields of the inner loop are those of :class:`LoopCode` and of :class:`InnerLoop`, whose
+    field ``instruction`` is called ``mma`` here. The fields ``products`` and ``copied`` are
+    relative to what the tile needs: bm · bn · bk multiply-adds, and the bytes of (bm + bn) · bk
+    elements.
     """
 
     kernel: str
@@ -93,8 +94,8 @@ class CompileRow:
 class _Facts:
     """Facts about the code of one kernel, or of all kernels of one call.
 
-    For several kernels, the numbers of registers and bytes are the maxima over all of them, and the
-    other facts except ``launches`` are those of the main kernel.
+    For several kernels, each number of registers or bytes is the largest of any kernel. The other
+    facts, except for ``launches``, are those of the main kernel.
     """
 
     loop: InnerLoop
@@ -131,7 +132,7 @@ def compile_rows(
     Args:
         arches: architectures such as ``sm_90``; each stands for the first machine in
             ``machines.toml`` that has it.
-        every_candidate: whether to compile all valid configs, not only the chosen one.
+        every_candidate: whether to compile all valid configs instead of only the chosen config.
         names: names of the families to compile; all families if empty.
         done: function that is called with each row, in the order of the result, while later rows
             are still being compiled.
@@ -193,7 +194,7 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
 
 
 def _gemms(alignment: int) -> list[Problem]:
-    """Return GEMMs of 4096³, or of 4095³ if misaligned: odd sizes give odd strides."""
+    """Return GEMMs of size 4096³, or of size 4095³ (with odd strides) if they are misaligned."""
     size = _SIZE if alignment == _ALIGNED else _SIZE - 1
     return [
         Gemm(size, size, size, dtype, layout)
@@ -352,12 +353,12 @@ _RESOURCES = re.compile(
 
 
 def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
-    """Return a launch's kernel, and the log of the ``ptxas`` run that made it.
+    """Return a launch's kernel, and the log of the ``ptxas`` run that assembled the kernel.
 
     A second run of ``ptxas`` with other options would report other numbers of registers, and the
     resource dump of the binary does not show spills. The log is therefore kept next to the kernel
-    in Triton's cache. A launch caches a kernel without its log. If the log or the PTX is missing,
-    the kernel is compiled again.
+    in Triton's cache. An ordinary launch caches a kernel without its log. If the log or the PTX is
+    missing, the kernel is compiled again.
     """
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
@@ -373,7 +374,7 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
 
 
 def _warm_up(call: LaunchSpec, recompile: bool = False) -> tuple[Any, str]:
-    """Return a launch's kernel and the output of ``ptxas``, which is empty if it did not run."""
+    """Return a launch's kernel and the output of ``ptxas``, or "" if ``ptxas`` did not run."""
     knobs = triton.knobs
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
         knobs.nvidia.dump_ptxas_log = True

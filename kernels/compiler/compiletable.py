@@ -97,7 +97,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
 
 
 def _cell(rows: Sequence[CompileRow]) -> str:
-    """Return the text of one cell: the summary of its rows, or a dash if it has none."""
+    """Return the text of one cell: the summary of ``rows``, or a dash if there are no rows."""
     if not rows:
         return "–"
     # A row whose compilation failed has no matrix instruction.
@@ -120,6 +120,6 @@ def _cell(rows: Sequence[CompileRow]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """Return the smallest and the largest value as text, or one number if both round to it."""
+    """Return the smallest and the largest value as text, or one number if their texts are equal."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

@@ -1,8 +1,8 @@
 """Machine code (SASS) of one iteration of a kernel's inner loop, as ``nvdisasm`` prints it.
 
 PTX shows the work that the kernel asks for. Only SASS shows how many other instructions the loop
-has, such as those for addresses, masks and predicates. It also shows whether the loop waits for all
-matrix instructions or keeps some in flight.
+has, such as those for addresses, masks and predicates. SASS also shows whether the loop waits for
+all matrix instructions or keeps some in flight.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ENDS = ("EXIT", "RET", "BRX")
 class LoopCode:
     """Instructions of one iteration of the loop over K in machine code.
 
-    ``instructions`` is their number. ``matrix`` is the number of instructions that multiply
-    matrices or, in fp32, that multiply and add. ``waits_for_all`` is True if the iteration waits
-    for every wgmma before the next iteration begins.
+    ``instructions`` is the number of all instructions. ``matrix`` is the number of instructions
+    that multiply matrices or, in fp32, that multiply and add. ``waits_for_all`` is True if the
+    iteration waits for every wgmma before the next iteration begins.
     """
 
     instructions: int
@@ -57,7 +57,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def loop_code(sass: str) -> LoopCode:
-    """Return one iteration's counts, for the innermost loop with the most matrix instructions.
+    """Return the counts for one iteration of the innermost loop with the most matrix instructions.
 
     In a persistent kernel, the loop over K may contain the code that finishes a tile, which most
     iterations skip. The counted iteration is therefore the path through the loop that has the most
@@ -84,7 +84,7 @@ def loop_code(sass: str) -> LoopCode:
 
 
 def _encloses(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
-    """Return True if ``outer`` contains another loop ``inner``, both as (first, last line)."""
+    """Return True if ``outer`` contains another loop ``inner``, given as (first, last) lines."""
     return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 

@@ -49,7 +49,8 @@ SUITE = {
 class CheckRow:
     """Outcome of checking one implementation on one problem.
 
-    If no entry was compared, both figures are None. An infinite or NaN error is also None.
+    If no entry was compared, ``rel_error`` and ``tolerance`` are None. If the error is infinite or
+    NaN, ``rel_error`` is None.
     """
 
     implementation: str
@@ -61,7 +62,7 @@ class CheckRow:
 
 
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[CheckRow]:
-    """Check each named implementation on each problem, problem by problem; errors become rows."""
+    """Check each named implementation on each problem, and report every error as a row."""
     names, problems = list(names), list(problems)  # both are iterated several times
     make_current(device.gpu)
     if device.gpu is not None:

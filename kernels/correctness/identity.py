@@ -1,16 +1,16 @@
 """Test of a GEMM's whole result at a fraction of the cost of the GEMM.
 
 Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
-likely. V has four columns of random ±1, and is applied to one block of 1,024 columns at a time: in
-a longer sum, the rounding of the correct elements would hide a single wrong one. Rows are summed in
-the same way, because the identity also holds for Yᵀ = Bᵀ·Aᵀ. In a convolution, which is linear in
-each operand, channels and images take the place of columns and rows.
+likely. V has four columns of random ±1, and is applied to one block of 1,024 columns at a time. In
+a longer sum, the rounding errors of the correct elements would hide a single wrong element. Rows
+are summed in the same way, because the identity also holds for Yᵀ = Bᵀ·Aᵀ. In a convolution, which
+is linear in each operand, channels and images take the place of columns and rows.
 
 The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√N + 4).
-Here σ is the root mean square of an operand's elements. Without the 4, this is the standard
-deviation of a sum over N columns of dot products of length K; the 4 allows for one large element if
-N is small. For a correctly rounded result, the ratio of remainder to size hardly depends on M, N
-and K. V-ABFT (arXiv 2602.08043) compares such thresholds.
+Here σ is the root mean square of an operand's elements. Without the 4, the expected size is the
+standard deviation of a sum over N columns of dot products of length K. The 4 allows for one large
+element if N is small. For a correctly rounded result, the ratio of the remainder to the expected
+size hardly depends on M, N and K. V-ABFT (arXiv 2602.08043) compares such thresholds.
 
 The sums are in fp32, whose rounding adds about 1e-6 to the ratio, far below every limit.
 """
@@ -35,10 +35,10 @@ LIMIT = {"fp32": 2e-4, "tf32": 2e-2, "fp16": 5e-3, "bf16": 3e-2}
 """Largest allowed remainder by dtype, relative to the expected size of a block's sum.
 
 The remainder is the root mean square over the four vectors. Correct results were simulated with K
-up to 65,536; these are the typical and the largest remainder of 512 blocks:
+up to 65,536. The typical and the largest remainder of 512 blocks are:
 
-- fp32, summed in order: 1.2e-6 and 2.3e-6 (K = 4,096; they grow with √K),
-- tf32, of truncated inputs: 0.8e-3 and 2.3e-3,
+- fp32, summed in order: 1.2e-6 and 2.3e-6 (K = 4,096; the remainders grow with √K),
+- tf32 with truncated inputs: 0.8e-3 and 2.3e-3,
 - fp16: 0.21e-3 and 0.5e-3,
 - fp16 with 64 partial sums in 16 bits: 1.2e-3 and 2.7e-3,
 - bf16: 1.7e-3 and 3.9e-3,
@@ -46,8 +46,8 @@ up to 65,536; these are the typical and the largest remainder of 512 blocks:
 
 If K is very small, the largest elements of the result are several standard deviations large, and
 their rounding errors are larger by the same factor. A block of n elements that are all unrelated to
-the operands has a remainder of about 1.4 √n / (√n + 4). If only one of them is, the remainder is
-about 1.4 / (√n + 4).
+the operands has a remainder of about 1.4 √n / (√n + 4). If only one element is unrelated to the
+operands, the remainder is about 1.4 / (√n + 4).
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
@@ -67,8 +67,9 @@ def remainders(
     """Return the largest remainder of each result, or NaN if the result has a NaN.
 
     For layers and LSTMs, which are not linear in their operands, return None. The results have the
-    problem's logical shape. If two sides can be tested, ``side`` selects one, for half the work:
-    the sums over a GEMM's columns (0) or its rows (1); for a convolution, see :func:`_conv_sides`.
+    problem's logical shape. If two sides can be tested, ``side`` selects one of them, which halves
+    the work. For a GEMM, side 0 has the sums over the columns, and side 1 the sums over the rows.
+    For a convolution, see :func:`_conv_sides`.
     """
     if isinstance(problem, Layer | Lstm):
         return None
@@ -105,9 +106,9 @@ def remainders(
 class _Side:
     """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
-    Summing ``folded`` along ``folded_axis`` sums the result along ``result_axis``. ``kept`` may be
-    processed in parts along its axis ``cut``, except for a filter (None), which is small. The
-    results of the parts are concatenated, or they are added if ``folded`` is cut as well
+    If ``folded`` is summed along ``folded_axis``, the result is summed along ``result_axis``.
+    ``kept`` may be processed in parts along its axis ``cut``, except for a filter (None), which is
+    small. The results of the parts are concatenated, or they are added if ``folded`` is cut as well
     (``adds_up``).
     """
 
@@ -122,10 +123,10 @@ class _Side:
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """Return the sides that sum over several elements, or a single one if ``only`` is 0 or 1.
+    """Return the sides that sum over several elements, or one side if ``only`` is 0 or 1.
 
-    A side whose sums have one element would compute the whole result again. It is used only if
-    both sides are like this.
+    A side whose sums have one element would compute the whole result again. Such a side is used
+    only if both sides have this fault.
     """
     useful = [side for side in sides if side.folded.shape[side.folded_axis] > 1]
     if not useful:
@@ -136,7 +137,7 @@ def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
-    """Return each block's squared remainder, averaged over the vectors, relative to its size.
+    """Return each block's mean squared remainder, relative to the square of its expected size.
 
     The returned tensor has the axes of the side's result, without the summed axis, and then an axis
     of blocks. ``variance`` is the expected variance of one element of the side's result.
@@ -223,14 +224,14 @@ def _positions_at_once(tensor: Tensor, axis: int) -> int:
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, which keep a length of 1; None means all elements."""
+    """Return the mean square over ``axes``, which keep length 1, or over all elements for None."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
 
 
 def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
-    """Yield slices of ``sets`` to be stacked and tested at once: one large set, or several."""
+    """Yield slices of ``sets`` to stack and test at once: one large set, or several small sets."""
     set_elements = sum(tensor.numel() for tensor in sets[0])
     count = max(1, _STACKED_ELEMENTS // set_elements)
     for start in range(0, len(sets), count):
@@ -265,14 +266,15 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     """Return the two sides of a convolution: sums over the result's channels, and over its images.
 
-    A filter gradient has no images, so it is summed over its output and its input channels.
+    A filter gradient has no images, so the sums are over its output channels, and over its input
+    channels.
     """
     sides_of_pass = {"fprop": _fprop_sides, "dgrad": _dgrad_sides, "wgrad": _wgrad_sides}
     return sides_of_pass[conv.pass_](conv, operands.a, operands.b, result)
 
 
 def _grouped(conv: Conv, tensor: Tensor, axis: int) -> Tensor:
-    """View an axis of channels as two: the groups, and the channels of one group."""
+    """View an axis of channels as two axes: the groups, and the channels of one group."""
     return tensor.unflatten(axis, (conv.groups, -1))
 
 

@@ -36,9 +36,9 @@ _TAPS = 16
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. It is NaN if one of them is
-    NaN, 0 if y and the reference are all 0, and infinite if y has an infinity or only the reference
-    is all 0.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. ``rel_error`` is NaN if a
+    sampled entry is NaN, and 0 if y and the reference are all 0. It is infinite if y has an
+    infinity, or if only the reference is all 0.
     """
 
     rel_error: float
@@ -46,7 +46,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """True if the error is within the tolerance; a NaN is not."""
+        """True if the error is within the tolerance; False for a NaN."""
         return self.rel_error <= self.tolerance
 
 
@@ -77,7 +77,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
 def _sample_indices(
     rng: np.random.Generator, size: int, count: int, device: torch.device
 ) -> Tensor:
-    """Return up to ``count`` sorted indices below ``size``: the first, the last and random ones."""
+    """Return up to ``count`` sorted indices below ``size``, including the first and last index."""
     if size <= count:
         return torch.arange(size, device=device)
     middle = rng.choice(size - 2, count - 2, replace=False) + 1
@@ -120,7 +120,7 @@ def _series(
 def _layer(
     layer: Layer, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return whole images of a layer's result, or channels for batch norm, and their reference."""
+    """Return images (for batch norm, channels) of a layer's result, and their reference."""
     x, parameters = operands.a, operands.b.double()
     if layer.op == "batchnorm":
         channels = _sample_indices(rng, layer.c, 4, x.device)
@@ -148,7 +148,7 @@ def _layer(
 
 
 def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
-    """Normalise (n, c, h, w) over axes, then scale and shift channels by ``parameters`` (2, c)."""
+    """Normalise ``x`` (n, c, h, w) along ``over``, then apply scales and shifts (2, c)."""
     scale, shift = parameters[:, None, :, None, None]  # each (1, c, 1, 1)
     centred = x - x.mean(over, keepdim=True)
     variance = centred.square().mean(over, keepdim=True)
@@ -206,7 +206,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
         n: index of the image that each pixel reads (L,).
         h: row that each tap reads (L, R).
         w: column that each tap reads (L, S).
-        valid: whether each tap reads at all (L, R, S), or one value for all of them (1,).
+        valid: whether each tap reads the image at all (L, R, S), or one value for all taps (1,).
     """
     inside_h = (h >= 0) & (h < image.shape[2])
     inside_w = (w >= 0) & (w < image.shape[3])
@@ -224,7 +224,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample pixels of ``shape`` (images, rows, columns): return their images, rows and columns."""
+    """Return the positions (images, rows, columns) of pixels sampled from ``shape``."""
     images, rows, columns = shape
     pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
     in_image = pixels % (rows * columns)
@@ -234,7 +234,7 @@ def _pixels(
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Concatenate ``compute(group, channels of the group)`` of all groups on the last axis.
 
-    ``channels`` must be sorted, so that the results are in the same order.
+    ``channels`` must be sorted, so that the results are in the order of the channels.
     """
     group_of_channel = channels // per_group
     results = [

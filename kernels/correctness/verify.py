@@ -20,8 +20,8 @@ from kernels.operation import Layer, Lstm, Workload
 class CheckVerdict:
     """Verdict on results.
 
-    ``rel_error`` is that of :class:`CheckResult`, or NaN if no entries were compared. ``message``
-    says what is wrong, and is empty if nothing is.
+    ``rel_error`` is the error of :class:`CheckResult`, or NaN if no entries were compared.
+    ``message`` says what is wrong, and is empty if the results passed.
     """
 
     rel_error: float
@@ -30,7 +30,7 @@ class CheckVerdict:
 
     @property
     def ok(self) -> bool:
-        """True if nothing is wrong."""
+        """True if the results passed all tests."""
         return not self.message
 
 
@@ -46,7 +46,7 @@ def verify(
 
     Layers and LSTMs are not linear. Their entries are therefore always compared, and their results
     are searched for infinities and NaNs. For all other workloads, entries are compared only if
-    ``entries`` is set. The arguments ``results`` and ``side`` are those of :func:`remainders`.
+    ``entries`` is set. The arguments ``results`` and ``side`` are described in :func:`remainders`.
     """
     # 1. Compare sampled entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)

@@ -1,7 +1,7 @@
 """PyTorch calls for each operation: ``call(i)`` computes operand set i once.
 
 GEMMs, ReLU, GELU and softmax write their result to the set's memory. The other operations allocate
-it at each call, as a real model does.
+memory for the result at each call, as a real model does.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
 def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
     """Return a call that computes the GEMMs of a series one by one, or as one fused GEMM.
 
-    The result is (count, m, n) in both cases; for fused projections, it is a view of (m, count·n).
+    The result is (count, m, n) in both cases. For fused projections, this result is a view of a
+    matrix (m, count·n).
     """
     count, m, n = series.count, series.m, series.n
     if not fused:

@@ -1,8 +1,8 @@
 """Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, a BLAS and oneDNN on a CPU.
 
-In fp32, PyTorch's default is IEEE precision for GEMMs, and tf32 for cuDNN's convolutions. Launches
-set the precision that they need, and only by the ``fp32_precision`` settings: PyTorch's older flags
-(``allow_tf32``) raise an error if they disagree with these.
+In fp32, PyTorch's default is IEEE precision for GEMMs, and tf32 for cuDNN's convolutions. Each
+launch sets the precision that it needs, using only the ``fp32_precision`` settings. PyTorch's older
+flags (``allow_tf32``) raise an error if they disagree with these settings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LibraryConfig(Config):
 
     - ``autotune`` turns on ``cudnn.benchmark``, which times cuDNN's algorithms at first use.
     - ``reduced`` lets cuBLAS add partial sums in 16 bits.
-    - ``offset`` and ``ld_multiple`` are those of :class:`kernels.config.Storage`.
+    - ``offset`` and ``ld_multiple`` are the fields of :class:`kernels.config.Storage`.
     - ``fused`` computes a series of GEMMs as one GEMM.
     - ``paced`` lets launches run at the pace of the host, and includes the gaps between them in the
       measured time.
@@ -75,7 +75,7 @@ class LibraryConfig(Config):
 class Library:
     """Library that PyTorch calls for some operations and dtypes on one kind of device.
 
-    ``serves`` has the dtypes of each operation.
+    ``serves`` lists the dtypes of each operation.
     """
 
     def __init__(self, name: str, kind: str, serves: dict[str, tuple[str, ...]]) -> None:
@@ -89,7 +89,7 @@ class Library:
         return tuple(self.serves)
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Return None if the library computes the problem on the machine; otherwise the reason."""
+        """Return the reason why the library cannot compute the problem, or None if it can."""
         if machine.kind != self.kind:
             return f"{self.name} runs on a {self.kind.upper()}; this machine is {machine.name}."
         if problem.dtype not in machine.peaks:
@@ -103,7 +103,7 @@ class Library:
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return the library's own choice (None) and, for some problems, an alternative."""
+        """Return None (the default) and, for a series or a cuDNN convolution, an alternative."""
         if isinstance(problem, Series):
             return [None, LibraryConfig(fused=True)]
         if self.name == "cudnn" and isinstance(problem, Conv):
@@ -111,13 +111,13 @@ class Library:
         return [None]
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; return None, the default, if it is empty."""
+        """Parse a config's text; return None (the default config) for an empty text."""
         return LibraryConfig.parse(text) if text else None
 
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch on the operand sets, which must be stored as the config says.
+        """Return a launch on the operand sets, which must be stored as the config specifies.
 
         Raises:
             UserError: if ``ld_multiple`` is above 1 and the problem is not a GEMM.
@@ -161,7 +161,8 @@ def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None
     PyTorch caches all of cuDNN's plans in one table, in which the default choice and the autotuner
     share a convolution's entry. The table's key includes the precision of fp32, which 16-bit
     convolutions ignore. Setting this precision to tf32 therefore gives the autotuner separate
-    entries for them. In fp32 and tf32, the two choices cannot be compared in one process.
+    entries for 16-bit convolutions. In fp32 and tf32, the default choice and the autotuner cannot
+    be compared in one process.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
@@ -203,8 +204,9 @@ def libraries() -> list[Library]:
 def _cpu_libraries() -> list[Library]:
     """Return the libraries that PyTorch uses on this CPU: a BLAS, oneDNN and, for the rest, ATen.
 
-    oneDNN computes bf16 only if the CPU has vector instructions for it; otherwise, ATen does. fp16
-    is left out, because PyTorch computes it in a scalar loop on CPUs without AVX512-FP16 or AMX.
+    oneDNN computes bf16 only if the CPU has vector instructions for bf16; otherwise, ATen computes
+    bf16. fp16 is left out, because PyTorch computes fp16 in a scalar loop on CPUs without
+    AVX512-FP16 or AMX.
     """
     # 1. Find out which libraries this build of PyTorch has.
     blas = "mkl"
