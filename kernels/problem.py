@@ -1,7 +1,7 @@
 """GEMMs and convolutions as problems to compute, with their FLOPs and bytes.
 
-Sizes are element counts, a multiply-add is two FLOPs, and bytes are the minimum traffic of any
-implementation.
+Sizes are element counts, a multiply-add counts as two FLOPs, and bytes are the minimum traffic of
+any implementation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes that one element of an operand takes in memory, by dtype.
 
 ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has a 16-bit
-result. Its time includes quantising A from 16 bits, because A holds the activations, which a model
-must quantise whenever it runs.
+result. The time of the GEMM includes quantising A from 16 bits, because A holds the activations,
+which a model must quantise in every run.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
@@ -37,7 +37,7 @@ CONV_LAYOUTS = ("nhwc", "nchw")
 PASSES = ("fprop", "dgrad", "wgrad")
 
 WIDE_BYTES = 16
-"""Bytes of a thread's widest copy, and the alignment in bytes that TMA requires.
+"""Size in bytes of a thread's widest copy, which is also the alignment that TMA requires.
 
 Rows are called aligned if their length in bytes is a multiple of this number.
 """
@@ -50,7 +50,7 @@ _NARROW_CHANNELS = 64  # fewer channels are narrow; tuning guides advise multipl
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
-    """Return the largest power of two, at most 16, that divides the bytes of all ``sizes``."""
+    """Return the largest power of two, at most 16, that divides the bytes of each of ``sizes``."""
     return math.gcd(WIDE_BYTES, *(size * DTYPE_BYTES[dtype] for size in sizes))
 
 
@@ -59,8 +59,8 @@ class Gemm:
     """GEMM ``C = A B`` with logical shapes (m, k) @ (k, n) -> (m, n), ``batch`` times.
 
     ``layout`` has one letter for A and one for B: ``n`` if the matrix is stored row-major, and
-    ``t`` if its transpose is. A linear layer ``y = x Wᵀ`` therefore has the layout ``nt``. C is
-    stored row-major.
+    ``t`` if the transpose of the matrix is stored row-major. A linear layer ``y = x Wᵀ`` therefore
+    has the layout ``nt``. C is stored row-major.
     """
 
     m: int
@@ -85,7 +85,7 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic in bytes, without quantising A: each of A, B and C once."""
+        """Minimum traffic in bytes: A, B and C, each read or written once, without quantising A."""
         a, b, c = self.operand_elements
         return self.batch * ((a + b) * DTYPE_BYTES[self.dtype] + c * self.result_bytes)
 
@@ -113,14 +113,15 @@ class Gemm:
 
     @property
     def implied_gemm(self) -> Gemm:
-        """This GEMM itself, as the counterpart of :attr:`Conv.implied_gemm`."""
+        """This GEMM itself, so that callers can treat a GEMM and a :class:`Conv` alike."""
         return self
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of every contiguous row.
+        """Largest power of two, at most 16, that divides the length in bytes of every stored row.
 
-        In fp8, the rows of C count with one byte per element, although C is stored with two.
+        In fp8, the length of the rows of C is computed with one byte per element, although an
+        element of C is stored in two bytes.
         """
         a_row = self.k if self.layout[0] == "n" else self.m
         b_row = self.n if self.layout[1] == "n" else self.k
@@ -128,7 +129,7 @@ class Gemm:
 
     @property
     def shape_class(self) -> str:
-        """Shape class: the first of misaligned, batched, small, skinny, long-k, large that fits."""
+        """Shape class, the first that fits: misaligned, batched, small, skinny, long-k or large."""
         if self.alignment < WIDE_BYTES:
             return "misaligned"
         if self.batch > 1:
@@ -281,8 +282,8 @@ class Conv:
     def implied_gemm(self) -> Gemm:
         """GEMM to which an implicit-GEMM kernel maps this convolution (CUTLASS's convention).
 
-        Its ``batch`` is the number of groups. With the channels c and kout of one group, its
-        (m, n, k) is:
+        The GEMM's ``batch`` is the number of groups. If c and kout are the channels of one group,
+        the GEMM's (m, n, k) is:
 
         - (n·p·q, kout, c·r·s) for fprop,
         - (n·h·w, c, kout·r·s) for dgrad,
@@ -306,8 +307,8 @@ class Conv:
 
         For each pair of an input and an output channel, a block of ``tile``² outputs takes
         (``tile`` + 2)² multiplications instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308).
-        None is returned if the algorithm cannot be used: for filters other than 3 × 3, a stride or
-        a dilation above 1, more than one group, and the filter's gradient.
+        Return None if the algorithm cannot be used: if the filter is not 3 × 3, if the stride or
+        the dilation is above 1, if there is more than one group, or if the pass is ``wgrad``.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
@@ -323,15 +324,15 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of a pixel in one group.
+        """Largest power of two, at most 16, that divides the bytes of every pixel in one group.
 
-        This holds for the pixels of the input and for those of the output.
+        The pixels are those of the input and those of the output.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
     @property
     def shape_class(self) -> str:
-        """Shape class: the pass, and the first of grouped, misaligned, narrow, wide that fits."""
+        """Shape class: the pass, then the first that fits: grouped, misaligned, narrow or wide."""
         if self.groups > 1:
             kind = "grouped"
         elif self.alignment < WIDE_BYTES:
@@ -408,7 +409,7 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Return how many of the ``size`` rows (or columns) of the input a filter reads at most."""
+    """Return an upper bound of the number of input rows (or columns) that a filter reads."""
     # If the stride is at most the filter's size, all rows count as read. A dilated filter may skip
     # some of them, and the last position may end before the last row.
     return min(size, positions * taps) if stride > taps else size
@@ -432,7 +433,7 @@ def linear(tokens: int, features_in: int, features_out: int, dtype: str) -> dict
 
 
 def pair_text(pair: tuple[int, int]) -> str:
-    """Return ``2`` for (2, 2) and ``2x1`` for (2, 1): vertical, then horizontal."""
+    """Format a (vertical, horizontal) pair: (2, 2) as ``2``, and (2, 1) as ``2x1``."""
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
 
 
@@ -450,7 +451,10 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
 
 
 def _parse_whole(text: str, name: str, form: str) -> int:
-    """Parse a whole number of at least 1, which the error message calls ``name`` in ``form``.
+    """Parse a whole number of at least 1.
+
+    The error message contains ``name``, the name of the number, and ``form``, the form of the whole
+    text.
 
     Raises:
         UserError: if the text is not such a number.

@@ -14,7 +14,7 @@ from kernels.operation import Workload
 
 @functools.cache
 def all_implementations() -> dict[str, Implementation]:
-    """Return all implementations by name: vendor libraries, then Triton families if installed."""
+    """Return all implementations by name: vendor libraries, then any Triton families."""
     from kernels.library.vendor import libraries
 
     listed: list[Implementation] = [*libraries(), *_triton_families()]

@@ -127,7 +127,7 @@ def _list_sweeps(json: bool) -> None:
 
 
 def _show_cases(name: str, machine: Machine, json: bool) -> None:
-    """Print a sweep's cases, the expected time of a launch of each, and the time to measure all."""
+    """Print a sweep's cases with their expected launch times, and the time to measure them all."""
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 
@@ -162,9 +162,10 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
 def _show_plan(
     names: Sequence[str], machine: Machine, budget: str | None, cores: int | None, json: bool
 ) -> None:
-    """Print how many cases of each sweep fit the budget, and their expected time.
+    """Print how many cases of each sweep fit the budget, and the expected time of these cases.
 
-    No names select the default sweeps. None stands for the default budget, and for all cores.
+    If ``names`` is empty, the default sweeps are shown. If ``budget`` is None, the default budget
+    applies; if ``cores`` is None, all cores are counted.
     """
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET

@@ -8,8 +8,8 @@ first of these choices that applies:
 1. Use ``.venv``, if the interpreter that runs this script (the Makefile's ``PYTHON``) is the one in
    ``.venv``, or if ``.venv`` was made for that interpreter and the current ``constraints.txt``.
    Install the requirements that ``.venv`` lacks.
-2. Use the interpreter that runs this script, if it has every requirement and if, where a GPU is
-   needed, its PyTorch sees the GPU.
+2. Use the interpreter that runs this script, if the interpreter has every requirement, and if its
+   PyTorch sees the GPU when a GPU is needed.
 3. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
    missing, or if only an optional extra is missing. Keep the interpreter's PyTorch, because on a
    GPU node it matches the driver.
@@ -137,7 +137,7 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
 
 
 def read_failed() -> dict[str, float]:
-    """Return when the installation of optional extras failed, in seconds since 1970, by extra.
+    """Return the time of each optional extra's failed installation, in seconds since 1970.
 
     Only failures within the last day count. The result is empty if :data:`FAILED` is missing or
     damaged.
@@ -153,7 +153,7 @@ def read_failed() -> dict[str, float]:
 
 
 def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
-    """Return the path of an interpreter that has the requirements; None if none can be set up.
+    """Return the path of an interpreter with the requirements, or None if the set-up fails.
 
     Args:
         wanted: requirements as ``name>=version``.
@@ -197,10 +197,11 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 
 def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = False) -> bool:
-    """Make a new ``.venv`` with the requirements ``missing``; if that fails, restore the old one.
+    """Replace ``.venv`` with a new one that has the requirements ``missing``.
 
-    Return True if the new one is in place. ``on_top_of`` is as for :func:`make_venv`, and
-    ``hurried`` as for :func:`install`.
+    If the new ``.venv`` cannot be completed, restore the old one and return False; otherwise return
+    True. The argument ``on_top_of`` is that of :func:`make_venv`, and ``hurried`` that of
+    :func:`install`.
     """
     old_venv = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
@@ -223,9 +224,9 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
 
 
 def requirements(groups: list[str]) -> list[str]:
-    """Return this platform's requirements of the project and of the extras ``groups``.
+    """Return the requirements of the project and of the extras ``groups`` on this platform.
 
-    Each one has the form ``name>=version``.
+    Each requirement has the form ``name>=version``.
 
     Raises:
         KeyError: if pyproject.toml lacks one of these extras.
@@ -272,8 +273,9 @@ def needs_gpu() -> bool:
 def make_venv(on_top_of: str | None = None) -> bool:
     """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
 
-    If ``.venv`` cannot be created, print what to do and return False. ``on_top_of`` is the path of
-    an interpreter whose packages ``.venv`` also sees; None for an isolated ``.venv``.
+    Return True if ``.venv`` was created; otherwise print what to do and return False. ``on_top_of``
+    is the path of an interpreter whose packages ``.venv`` also sees, or None for an isolated
+    ``.venv``.
     """
     _say("Setting up .venv (once) …")
     try:
@@ -314,7 +316,9 @@ def _ask(python: str | Path, code: str) -> str:
 
 
 def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
-    """Install the requirements ``missing`` in ``.venv``; if that fails, print why and return False.
+    """Install the requirements ``missing`` in ``.venv``.
+
+    Return True if pip succeeds; otherwise print why it fails and return False.
 
     ``pins`` is the file with pip's constraints. If ``hurried`` is True, give up if the package
     index does not answer within five seconds; otherwise pip retries for minutes.
@@ -366,7 +370,7 @@ def _write_pins_without_torch() -> Path:
 
 
 def _venv_digest() -> str:
-    """Return a digest of what ``.venv`` is made for: this interpreter and the constraints."""
+    """Return a digest of this interpreter and the constraints, for which ``.venv`` is made."""
     pins = PINS.read_text(encoding="utf-8")
     parts = [sys.executable, sys.version, pins]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -47,9 +47,9 @@ class Constants:
 
     @classmethod
     def from_json(cls, data: Mapping[str, float]) -> Constants:
-        """Build constants from what :meth:`to_json` returned, in this version or an earlier one.
+        """Build constants from the result of :meth:`to_json` in this or an earlier version.
 
-        A constant that is missing gets its default, if it has one.
+        A missing constant gets its default value, if there is one.
 
         Raises:
             TypeError: if a constant without a default is missing, or a constant is unknown.
@@ -115,7 +115,7 @@ def to_fit_scale(name: str, value: float) -> float:
 def from_fit_scale(name: str, value: Any) -> Any:
     """Convert a constant, or an array of its values, back from the scale of :func:`to_fit_scale`.
 
-    If the scale is logarithmic, a constant below 1e-10 comes back as 1e-10.
+    On a logarithmic scale, :func:`to_fit_scale` replaces a constant below 1e-10 by 1e-10.
     """
     return value if name in LINEAR else np.exp(value)
 
@@ -130,9 +130,9 @@ def mean_constants(sets: Sequence[Constants]) -> Constants:
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
-    """Return :data:`BOUNDS`; for a GPU, its clocks set the upper bound of ``compute``.
+    """Return :data:`BOUNDS`; a GPU's clocks replace the upper bound of ``compute``.
 
-    The peak is stated for the Tensor Core clock, and the boost clock may be higher.
+    A datasheet states the peak at the Tensor Core clock, and the boost clock may be higher.
     """
     if not machine.tensor_mhz:  # a CPU: its peak was measured, and a case may exceed it a little
         return BOUNDS
@@ -165,9 +165,10 @@ def shipped_fits() -> dict[str, Any]:
     - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
     - ``groups``: for each kind of shape, the factors for the two ends of an interval
       (:mod:`analysis.model.groups`).
-    - ``floor``: errors of predictions of a framework's later version from its earlier one.
-    - ``machines``: for each slug, the ``source`` of its measurements, its own error range
-      ``software``, and ``groups``, the fits by group as in calibration.json.
+    - ``floor``: errors of predictions for a later version of a framework, from measurements of an
+      earlier version.
+    - ``machines``: for each slug, the ``source`` of the machine's measurements, the error range
+      ``software`` of this machine only, and ``groups``, the fits by group as in calibration.json.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -178,14 +179,16 @@ def foreign_constants(
 ) -> tuple[Constants, str]:
     """Return constants for a GPU, scaled from those of another GPU (:func:`scaled_constants`).
 
-    The launch time is that of the machine's generation in constants.toml, if the file has one. For
-    a CPU, return the CPU constants in constants.toml and the slug ``cpu``, whatever ``slug`` is.
+    If constants.toml states a launch time for the machine's generation, the result has this launch
+    time. For a CPU, return the CPU constants in constants.toml and the slug ``cpu``, whatever
+    ``slug`` is.
 
     Args:
         machine: machine that the constants are for.
         dtype: dtype of the constants.
-        slug: slug of the machine that was measured. None selects a machine of the same generation,
-            otherwise of the latest earlier generation, otherwise of the first later one.
+        slug: slug of the machine that was measured. None selects a machine of the same generation
+            if there is one, otherwise of the latest earlier generation, and otherwise of the first
+            later generation.
 
     Returns:
         The constants, and the slug of the machine on which they were measured.
@@ -222,10 +225,11 @@ def foreign_constants(
 def scaled_constants(
     c: Constants, there: Machine, here: Machine, dtype: str, exponent: float = 1.0
 ) -> Constants:
-    """Scale the constants of the GPU ``there`` to the GPU ``here``, by the facts about both.
+    """Scale the constants of the GPU ``there`` to the GPU ``here``, using the facts about both.
 
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s, and the
-    latency of a K step inversely. The ratio of the two SMs' FLOP/s is raised to ``exponent``.
+    latency of a K step is assumed to scale inversely with its FLOP/s. The ratio of the two SMs'
+    FLOP/s is raised to ``exponent``.
 
     Raises:
         UserError: if ``here`` does not compute the dtype.
@@ -257,7 +261,8 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's constants ``fallback`` and ``fallback_split``, by name.
 
-    They are 0 and 1 in fp32, whose plain FMAs need no bulk copies, and if constants.toml has none.
+    In fp32, whose plain FMAs need no bulk copies, ``fallback`` is 0 and ``fallback_split`` is 1.
+    These values also apply if constants.toml does not state the constants.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":
@@ -269,9 +274,10 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
 
 
 def measured_on(generation: str, dtype: str) -> str | None:
-    """Return the slug of the machine with a generation's measured constants; None for a CPU.
+    """Return the slug of the machine on which a generation's constants were measured.
 
-    The machine may be of another generation (:func:`default_constants`).
+    The machine may be of another generation (:func:`default_constants`). The result is None for a
+    CPU.
     """
     table = _constants_table()
     origin = _entry(table["like"].get(generation, generation), dtype).get("machine")

@@ -3,8 +3,8 @@
     time = launch + helpers + slowed((work⁴ + intake⁴ + memory⁴)^¼)
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
 
-- ``compute`` is the time of a K step's arithmetic on the tile's SM, ``feed`` the time to read its
-  blocks of A and B, and ``latency`` the minimum time of a step, however small the tile is.
+- ``compute`` is the time of a K step's arithmetic on the tile's SM, ``feed`` the time to read the
+  step's blocks of A and B, and ``latency`` the minimum time of a step, however small the tile is.
 - ``intake`` is the time that all tiles together take to read from the L2.
 - ``memory`` is the traffic of the device's memory, divided by the bandwidth that the active CTAs
   reach.
@@ -37,15 +37,18 @@ Array = NDArray[np.float64]
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
 """Names of the parts of an estimated time, the largest of which limits the time.
 
-Here ``compute`` includes the epilogues, ``feed`` is at least the intake, and ``memory`` includes
+``compute`` includes the epilogues, ``feed`` is never less than the intake, and ``memory`` includes
 the helpers.
 """
 
 SPLITS = (1, 2, 4, 8, 16)
-"""Numbers of parts into which K may be split; these gave the smallest prediction error."""
+"""Numbers of parts into which K may be split; this list gave the smallest prediction error."""
 
 ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
-"""Algorithms of a convolution: outputs along each side of Winograd's tile, or 0 without one."""
+"""Algorithms of a convolution by name.
+
+The value is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
+"""
 
 _STEP_BYTES = 128  # bytes along K in a K step: 64 elements of 16 bits, as in vendor kernels
 _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
@@ -86,10 +89,11 @@ class Shapes:
     ) -> Shapes:
         """Create the arrays from problems.
 
-        ``cached`` says for each problem whether its operands are in the last-level cache, and
-        ``sustained`` whether it is launched without pauses; None means that none is. ``algorithm``,
-        a key of :data:`ALGORITHMS`, computes the convolutions. Those for which Winograd's algorithm
-        cannot be used are computed as their implied GEMM.
+        ``cached`` is True for a problem whose operands are in the last-level cache, and
+        ``sustained`` is True for a problem that is launched without pauses. None stands for False
+        for all problems. ``algorithm``, a key of :data:`ALGORITHMS`, computes the convolutions.
+        Convolutions for which Winograd's algorithm cannot be used are computed as their implied
+        GEMM.
         """
         # 1. Convert each problem to a row of the first eleven fields, in their order. The shape is
         # given, so that there are eleven columns even if there are no problems.
@@ -184,9 +188,9 @@ def priced_alignment(problem: Problem) -> int:
     """Return the alignment in bytes, at most 16, of those rows whose misalignment costs time.
 
     For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
-    count. In the public tables, the misaligned rows of its output cost little: predictions that
-    charge nothing for them miss by a median factor of 1.12 to 1.19 if N = 1. If N = 4, predictions
-    that charge nothing for misaligned rows miss by a median factor of up to 3.1
+    count, because misaligned rows of the output cost little in the public tables. If N is 1,
+    predictions that charge nothing for these rows miss by a median factor of 1.12 to 1.19. If N is
+    4, predictions that charge nothing for misaligned rows miss by a median factor of up to 3.1
     (results/accuracy/misalignment.json).
     """
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
@@ -306,10 +310,10 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 
 
 def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
-    """Estimate each shape's time on its fastest candidate tile, as a good library would choose it.
+    """Estimate each shape's time on its fastest candidate tile, which a good library would choose.
 
-    The candidates are ``tiles`` and, on a GPU for a shape with few tiles, also each of them with K
-    split (:data:`SPLITS`).
+    The candidates are ``tiles`` with K unsplit. On a GPU, a shape with few tiles also has the same
+    tiles with K split (:data:`SPLITS`) as candidates.
     """
     count = len(shapes)
     best = Tiles(bm=np.empty(count), bn=np.empty(count), split=np.empty(count))
@@ -327,10 +331,10 @@ def candidate_times(
 ) -> tuple[Array, Array]:
     """Return two arrays, shapes (rows) by tiles (columns): seconds, and the number of parts of K.
 
-    The number of parts is the fastest one for the shape on the tile. The seconds include the kernel
-    that adds the parts. They leave out the launch and the helper kernels, which take the same time
-    for all tiles, and the slowdown of long kernels, which hardly changes the ranking. There must be
-    at least one shape.
+    The number of parts is the one with the smallest estimated time for the shape and the tile. The
+    seconds include the kernel that adds the parts. They do not include the launch and the helper
+    kernels, which take the same time for all tiles, or the slowdown of long kernels, which hardly
+    changes the ranking. There must be at least one shape.
     """
     # 1. Estimate the time of every candidate without splitting K.
     columns = shapes.take((slice(None), np.newaxis))
@@ -370,7 +374,7 @@ def _busy_seconds(
 
 @dataclass(frozen=True)
 class _Work:
-    """Counts and times of the SMs' work on each shape."""
+    """The SMs' work on each shape: the tiles, waves and K steps, and the times for them."""
 
     count: Array  # number of tiles
     waves: Array
@@ -384,7 +388,10 @@ class _Work:
 
 
 def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
-    """Return the SMs' work on each shape; a column of shapes and a row of tiles give all pairs."""
+    """Return the SMs' work on each shape.
+
+    A column of shapes and a row of tiles give the work of all pairs.
+    """
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
     waves = _wave_count(count / machine.sms, c)
@@ -413,7 +420,7 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
 
 
 def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:
-    """Return the time of all waves in units of a full wave's time, which is also the minimum."""
+    """Return the time of all waves, in units of a full wave's time; at least 1."""
     return c.tail * np.ceil(tiles_per_sm) + (1 - c.tail) * np.maximum(tiles_per_sm, 1.0)
 
 
@@ -437,7 +444,7 @@ def _memory_seconds(
 
 
 def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
-    """Return the bytes of writing and reading the fp32 partial sums of a split K; 0 if unsplit."""
+    """Return the bytes of writing and reading the fp32 partial sums, or 0 if K is not split."""
     result_elements = shapes.batch * shapes.m * shapes.n
     bytes_per_sum = 2 * 4  # four bytes, written and read
     return np.where(tiles.split > 1, result_elements * bytes_per_sum * tiles.split, 0.0)

@@ -18,13 +18,13 @@ def workload_seconds(
     moving: Sequence[float],
     seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
 ) -> Array:
-    """Return the seconds of each workload: the sum over its GEMMs, or ``moving`` if it has none.
+    """Return each workload's seconds: the sum over its GEMMs, or ``moving`` if it has no GEMMs.
 
     Args:
         products: GEMMs and convolutions of each workload, each with its number of occurrences.
-        moving: for each workload, its seconds if it has no GEMMs and only moves data.
-        seconds_of: function that returns the seconds of problems. Its arguments are the positions
-            of the problems' workloads, and the problems.
+        moving: seconds of each workload, used only if the workload has no GEMMs.
+        seconds_of: function that returns the seconds of problems. The function takes the position
+            of each problem's workload, and the problems.
     """
     # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [
@@ -44,7 +44,7 @@ def workload_seconds(
 def moving_seconds(workload: Workload, machine: Machine) -> float:
     """Return the seconds of a launch plus the seconds of the minimum traffic at full bandwidth.
 
-    The bandwidth must be known; that of a CPU is 0 until it is measured.
+    The machine's bandwidth must be known; a CPU has a bandwidth of 0 until it is measured.
     """
     launch = default_constants(machine.generation, workload.dtype).launch
     return launch + workload.bytes / machine.bandwidth

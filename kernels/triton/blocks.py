@@ -5,8 +5,9 @@ K step is BK deep. The offset of a tile is a 64-bit number, because an operand m
 2³¹ elements.
 
 Kernels take sizes and strides in units of a known number of elements, because Triton detects only
-which arguments are multiples of 16. A row whose length is a multiple of 16 bytes may have a
-multiple of only 8 or 4 elements. Without the units, Triton would copy it one element at a time.
+which arguments are multiples of 16. In a row whose length is a multiple of 16 bytes, the number of
+elements may be a multiple of only 8 or 4. Without the units, Triton would copy such a row one
+element at a time.
 """
 
 from __future__ import annotations
@@ -43,9 +44,8 @@ def tensor_stride(stride, UNIT: tl.constexpr):
 def grouped(tile, rows, columns, GROUP: tl.constexpr):
     """Return the (row, column) of tile number ``tile``.
 
-    ``rows`` and ``columns`` are the numbers of tiles down and across. Tiles are numbered column by
-    column inside groups of GROUP rows of tiles, so that concurrent CTAs share blocks of A and B in
-    the L2 cache.
+    The tiles form a grid of ``rows`` × ``columns``. Tiles are numbered column by column inside
+    groups of GROUP rows of tiles, so that concurrent CTAs share blocks of A and B in the L2 cache.
     """
     per_group = GROUP * columns
     first_row = tile // per_group * GROUP
@@ -63,8 +63,8 @@ def product(
 ):  # fmt: skip
     """Multiply rows m0… of A (M, K) by columns n0… of B (K, N) into an fp32 block (BM, BN).
 
-    The K steps run from ``first`` to ``last − 1``; there must be at least one. PRECISION is the
-    ``input_precision`` of ``tl.dot``.
+    The K steps run from ``first`` to ``last − 1``, and ``last`` must be greater than ``first``.
+    PRECISION is the ``input_precision`` of ``tl.dot``.
 
     - EVEN: M and N are multiples of BM and BN.
     - EVEN_K: K is a multiple of BK.

@@ -56,8 +56,8 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
     """Return the taps and source pixels that the destinations along one axis use.
 
     The first three values are the first tap, the number of taps, and the source position of
-    destination 0 at the first tap. The last two are the steps by which this position moves per
-    destination and per tap.
+    destination 0 at the first tap. The last two values are the steps by which the source position
+    moves per destination and per tap.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
     padding − t · dilation`` is a multiple of the stride. These taps are ``tap_step`` apart.
@@ -80,7 +80,7 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
 
 @triton.jit
 def within(place, size):
-    """Return True for positions along an axis that are pixels, and False for padding.
+    """Return, for each position along an axis, True if it is a pixel and False if it is padding.
 
     As an unsigned number, a negative position is larger than any size, so one comparison is enough.
     """
@@ -92,10 +92,10 @@ def within(place, size):
 
 @triton.jit
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
-    """Return bits for each position along an axis: bit t is set if tap t hits a pixel there.
+    """Return an integer for each position along an axis: bit t is set if tap t hits a pixel.
 
-    No bit is set for positions that are not ``wanted``. The loop is unrolled, because the compiler
-    would change the layout of a loop's result in every K step.
+    The integer is 0 for a position that is not ``wanted``. The loop is unrolled, because the
+    compiler would change the layout of a loop's result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):
@@ -118,8 +118,8 @@ def conv_data(
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
     row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
     and (part, image, row, column, channel) for out. ``depth`` is in units of UNITS[0], ``width`` in
-    UNITS[1], and strides are in UNITS[2]; None means a stride of 1. The grid is (tiles × groups ×
-    phases, parts).
+    units of UNITS[1], and strides are in units of UNITS[2]. A stride of None means 1. The grid is
+    (tiles × groups × phases, parts).
 
     - BACKWARD: compute the input's gradient.
     - WHOLE: every K step stays within one tap, and there are at most 32 taps along an axis.
@@ -361,9 +361,10 @@ class TritonConv(TritonFamily):
     ops = ("conv",)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Refuse NCHW, in which the gather would read one element at a time, and too many pixels.
+        """Refuse the layout NCHW, and convolutions with 2³¹ pixels or more.
 
-        The kernels count the pixels of all images in 32 bits.
+        In NCHW, the gather would read one element at a time. The kernels count the pixels of all
+        images in 32 bits.
         """
         assert isinstance(problem, Conv)
         if problem.layout != "nhwc":
@@ -375,13 +376,14 @@ class TritonConv(TritonFamily):
         return None
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return tiles of up to 128×256, each with an unsplit sum and with every useful split.
+        """Return tiles of up to 128×256, each once with an unsplit sum and once per useful split.
 
-        A useful split gives at most two waves of CTAs, and each CTA at least two K steps. The
-        largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell,
-        whose Tensor Cores read their operands from shared memory. They also need what
-        :func:`_stays_in_tap` checks, because otherwise the kernel computes divisions, which take
-        too many registers. If the convolution is a GEMM, configs of GEMM kernels come first.
+        A split is useful if it gives at most two waves of CTAs, and at least two K steps to each
+        CTA. The largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre
+        Blackwell, whose Tensor Cores read their operands from shared memory. The result of
+        :func:`_stays_in_tap` must also be True for them, because otherwise the kernel computes
+        divisions, which take too many registers. If the convolution is a GEMM, configs of GEMM
+        kernels come first.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -418,7 +420,7 @@ class TritonConv(TritonFamily):
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the memory for partial results; () if the kernels write none."""
+        """Return the shape of the array for partial results, or () if there are none."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -427,7 +429,7 @@ class TritonConv(TritonFamily):
         return self._parts_shape(problem, config)
 
     def _parts_shape(self, problem: Conv, config: ConvConfig) -> tuple[int, ...]:
-        """Return the shape of the parts that this family's kernels write; () for a single part.
+        """Return the shape of the parts that the kernels write, or () if the sum is not split.
 
         The shape is (parts, images, rows, columns, channels), or (parts, filters, r, s, channels)
         for a filter's gradient.
@@ -472,7 +474,7 @@ class TritonConv(TritonFamily):
 
 
 def as_gemm(conv: Conv) -> Gemm | None:
-    """Return the GEMM that an NHWC convolution is equal to; None if there is no such GEMM."""
+    """Return the GEMM with the same result as an NHWC convolution, or None if there is none."""
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
     if not (has_one_tap and keeps_pixels and conv.groups == 1):
@@ -487,7 +489,10 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
-    """Return the operands of :func:`as_gemm`'s GEMM as views; None if the tensors have gaps."""
+    """Return views of the tensors as the operands of :func:`as_gemm`'s GEMM.
+
+    Return None if a tensor has gaps between its pixels.
+    """
     # 1. View each tensor as a matrix: activations as (pixels, channels), filters as (kout, c).
     matrices = []
     for tensor in operands:
@@ -516,7 +521,7 @@ def _gemm_family(config: ConvConfig) -> GemmFamily:
 
 
 def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
-    """Yield configs of the GEMM kernels if the convolution is a GEMM, those with TMA first."""
+    """Yield configs of the GEMM kernels, TMA first, if the convolution is a GEMM."""
     gemm = as_gemm(conv)
     if gemm is None:
         return
@@ -529,9 +534,9 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Return True if every K step stays in one tap; for a filter's gradient, if every tile does.
+    """Return True if every K step (in a filter's gradient: every tile) stays in one tap.
 
-    The result is also False if an axis has more than 32 taps, the number of bits in the masks.
+    Return False, too, if an axis has more than 32 taps, because the masks have 32 bits.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
     block = bn if conv.pass_ == "wgrad" else bk
@@ -539,9 +544,10 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 
 
 def _computed_problem(conv: Conv) -> Problem:
-    """Return the problem that the kernel computes: the convolution, or the GEMM of its phases.
+    """Return the problem that the kernel computes: the convolution, or a GEMM with its phases.
 
-    Only the input's gradient of a strided convolution has phases; their GEMMs are one batch.
+    Only the input's gradient of a strided convolution has phases. The phases are then counted as
+    the batch of one GEMM.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
@@ -680,7 +686,7 @@ def _group_strides(tensor: Tensor, group_channels: int) -> tuple[int, ...]:
 def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Return the units for ``depth``, ``width``, and all strides other than 1, in elements."""
+    """Return three units, in elements: for ``depth``, for ``width``, and for strides except 1."""
     all_strides = itertools.chain.from_iterable(strides)
     stride_unit = wide_unit(dtype, *(stride for stride in all_strides if stride != 1))
     return wide_unit(dtype, depth), wide_unit(dtype, width), stride_unit

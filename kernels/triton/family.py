@@ -88,7 +88,7 @@ class TritonFamily(ABC):
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the dense fp32 scratch array; () if the launches need none."""
+        """Return the shape of the dense fp32 scratch array, or () if the launches need none."""
         return ()
 
     @abstractmethod
@@ -96,7 +96,7 @@ class TritonFamily(ABC):
         """Return candidate configs, of which :meth:`configs` leaves out the invalid ones."""
 
     def refusal(self, problem: Problem) -> str | None:
-        """Return why the family cannot compute a problem of its operations on any GPU, or None."""
+        """Return why the family cannot compute the problem on any GPU, or None if it can."""
         return None
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
@@ -122,10 +122,10 @@ class TritonFamily(ABC):
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return the valid candidates, the one with the smallest estimated time first.
+        """Return the valid candidates, sorted by their estimated time.
 
         Experimental configs are left out by default, because none has been shown to work on a GPU.
-        For a CPU, a single config for Triton's interpreter is returned.
+        For a CPU, the result is a single config for Triton's interpreter.
         """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile works
@@ -191,8 +191,8 @@ class TritonFamily(ABC):
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Compile this family's cases in parallel on the CPU cores, and wait for all of them.
 
-        Cases without a tile config are skipped. A compiler error is not raised here, but at the
-        launch of the case.
+        Cases without a tile config are skipped. If a case does not compile, the error is raised at
+        the launch of the case, not here.
         """
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
             # 1. Compile the kernels. The inner context waits until all are compiled.
@@ -210,7 +210,7 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the launches with a meta tensor as scratch, which is enough for compiling."""
+        """Return the launches with a meta tensor as scratch, which suffices for compilation."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -219,8 +219,8 @@ class TritonFamily(ABC):
 def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel ahead of its first launch.
 
-    Triton 3.6 runs the host's C compiler for every signature, for which the GPU would
-    wait at the first launch.
+    Triton 3.6 runs the host's C compiler for every signature. At the first launch, the GPU would
+    have to wait for the compiler.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         # A kernel that was compiled in the background is the result of a future.
@@ -262,8 +262,8 @@ _ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp3
 def wide_unit(dtype: str, *values: int) -> int:
     """Return the largest unit, in elements and of at most 16 bytes, that divides all values.
 
-    The unit is a power of two. It is 1 if a value reaches 2³¹, so that the value stays a 64-bit
-    argument.
+    The unit is a power of two. If a value is 2³¹ or more, the unit is 1, so that Triton still
+    passes the value as a 64-bit argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -303,7 +303,7 @@ def _missing_for_interpreter() -> str | None:
 
 @functools.cache
 def _missing_for_launcher() -> str | None:
-    """Return, as a sentence, what the host lacks to build Triton's launcher; None if nothing."""
+    """Return a sentence on what the host lacks to build Triton's launcher, or None if it can."""
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -39,7 +39,10 @@ class Matrices(NamedTuple):
 
     @property
     def strides(self) -> tuple[Stride, ...]:
-        """Strides (batch, row, column) of each matrix, in elements; 0 along a batch of one."""
+        """Strides (batch, row, column) of each matrix in elements.
+
+        The batch stride is 0 if there is only one matrix.
+        """
         strides = []
         for matrix in self:
             batch_stride, row_stride, column_stride = matrix.stride()
@@ -50,7 +53,7 @@ class Matrices(NamedTuple):
 
 
 class AlignmentUnits(NamedTuple):
-    """Units, in elements and at most 16 bytes long, of which sizes and strides are multiples."""
+    """Units that divide the sizes and the strides, in elements and of at most 16 bytes."""
 
     m: int
     n: int
@@ -72,7 +75,7 @@ class AlignmentUnits(NamedTuple):
         )
 
     def arguments(self, matrices: Matrices) -> tuple[Any, ...]:
-        """Return (m, n, k), and the strides (batch, row, column) of A, B and C, in these units."""
+        """Return (m, n, k) and the strides (batch, row, column) of A, B and C, all in units."""
         _, m, n, k = matrices.sizes
         sizes = m // self.m, n // self.n, k // self.k
         *read, written = matrices.strides
@@ -92,8 +95,8 @@ class GemmFamily(TritonFamily):
     ) -> list[TileConfig]:
         """Return tiles of up to 128×256 for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each tile has as many stages as the CTA's shared memory holds: at least two, and at most two
-        to five, depending on the tile.
+        Each tile has as many stages as the CTA's shared memory holds: at least two, and at most a
+        limit for the tile, which is between two and five.
 
         Misaligned rows, whose length is not a multiple of 16 bytes, are copied a few elements at a
         time, through registers. A shallow K step and eight warps keep the registers of large tiles
@@ -103,9 +106,9 @@ class GemmFamily(TritonFamily):
         256 bytes keep more bytes in flight.
 
         If the operands of the Tensor Cores pass through registers, masks leave too few registers
-        for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. The
-        largest tiles then fit only on Hopper, which reads both operands from shared memory, and
-        only if the rows of C are aligned.
+        for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. In
+        such a loop, the largest tiles fit only if the rows of C are aligned, and only on Hopper,
+        which reads both operands from shared memory.
         """
         assert isinstance(problem, Gemm)
         # 1. List the parameters of the tiles: (bm, bn, warps, largest number of stages).

@@ -7,9 +7,10 @@ where the block begins. No thread spends registers or instructions on addresses 
 elements outside the matrix are read as zeros.
 
 The host builds the descriptors of an operand set's matrices, and passes them as kernel parameters.
-Only a kernel with ``specialize`` builds them on the device, so it takes several microseconds longer
-to start. A kernel with plain loads is used with ``tma=off``, as on GPUs older than Hopper, and if
-TMA cannot read A or B (:func:`_tma_order`).
+Only a kernel with ``specialize`` builds the descriptors on the device, and therefore takes several
+microseconds longer to start. A kernel with plain loads is used instead if the config has
+``tma=off``, which is the case on GPUs older than Hopper, or if TMA cannot read A or B
+(:func:`_tma_order`).
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def matmul_persistent(
     - STORE: C is a descriptor, too; otherwise it is a pointer.
     - HALVES: a tile of C is stored as two blocks, each with half of the columns.
     - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides
-      the blocks among groups of warps, but cannot divide those of a descriptor that the host built.
+      the blocks of a specialised kernel among groups of warps, which it cannot do if the host built
+      the descriptors.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     if SPECIALIZE:
@@ -174,20 +176,21 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return each tile with one CTA per SM, and large tiles also with a warp that only copies.
 
-        For tiles above 128×128, the preferred variant stores the result in halves, if the saved
-        memory has room for another stage. In tf32 on sm_100, the halves take two buffers instead of
-        one, so they save no memory. Large tiles are also tried without fusing the loops: on sm_90
-        with Triton 3.7, an iteration of the loop over K in bf16 then has 14 to 19 fewer
-        instructions, but nothing is copied while a tile is stored. The time model gives the
-        variants of a tile the same time, so the first in the list is preferred.
+        For tiles above 128×128, the preferred variant stores the result in halves, if this saves
+        enough shared memory for another stage. In tf32 on sm_100, the halves take two buffers
+        instead of one, so they save no memory. Large tiles are also tried without fusing the loops.
+        An iteration of the loop over K then has fewer instructions, but nothing is copied while a
+        tile is stored. In bf16 on sm_90, Triton 3.7 saves 14 to 19 instructions in this way. The
+        time model gives the variants of a tile the same time, so the first in the list is
+        preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
         TMA cannot transpose. In layouts other than ``nt``, plain copies transpose the operands
         instead, so that no iteration of the loop waits for a transposition in shared memory.
 
         With specialisation, tf32 tiles above 128×128 spill on sm_100. If the rows of C are
-        misaligned, all specialised tiles spill except on sm_90. A single K step leaves no loop to
-        specialise.
+        misaligned, all specialised tiles spill except on sm_90. If there is a single K step, there
+        is no loop to specialise.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.
@@ -240,7 +243,7 @@ class TritonPersistent(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return one launch of ``ctas`` CTAs, or of one CTA per tile if there are fewer tiles."""
+        """Return one launch of ``ctas`` CTAs, or of fewer if there are fewer tiles."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, PersistentConfig)
         matrices = Matrices.from_operands(operands)
@@ -284,10 +287,10 @@ class TritonPersistent(GemmFamily):
 
 
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Return TMA's descriptor of a (batch, rows, columns) matrix for blocks of rows × columns.
+    """Return a TMA descriptor for reading or writing a matrix in blocks of ``rows`` × ``columns``.
 
-    If the matrix is stored transposed, its transpose is described. The descriptor has no batch
-    dimension if there is only one matrix.
+    ``matrix`` has the dimensions (batch, rows, columns). If it is stored transposed, the descriptor
+    describes the transpose. If there is only one matrix, the descriptor has no batch dimension.
     """
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows

@@ -3,8 +3,8 @@
 NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with as
 many CTAs as SMs stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
 nanoseconds. The kernel is launched before and after a batch, in the same stream. If the batch
-reaches only 75% of the peak FLOP/s, this clock shows whether its kernel is slow, or whether the SMs
-ran at 75% of their peak clock.
+reaches only 75% of the peak FLOP/s, this clock shows whether the measured kernel is slow, or
+whether the SMs ran at 75% of their peak clock.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    The result is the median over all SMs that occur in both readings, whose cycle counter advanced,
-    and whose readings are at least 50 µs apart; None if there is no such SM.
+    The result is the median over the SMs that occur in both readings. An SM counts only if its
+    cycle counter advanced and its two readings are at least 50 µs apart. The result is None if no
+    SM counts.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -1,10 +1,10 @@
 """``triton-streamk``: CTAs share the K steps of the last waves evenly, so that no wave is partial.
 
 Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the partial
-last wave, and of any whole wave directly before it, are dealt out to the CTAs. CTA i takes the i-th
-run of steps, which may begin and end inside a tile. The lengths of two runs differ by at most one
-step. All other tiles are computed whole, wave by wave (the "two-tile" hybrid of Osama et al.,
-Stream-K, arXiv 2301.03598).
+last wave, and those of the whole wave before it if there is one, are dealt out to the CTAs. CTA i
+takes the i-th run of steps, which may begin and end inside a tile. The lengths of two runs differ
+by at most one step. All other tiles are computed whole, wave by wave (the "two-tile" hybrid of
+Osama et al., Stream-K, arXiv 2301.03598).
 
 A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
 parts of each such tile in order. No CTA waits for another one, because on a MIG slice the two may
@@ -28,7 +28,7 @@ from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_optio
 
 @triton.jit
 def run_begin(cta, steps, CTAS: tl.constexpr):
-    """Return the index of the first of the dealt-out ``steps`` that a CTA takes."""
+    """Return the index of the first K step of a CTA's run, among the ``steps`` of all runs."""
     return tl.cast(cta, tl.int64) * steps // CTAS
 
 
@@ -42,8 +42,8 @@ def matmul_streamk(
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), except for tiles that CTAs share.
 
     The K steps of the first ``streamed`` of the ``tiles`` are dealt out to the CTAs. A CTA shares
-    at most the tile inside which its run begins and the tile inside which its run ends. Its sums
-    for these two tiles go to parts (CTAS, 2, BM, BN), in this order. Units are as in
+    at most the tile inside which its run begins and the tile inside which its run ends. The CTA's
+    sums for these two tiles go to ``parts`` (CTAS, 2, BM, BN), in this order. Units are as in
     :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
@@ -93,8 +93,8 @@ def add_shared(
 ):  # fmt: skip
     """Add the parts of the tiles that several CTAs share, and store the sums in C.
 
-    Program p adds the tile inside which the run of CTA p + 1 begins, if no earlier run begins
-    inside that tile.
+    Program p adds the parts of the tile inside which the run of CTA p + 1 begins, if no earlier run
+    begins inside that tile.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     c_stride = matrix_stride(c_stride, UNITS[4])
@@ -146,7 +146,7 @@ class TritonStreamK(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launch of :func:`matmul_streamk`, and that of :func:`add_shared` if needed."""
+        """Return the launch of :func:`matmul_streamk`, and if needed one of :func:`add_shared`."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
         matrices = Matrices.from_operands(operands)
@@ -175,8 +175,8 @@ _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 def streamed_tiles(tiles: int, ctas: int) -> int:
     """Return the number of tiles whose K steps are dealt out to the CTAs.
 
-    These are the tiles of the partial last wave and of the whole wave before it, if there is one;
-    none if the tiles fill whole waves.
+    These are the tiles of the partial last wave and of the whole wave before it, if there is one.
+    The number is 0 if the tiles fill whole waves.
     """
     in_last_wave = tiles % ctas
     if in_last_wave and tiles > ctas:

@@ -29,8 +29,9 @@ def matmul_tiled(
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), for any strides.
 
     Strides are (batch, row, column). ``sizes`` (M, N, K) are in units of UNITS[:3], the strides of
-    A and B in UNITS[3], and those of C in UNITS[4]. None means a stride of 1. The other options are
-    those of :func:`kernels.triton.blocks.product` and :func:`kernels.triton.blocks.grouped`.
+    A and B in units of UNITS[3], and the strides of C in units of UNITS[4]. A stride of None means
+    1. The other options are those of :func:`kernels.triton.blocks.product` and
+    :func:`kernels.triton.blocks.grouped`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])

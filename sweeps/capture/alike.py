@@ -20,8 +20,8 @@ class TracedLayer:
     """A layer that was traced.
 
     Attributes:
-        input_bytes: bytes of the storages of one call's floating-point inputs, from which the layer
-            can be recomputed.
+        input_bytes: bytes of the storages of the floating-point inputs in one call. The layer can
+            be recomputed from these inputs.
         calls: number of calls like the traced one, to this layer and to all layers that are
             identical to it.
     """
@@ -34,19 +34,19 @@ class TracedLayer:
 class AlikeLayers:
     """Counter of calls to identical layers in a model.
 
-    ``stack`` has the layers that are being traced, the outermost one first. The number of times
-    that an operation inside them runs is the product of their ``calls``.
+    ``stack`` has the layers that are being traced, the outermost one first. An operation inside
+    these layers runs as many times as the layers' ``calls`` multiplied together.
     """
 
     stack: list[TracedLayer] = field(default_factory=list)
 
     @contextmanager
     def skipping(self, model: nn.Module) -> Iterator[None]:
-        """Count the calls to layers that are identical to a traced one, instead of running them.
+        """Skip the calls to layers that are identical to a traced layer, and count these calls.
 
         Layers count as identical if they are in one ``ModuleList`` or ``Sequential`` and
-        :func:`_facts` finds no difference other than their position there. A call to such a layer
-        is skipped if it agrees with a traced call in all of these:
+        :func:`_facts` finds no difference other than their position in the list. A call to such a
+        layer is skipped if it agrees with a traced call in all of these:
 
         - the structure of the arguments;
         - the shape, the strides and the dtype of tensors, and whether they need gradients;
@@ -76,7 +76,7 @@ class AlikeLayers:
     def _counting(
         self, forward: Callable[..., Any], traced_calls: dict[Any, _TracedCall]
     ) -> Callable[..., Any]:
-        """Return a function that runs ``forward`` once per kind of call, and then only counts.
+        """Return a function that runs ``forward`` once per kind of call, and counts further calls.
 
         ``traced_calls`` has the calls that have been traced so far, by their kind.
         """
@@ -116,8 +116,9 @@ class _TracedCall:
     """A traced layer, and templates of its outputs for the calls that are skipped.
 
     Attributes:
-        leaves: a pair for each leaf of the output: False and the value or, for a tensor, True and
-            the position of an input tensor of the same kind, or else a detached template.
+        leaves: a pair for each leaf of the output. For a tensor, the pair is True and the position
+            of an input tensor of the same kind or, if no input is of that kind, True and a detached
+            template. For any other leaf, it is False and the value.
         tree: structure that arranges the leaves into the output.
     """
 
@@ -144,8 +145,8 @@ class _TracedCall:
     def outputs_like(self, inputs: list[Tensor]) -> Any:
         """Return the outputs of a skipped call for the given input tensors.
 
-        An output of the same kind as an input is that input itself. Gradients pass through the
-        layer in any case.
+        If an output is of the same kind as an input, the input itself is returned in its place.
+        Gradients pass through the layer in both cases.
         """
         leaves = []
         for is_tensor, template in self.leaves:
@@ -209,8 +210,8 @@ def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
 def _facts(layer: nn.Module) -> dict[str, Any]:
     """Return, by name, the properties in which two layers must agree to count as identical.
 
-    The properties are the class and the settings (:func:`_is_setting`) of each submodule, and the
-    shape and dtype of each parameter and buffer, and whether it needs a gradient.
+    The properties of a submodule are its class and its settings (:func:`_is_setting`). The
+    properties of a parameter or buffer are its shape, its dtype, and whether it needs a gradient.
     """
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
@@ -237,7 +238,7 @@ def _is_setting(value: Any) -> bool:
 def _differ_only_in_number(
     facts: dict[str, Any], number: int, first_facts: dict[str, Any], first_number: int
 ) -> bool:
-    """Return True if two layers have the same properties, apart from positions in the list.
+    """Return True if two layers have the same properties, except those that hold their position.
 
     ``facts`` and ``first_facts`` are the results of :func:`_facts` for the layers at the positions
     ``number`` and ``first_number`` of the list.

@@ -59,7 +59,7 @@ def _save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """Return the gradient of each input, which is None for ``causal`` and ``window``."""
+    """Return the gradient of each input; ``causal`` and ``window`` get None."""
     q, k, v, _ = ctx.saved_tensors
     return (*attention_backward(gradient, q, k, v, *ctx.mask), None, None)
 
@@ -70,10 +70,10 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    A torch function mode also intercepts callers that imported the function by name. But PyTorch's
-    own modules call the function while no mode is active, or take a fused path without calling it.
-    For these modules, the function is also replaced in ``torch.nn.functional``, and the fused path
-    is switched off.
+    A torch function mode also intercepts callers that imported the function by name. The mode does
+    not affect the modules of PyTorch itself, which call the function while no mode is active, or
+    take a fused path that does not call the function. For these modules, the function is also
+    replaced in ``torch.nn.functional``, and the fused path is switched off.
     """
 
     def __enter__(self) -> OneAttention:
@@ -112,8 +112,8 @@ def _trace_pytorch(
 ) -> Tensor:
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
-    The operands may have no dimension for heads; then the last batch dimension counts as heads.
-    They may have several batch dimensions, which are broadcast. The mask, the dropout and the
+    If the operands have no dimension for heads, the last batch dimension counts as heads. Operands
+    may also have several batch dimensions, which are broadcast. The mask, the dropout and the
     scaling are ignored, because they do not affect shapes.
     """
     batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])

@@ -93,8 +93,8 @@ def dimensions(
     """Return the sizes of a model that affect the sizes of its products, each with its effect.
 
     ``base`` is the capture of the step with unchanged sizes. ``named`` has the names of the sizes
-    to return; if it is empty, they are all entries of ``source.sizes`` above 1 whose names suggest
-    a size of a layer.
+    to try. If ``named`` is empty, all entries of ``source.sizes`` above 1 are tried whose names
+    suggest a size of a layer.
 
     Raises:
         UserError: if the model has no size of a given name, if such a size is below 1, or if the
@@ -156,10 +156,10 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
-    """Return a size with its effect on the sizes of the products; None if it has no effect.
+    """Return a size with its effect on the sizes of the products, or None if it has no effect.
 
-    The result is also None if no new value that is tried gives a model with the same products.
-    ``unit`` is a growth after which the size is still divisible by every number of heads.
+    The result is also None if, with each new value that is tried, the model fails or has different
+    products. ``unit`` is a growth after which the size is still divisible by every number of heads.
     """
     # Most models allow the first value. Others allow only a change by 64 or 8, or by a factor of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
@@ -179,10 +179,10 @@ def _dimension(
 def _slopes(
     products: Sequence[Product], changed_products: Sequence[Product], change: int
 ) -> dict[tuple[int, str], float]:
-    """Return the growth of each size per unit of a dimension, without sizes that stay the same.
+    """Return how much each size grows if a dimension grows by 1, without sizes that do not change.
 
-    The keys are the position of the product and the name of the size. ``change`` is the new value
-    of the dimension minus the old one.
+    Each key is the position of a product and the name of one of the product's sizes. ``change`` is
+    the new value of the dimension minus the old one.
     """
     slopes = {}
     for position, (before, after) in enumerate(zip(products, changed_products, strict=True)):
@@ -194,7 +194,7 @@ def _slopes(
 
 
 def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
-    """Return True if two captures have the same products in the same order, apart from sizes."""
+    """Return True if two lists of products differ at most in the products' sizes."""
 
     def without_sizes(product: Product) -> tuple[str, str, str, int]:
         return product.path, product.pass_, product.work.op, product.count
@@ -203,11 +203,11 @@ def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
 
 
 def _in_context(product: Product, step: ModelStep) -> Product:
-    """Return a captured product, corrected for what the capture does not show about the step.
+    """Return a captured product with corrections that follow from the settings of the step.
 
-    In a decoding step, attention also reads the keys of all earlier tokens. Its causal mask is
-    ignored, because the mask hides only keys of the few new tokens. In a step with dtype tf32,
-    products of fp32 operands are computed in TF32.
+    In a decoding step, attention also reads the keys of all earlier tokens. The causal mask is then
+    ignored, because it hides only keys of the few new tokens. In a step with dtype tf32, products
+    of fp32 operands are computed in TF32.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)
@@ -219,7 +219,7 @@ def _in_context(product: Product, step: ModelStep) -> Product:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Create tensors on the CPU that have shapes but no values while the context is active.
+    """While the context is active, create tensors on the CPU that have shapes but no values.
 
     The device ``meta`` is not suitable, because some models read the values of masks, which fails
     on ``meta``, and because PyTorch splits attention on ``meta`` into separate operations.
@@ -240,7 +240,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 def _autocast(step: ModelStep) -> contextlib.AbstractContextManager[object]:
-    """Return a context that autocasts to the step's dtype, or does nothing without autocast."""
+    """Return a context that autocasts to the step's dtype if the step uses autocast."""
     if not step.autocast:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=TORCH_DTYPES[step.dtype])

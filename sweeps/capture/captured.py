@@ -18,8 +18,8 @@ from kernels.problem import Conv, Gemm
 FORWARD, DGRAD, WGRAD, BACKWARD = "forward", "dgrad", "wgrad", "backward"
 """Passes of a product.
 
-``dgrad`` computes the gradient of the input, and ``wgrad`` that of the weight. ``backward``
-computes gradients of attention or of a batched GEMM, which have no weight."""
+``dgrad`` computes the gradient of the input, and ``wgrad`` computes the gradient of the weight.
+``backward`` computes the gradients of a product without a weight: attention or a batched GEMM."""
 
 ROLES = (
     "q", "k", "v", "qkv", "out", "up", "gate", "gate_up", "down", "router", "experts", "head",
@@ -97,8 +97,8 @@ class Attention:
     def flops(self) -> int:
         """FLOPs: 2 · batch · heads · pairs · (width + value_width), times 5/2 in the backward pass.
 
-        The forward pass has two GEMMs. The backward pass has five, because fused kernels recompute
-        the scores (Dao 2023, FlashAttention-2).
+        The forward pass computes two GEMMs. The backward pass computes five GEMMs, because fused
+        kernels recompute the scores (Dao 2023, FlashAttention-2).
         """
         forward = 2 * self.batch * self.heads * self.pairs * (self.width + self.value_width)
         return forward if self.pass_ == FORWARD else forward * 5 // 2
@@ -108,8 +108,8 @@ class Attention:
         """Number of pairs of a query and a key that are not masked.
 
         If causal attention has several queries, half of all pairs are counted, which is the usual
-        convention. With a window that is narrower than the keys, all keys of the window are counted
-        for each query instead.
+        convention. But if the window is narrower than the keys, every key of the window is counted
+        for each query.
         """
         keys_in_window = min(self.keys, self.window or self.keys)
         pairs = self.queries * keys_in_window
@@ -144,9 +144,9 @@ class Product:
         count: number of times that the product occurs in a step.
         input_id: number that is the same for all forward products that read the same input; -1 in
             the backward pass.
-        forward_position: position of the forward product whose gradient the product computes.
-            Forward products, and gradients whose forward product is not known, have their own
-            position here.
+        forward_position: position of the forward product whose gradient the product computes. For a
+            forward product, and for a gradient whose forward product is not known, it is the
+            position of the product itself.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
     """
@@ -199,7 +199,7 @@ class Captured:
         largest_operation_bytes: largest number of bytes that one operation reads and writes,
             without parameters.
         uncounted: names of operations that multiply matrices but cannot be read as products.
-        assumptions: assumptions about the input, in words.
+        assumptions: assumptions about the model and its input, in words.
     """
 
     products: tuple[Product, ...]
@@ -223,8 +223,8 @@ class Captured:
 class Dimension:
     """A size of the model that can be changed, and its effect on the sizes of the products.
 
-    ``slopes`` maps the position of a product and the name of one of its sizes to the growth of that
-    size if the dimension grows by one.
+    Each key of ``slopes`` is the position of a product and the name of one of the product's sizes.
+    The value is the growth of this size if the dimension grows by 1.
     """
 
     name: str
@@ -233,10 +233,10 @@ class Dimension:
 
 
 def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
-    """Return the capture with the sizes of its products named by :func:`_formula`.
+    """Return the capture with a formula (:func:`_formula`) for each size of its products.
 
-    The sizes of the gradient of a batched GEMM get no names, because it is not known to which size
-    of the forward GEMM each one corresponds.
+    The sizes of a batched GEMM's gradient get no formulas, because it is not known to which sizes
+    of the forward GEMM they correspond.
     """
     named = []
     for product in captured.products:
@@ -268,7 +268,7 @@ def out_size(product: Product, forward: Product) -> str:
     """Return the name of the size that is the forward product's number of output features.
 
     The name is one of ``product``'s sizes. ``product`` is a GEMM, a grouped GEMM, or the gradient
-    of one. ``forward`` is the product itself if it is not a gradient.
+    of one. If ``product`` is not a gradient, ``forward`` is the same product.
     """
     if product.pass_ == DGRAD:
         return "k"
@@ -303,7 +303,7 @@ def _term(dimension: Dimension, slope: float) -> str:
 
 
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Return a formula for a size in terms of dimensions; ``fixed`` if it depends on none."""
+    """Return a formula of dimensions for a size, or ``fixed`` if no dimension affects the size."""
     effects = [
         (dimension, dimension.slopes[position, size])
         for dimension in dimensions

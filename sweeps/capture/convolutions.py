@@ -39,17 +39,20 @@ class StoredTensor:
     strides: Sequence[int]
 
     def is_channels_last(self) -> bool:
-        """Return True if a tensor (n, c, h, w) is contiguous with channels last only.
+        """Return True if a tensor (n, c, h, w) is contiguous only in the channels-last format.
 
-        Filters of one tap and images of one channel are contiguous in both formats at once, so they
-        do not show which format is meant.
+        Filters of one tap and images of one channel are contiguous in both formats, so they do not
+        show which format the model uses.
         """
         if len(self.sizes) != 4 or len(self.strides) != 4:
             return False
         return self._is_dense(_CHANNELS_LAST) and not self._is_dense(_CONTIGUOUS)
 
     def _is_dense(self, order: Sequence[int]) -> bool:
-        """Return True if elements are stored without gaps; ``order`` begins with the fastest."""
+        """Return True if the elements are stored without gaps and in this order of dimensions.
+
+        ``order`` begins with the dimension that varies fastest.
+        """
         expected = 1
         for dimension in order:
             size = self.sizes[dimension]
@@ -67,11 +70,12 @@ def convolutions_of(
     dtype: str,
     passes: Sequence[str],
 ) -> list[Conv]:
-    """Return the given passes of a call to a convolution, each as a pass of an ordinary one.
+    """Return the given passes of a call to a convolution as passes of ordinary convolutions.
 
     ``x`` is the input (n, c, h, w) or (n, c, w). ``weight`` has the filters (kout, c/groups, r, s)
-    or (kout, c/groups, s), or (c, kout/groups, …) in a transposed convolution. ``passes`` are
-    ``fprop``, ``dgrad`` or ``wgrad``, seen from the call.
+    or (kout, c/groups, s), or (c, kout/groups, …) in a transposed convolution. ``passes`` has the
+    passes of the call: ``fprop``, ``dgrad`` or ``wgrad``. For a transposed convolution, the result
+    has ``dgrad`` in place of ``fprop``, and ``fprop`` in place of ``dgrad``.
 
     Raises:
         KeyError: if the convolution has more than two dimensions.

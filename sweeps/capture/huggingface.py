@@ -47,7 +47,7 @@ class HuggingFace:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Whole numbers of the configuration by name, including defaults that the file lacks."""
+        """Whole numbers in the configuration by name, including defaults of missing entries."""
         entries = self._configuration({}).to_dict()
         return {name: value for name, value in entries.items() if type(value) is int}
 
@@ -60,8 +60,8 @@ class HuggingFace:
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model, and a function that calls it on token ids or pixels.
 
-        The loss of a training step is the one that the model computes itself, or else the mean of
-        the first floating-point tensor in its result.
+        If the model computes a loss in a training step, this loss is used. Otherwise the loss is
+        the mean of the first floating-point tensor in the model's result.
 
         Raises:
             UserError: if the model cannot be built, or if its input or its decoding step is not
@@ -93,7 +93,7 @@ class HuggingFace:
         return StartedStep(model, call, tuple(assumptions))
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
-        """Return transformers' configuration with ``new_sizes``, and with ``changes`` on top.
+        """Return transformers' configuration after setting ``new_sizes``, and then ``changes``.
 
         Raises:
             UserError: if transformers does not accept these sizes.
@@ -165,7 +165,7 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
     """Return the class of a model: one that the file names, or else the family's default.
 
     The default is the family's causal language model or, if it has none, its base model.
-    ``entries`` are those of the ``config.json`` from which ``config`` was built.
+    ``entries`` are the entries of the ``config.json`` from which ``config`` was built.
 
     Raises:
         UserError: if transformers has no such class.
@@ -192,12 +192,14 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
 
 
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
-    """Build a model with attention as one operation and experts as grouped GEMMs, if possible.
+    """Build a model, if possible with attention as one operation and experts as grouped GEMMs.
 
-    A family that does not support one of these uses PyTorch's attention or its own code instead.
+    If the family does not support the attention operation, the model uses PyTorch's attention or
+    the attention code of transformers. If the family does not support grouped GEMMs, the model uses
+    the family's default code for experts.
 
     Raises:
-        UserError: if the model cannot be built in any of these ways.
+        UserError: if the model cannot be built with any of these implementations.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.initialization import no_init_weights

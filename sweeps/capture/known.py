@@ -56,7 +56,7 @@ def _convolution(channels_in: int, channels_out: int, taps: int, stride: int) ->
 def resnet(
     stem: int = 64, width: int = 64, classes: int = 1000, blocks: tuple[int, ...] = (3, 4, 6, 3)
 ) -> nn.Sequential:
-    """Build a ResNet of bottlenecks, from images (n, 3, h, w) to logits (n, classes).
+    """Build a ResNet of bottlenecks that maps images (n, 3, h, w) to logits (n, classes).
 
     ``stem`` is the number of channels of the first convolution. ``width`` is the width of the
     bottlenecks in the first stage; each later stage is twice as wide as the one before it.
@@ -78,7 +78,8 @@ def resnet(
 class UNet(nn.Module):
     """A U-Net (Ronneberger et al. 2015) with padded convolutions.
 
-    It has ``width`` channels at full size, and twice as many after each of ``depth`` halvings.
+    The network has ``width`` channels at the full size of the image. Each of its ``depth`` halvings
+    of the image doubles the number of channels.
     """
 
     def __init__(self, width: int = 64, depth: int = 4) -> None:

@@ -20,7 +20,7 @@ POSITIONS: dict[str, int | None] = {
     "resnet-50": None,
     "unet": None,
 }
-"""Longest sequence in tokens that each known model was made for; None if it takes images."""
+"""Longest sequence in tokens for which each known model was made; None for image models."""
 
 
 def check_model(model: str) -> None:

@@ -37,8 +37,8 @@ _LIKE_A_PRODUCT = re.compile(
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
     """Return the products of a step in order, and the names of operations that cannot be read.
 
-    Such operations multiply matrices, judging by their names, but their kind, their dtype or their
-    number of dimensions is not supported.
+    An operation cannot be read if its name suggests that it multiplies matrices, but its kind, its
+    dtype or its number of dimensions is not supported.
     """
     products: list[Product] = []
     unknown: dict[str, None] = {}
@@ -93,8 +93,8 @@ def is_product(operation: TracedOperation) -> bool:
 def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
     """Return the passes that a traced operation computes, each with the product's shape.
 
-    The list is empty if the operation is not a product. Return None if the operation is a product
-    that cannot be read.
+    Return an empty list if the operation is not a product, and None if it is a product that cannot
+    be read.
     """
     if not is_product(operation):
         return []
@@ -110,8 +110,8 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
 def _pass(operation: TracedOperation, a: Tensor) -> str:
     """Return the pass of a GEMM, judging by how its first operand A is stored.
 
-    The GEMM for the gradient of a weight sums over the rows of the activations, so its A is a
-    transposed matrix.
+    The GEMM for the gradient of a weight sums over the rows of the activations, so the matrix A of
+    this GEMM is stored transposed.
     """
     if not operation.backward:
         return FORWARD
@@ -180,7 +180,7 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
     """Return the pass and the GEMM of ``_grouped_mm(a, b)``.
 
     Raises:
-        KeyError: if the dtype is not supported, or only A has three dimensions.
+        KeyError: if the dtype is not supported, or if only A has three dimensions.
     """
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
@@ -261,7 +261,7 @@ def _convolutions(
     dimensions = x.dim() - 2
 
     def per_dimension(numbers: Sequence[int]) -> Sequence[int]:
-        """Return one number per spatial dimension; PyTorch also accepts one number for all."""
+        """Return one number per spatial dimension, even if one number stands for all."""
         return [*numbers] * dimensions if len(numbers) == 1 else numbers
 
     stride, padding, dilation, transposed, output_padding, groups = settings[:6]

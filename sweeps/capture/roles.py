@@ -39,8 +39,8 @@ def role_of(path: str, work: Work) -> str:
     """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`.
 
     ``path`` is the path of the module that computes the product, such as
-    ``layers.0.self_attn.q_proj``. It decides the role of a GEMM, which is ``other`` if the path
-    matches no known name.
+    ``layers.0.self_attn.q_proj``. The path decides the role of a GEMM. If the path matches no known
+    name, the role is ``other``.
     """
     if isinstance(work, Attention):
         return "attention"

@@ -41,12 +41,12 @@ class KnownModel:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Sizes by name, as arguments of the model's factory."""
+        """Sizes of the model by name: the new values, and the published sizes of all others."""
         return {**KNOWN[self.name].sizes, **self.new_sizes}
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence in tokens that the model was made for; None if it takes images."""
+        """Longest sequence in tokens for which the model was made; None for an image model."""
         return POSITIONS[self.name]
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
@@ -104,11 +104,11 @@ class Factory:
 
     @property
     def positions(self) -> int | None:
-        """None, because a factory does not state the longest sequence of its module."""
+        """Always None, because a factory does not state the longest sequence of its module."""
         return None
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the module, and a function that calls it on its inputs.
+        """Build the module, and a function that calls the module on ``inputs``.
 
         The loss is the mean of the first floating-point tensor that the module returns.
 
@@ -141,8 +141,8 @@ def find_source(
 
     Raises:
         UserError: if the model is none of these, cannot be read or imported, or lacks one of the
-            sizes, or if a factory's inputs are missing or malformed. Whether a factory takes the
-            sizes is not checked before it is called.
+            sizes, or if a factory's inputs are missing or malformed. The names of a factory's sizes
+            are not checked here, but when the factory is called.
     """
     check_model(model)
     new_sizes = dict(new_sizes or {})
@@ -203,7 +203,7 @@ def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     is returned as None.
 
     Raises:
-        UserError: if the text has another form, or the dtype does not exist.
+        UserError: if the text has another form, or if the dtype does not exist.
     """
     match = re.fullmatch(r"(\w+)\[(\d+(?:,\d+)*)\]", text.replace(" ", ""))
     if not match:
@@ -245,7 +245,8 @@ def _with_loss(
 ) -> Callable[[], Any]:
     """Return a function that runs the forward pass, and computes the loss if the step trains.
 
-    The model is put into training or evaluation mode accordingly.
+    If the step trains, the model is put into training mode; otherwise it is put into evaluation
+    mode.
     """
     trains = step.mode == TRAIN
     model.train(trains)

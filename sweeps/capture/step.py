@@ -26,7 +26,8 @@ class ModelStep:
 
     Attributes:
         batch: number of sequences or images.
-        seq: number of tokens of each sequence; in a decoding step, of those that are already known.
+        seq: number of tokens of each sequence. In a decoding step, only the tokens that are already
+            known are counted.
         tokens: number of new tokens of each sequence that a decoding step computes.
         autocast: True if parameters stay in fp32, and products are computed in ``dtype``.
     """
@@ -63,8 +64,8 @@ class ModelStep:
 class StartedStep:
     """A model that was built with fake tensors, and the forward pass of its step.
 
-    ``call`` runs the forward pass, and returns the loss if the step trains. ``assumptions`` are
-    those about the input, in words.
+    ``call`` runs the forward pass, and returns the loss if the step trains. ``assumptions`` states
+    in words what is assumed about the model and its input.
     """
 
     model: nn.Module
@@ -85,7 +86,7 @@ class ModelSource(Protocol):
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence in tokens that the model was made for; None if it is not known."""
+        """Longest sequence in tokens for which the model was made; None if no length is known."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model with the sizes in ``changes``.
@@ -139,8 +140,9 @@ def mean_of(result: Any) -> Tensor:
 def first_line(error: Exception) -> str:
     """Return the first informative line of an exception's message.
 
-    If the first line ends with a colon, return the second line, without the name of an error at its
-    start. If the message is empty, return the name of the exception.
+    If the first line ends with a colon, return the second line. If this line begins with the name
+    of an error, leave the name out. If the message is empty, return the name of the exception's
+    class.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):

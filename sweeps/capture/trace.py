@@ -27,7 +27,7 @@ class TensorAccess:
     """An operation's access to a tensor.
 
     ``storage`` is an address that identifies the tensor's storage, and ``offset`` is the tensor's
-    offset in it, in elements.
+    offset in the storage, in elements.
     """
 
     storage: int
@@ -41,10 +41,10 @@ class TracedOperation:
 
     Attributes:
         name: name of the operation, such as ``aten::mm``.
-        module: path of the innermost module that called the operation. For a gradient, ``module``
-            is the one that called the forward operation.
-        node: number of an autograd node: the node that the operation made or, if ``backward``
-            is true, the node whose gradient it computes.
+        module: path of the innermost module that called the operation. For a gradient, it is the
+            path of the innermost module that called the forward operation.
+        node: number of the autograd node that the operation made. If ``backward`` is True, it is
+            the number of the node whose gradient the operation computes.
         backward: True if the operation computes a gradient.
         layers: traced layers that the operation runs in, the outermost one first.
     """
@@ -68,8 +68,8 @@ class TracedOperation:
 class Trace(TorchDispatchMode):
     """Recorder of operations, to be entered within :func:`sweeps.capture.capture.fake_tensors`.
 
-    The number that autograd gives to the node of a forward operation links the gradients to that
-    operation, as it does in PyTorch's profiler.
+    Autograd numbers the node of each forward operation. The number links the gradients to the
+    operation, as in PyTorch's profiler.
     """
 
     def __init__(self, layers: AlikeLayers) -> None:
@@ -84,7 +84,7 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Keep track of the module that is being called, while the context is active."""
+        """While the context is active, keep track of the module that is being called."""
         names = {module: name for name, module in model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
@@ -212,7 +212,7 @@ class SavedTensors:
         self._kept = {tensor.untyped_storage()._cdata: tensor for tensor in owned}
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Record a tensor that autograd saves, and return it unchanged."""
+        """Record a tensor that autograd saves, and return the tensor unchanged."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._kept:
             self._kept[storage._cdata] = tensor
@@ -227,7 +227,8 @@ def trace(
     """Return the operations of a step, and the tensors that are saved for its backward pass.
 
     Call this function within :func:`sweeps.capture.capture.fake_tensors`. ``call`` runs the forward
-    pass. If ``backward`` is True, ``call`` returns the loss, and its gradients are traced, too.
+    pass. If ``backward`` is True, ``call`` must return the loss, and the backward pass is traced,
+    too.
     """
     layers = AlikeLayers()
     recorder = Trace(layers)

@@ -1,4 +1,4 @@
-"""Count the bytes that a model's other operations move if they run one at a time, or fused.
+"""Count the bytes that a model's other operations move if they run one at a time or are fused.
 
 Other operations are those that do not multiply matrices, judging by their names.
 """
@@ -79,9 +79,9 @@ def largest_operation_bytes(
 def _groups_between_products(
     operations: Sequence[TracedOperation],
 ) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Return each group of operations that run between two products of one layer.
+    """Return the groups of operations that run between products, each within one layer.
 
-    Each group comes with the storages of those of its results that are used after the group.
+    Return, with each group, the storages of the group's results that are used later.
     """
     # 1. Divide the operations into groups, and find the position where each storage is read last.
     # Groups have the positions 2, 4, 6 and so on. A product has the odd position before the group
@@ -140,7 +140,10 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 
 
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
-    """Return the reads of an operation; a lookup reads no more bytes of a tensor than it writes."""
+    """Return the reads of an operation.
+
+    A lookup reads at most as many bytes of each tensor as its result has.
+    """
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads
     written_bytes = sum(access.bytes for access in operation.writes)
@@ -148,7 +151,7 @@ def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
 
 
 def _distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:
-    """Return one access for each storage and offset: the largest one that begins there."""
+    """Return, for each storage and offset, the largest access that begins there."""
     largest: dict[tuple[int, int], TensorAccess] = {}
     for access in accesses:
         start = (access.storage, access.offset)

@@ -9,10 +9,11 @@ An axis is declared in TOML as one of
     { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040, counted from the lower end
     "4*m" or "m"                          a multiple of another size of the same block
 
-The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers: the edges of
-tiles or waves, and the sizes one below and one above each edge, from the first value to the last.
-Tiles have edges along m, n and k. Waves have edges along m and n, and along a linear layer's
-``tokens`` in the passes in which the tokens are rows of the result.
+The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. The added
+values are the edges of tiles or waves, and the sizes one below and one above each edge, if they lie
+between the first value and the last. Tiles have edges along m, n and k. Waves have edges along m
+and n. In a linear layer, waves have edges along ``tokens`` in those passes whose result has one row
+per token.
 
 In the functions below, ``along`` is the name of the axis, and ``where`` names the place in the file
 for error messages.
@@ -90,7 +91,7 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
 
 
 def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection[str]) -> Axis:
-    """Parse an axis of sizes, which may be a multiple of one of the other sizes ``sizes``.
+    """Parse an axis of sizes, which may also be a multiple of another size in ``sizes``.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
@@ -159,7 +160,7 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
 
 
 def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
-    """Return the names of the axes that depend on each other, without axes that only use these."""
+    """Return the names of the axes that depend on one another, not of those that only use them."""
     cyclic = set(axes)
     while True:
         needed: set[str] = set()
@@ -194,7 +195,8 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     """Parse an axis that is given as a table: a range, powers or a neighbourhood.
 
     Raises:
-        UserError: if the table has invalid keys or values, or requests edges that the axis lacks.
+        UserError: if the table has invalid keys or values, or if it requests edges along an axis
+            that has no such edges.
     """
     for key in table:
         if key not in _KEYS:
@@ -225,10 +227,11 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 
 
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
-    """Return the values of a range, of powers or of a neighbourhood, whose keys were checked.
+    """Return the values of a range, of powers or of a neighbourhood. The keys must be valid.
 
     Raises:
-        UserError: if there are too many values, ``to`` is less than ``from``, or ``times`` is 1.
+        UserError: if there are too many values, if ``to`` is less than ``from``, or if ``times`` is
+            1.
     """
     if "around" in table:
         centre, distance = table["around"], table["by"]
@@ -268,8 +271,8 @@ def resolve_axis(
 ) -> list[Any]:
     """Return the values of the axis ``along``, given the values of the axes on which it depends.
 
-    ``resolved`` has one value of each of those axes, by name. The tiles and the SMs of the machine
-    decide where edges are.
+    ``resolved`` has a value of each axis on which the values depend, by name. The tiles and the SMs
+    of the machine decide where edges are.
 
     Raises:
         UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges
@@ -283,7 +286,7 @@ def resolve_axis(
 
 
 def single_size(value: Any, name: str) -> int:
-    """Return the size ``name`` as a number. Its value may be a string, such as ``"16"``.
+    """Return the value of the size ``name`` as a number, even if it is a string such as ``"16"``.
 
     Raises:
         UserError: if the size has two numbers, one for each direction, such as ``2x1``.

@@ -18,10 +18,10 @@ from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
 CACHES = ("cold", "warm", "weights-cold")
-"""Cache states before a launch: no operand is cached, all operands are, or only the first one is.
+"""Cache states before a launch: no operand is cached, all are cached, or only the first is cached.
 
-``weights-cold``, the state in inference, where the first operand is the activations, exists only
-for GEMMs in bursts."""
+``weights-cold`` is the state in inference, where the first operand holds the activations. This
+state exists only for GEMMs in bursts."""
 FILLS = ("normal",)
 """Distributions of the operands' values."""
 
@@ -29,7 +29,7 @@ CONFIRM = "confirm"
 """Name of the sweep with the cases that are timed for advice. No file declares this sweep."""
 
 Contender = tuple[Problem, str]
-"""A problem and the name of the implementation that computes it, to compare implementations."""
+"""A problem, and the name of one of the implementations that are compared on it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Case:
         """Build a case from its columns; the inverse of :meth:`columns`.
 
         Raises:
-            KeyError: if a column is missing, or the operation is unknown.
+            KeyError: if a column is missing, or if the operation is unknown.
             ValueError: if the columns do not describe a valid problem.
         """
         names = ("sweep", "implementation", "config", "mode", "cache", "fill")

@@ -36,13 +36,15 @@ def expand(
 ) -> list[Case]:
     """Return the cases of a sweep on a machine, in declared order and without duplicates.
 
-    ``library`` names the vendor library's implementation of a problem. ``configured`` returns the
-    configs to time for the implementation's name, the sweep's word for the configs, the problem
-    and the machine. ``requested`` are dtypes that are kept even if the machine emulates them.
+    ``library`` returns the name of the vendor library's implementation of a problem. ``configured``
+    returns the configs to time. Its arguments are the name of the implementation, the value of the
+    sweep's axis ``config``, the problem and the machine. ``requested`` are dtypes that are kept
+    even if the machine emulates them.
 
     Raises:
-        UserError: if a block has too many combinations, one of them is not a valid problem, an axis
-            with edges covers too many tiles, or a multiple or a filter uses a size such as ``2x1``.
+        UserError: if a block has too many combinations, if a combination is not a valid problem, if
+            an axis with edges covers too many tiles, or if a multiple or a filter uses a size such
+            as ``2x1``.
     """
     cases: dict[Case, None] = {}  # the dictionary is used as a set that keeps its order
     for block in sweep.blocks:
@@ -79,19 +81,19 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
-    The sizes vary fastest. Sizes of a listed shape are strings. Those of an axis are numbers, or
-    strings such as ``2x1``.
+    The sizes vary fastest. The sizes of a listed shape are strings. The sizes of an axis are
+    numbers, or strings such as ``2x1``.
 
     Raises:
-        UserError: if an axis with edges covers too many tiles, or an axis is a multiple of a size
-            such as ``2x1``.
+        UserError: if an axis with edges covers too many tiles, or if an axis is a multiple of a
+            size such as ``2x1``.
     """
     ordered_names = resolution_order(block.axes)
     size_axes = [name for name in ordered_names if name in SIZES[sweep.op]]
     word_axes = [name for name in ordered_names if name not in SIZES[sweep.op]]
 
     def extend(values: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield ``values`` with every combination of the axes ``names`` added."""
+        """Yield ``values``, extended by each combination of values of the axes ``names``."""
         if not names:
             yield values
             return
@@ -113,9 +115,9 @@ def _combinations(
 def _dtypes(declared: Sequence[str], machine: Machine, requested: Sequence[str]) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
-    ``declared`` has the words of the axis: dtypes, or only ``all`` or ``emulated``. Dtypes that the
-    machine emulates are left out, because they would take most of the time. They are kept if the
-    user requested them, or if the block selects no other dtypes.
+    ``declared`` has one or more dtypes, or the single word ``all`` or ``emulated``. Dtypes that the
+    machine emulates are left out, because they would take most of the time. An emulated dtype is
+    kept if the user requested it, or if the block selects only emulated dtypes.
     """
     if declared == ["emulated"]:
         return machine.emulated
