@@ -1,13 +1,13 @@
-"""Claims: locks on a run's files, which also work across nodes that share a file system.
+"""Lock a run's files by claims, which also work across nodes that share a file system.
 
-Some network file systems reject the operating system's locks (flock, lockf). On others, only the
-node that took a lock sees it. A claim is therefore a file that only one process can create
-(O_EXCL). The owner keeps renewing the claim until it exits or releases the file. If a claim has not
-been renewed for a minute, any process may take it over. If its owner has exited, another process on
-the same machine may take it over at once.
+Some network file systems reject the operating system's locks (flock, lockf). On others, a lock is
+visible only on the node that took it. A claim is therefore a file that only one process can create
+(O_EXCL). The process that owns a claim renews it regularly, until that process exits or releases
+the file. If a claim has not been renewed for a minute, any process may take it over. If the owner
+has exited, another process on the same machine may take the claim over at once.
 
-Before version 3.30, filelock has no such leases. :mod:`sweeps.plain_lease` then replaces them, with
-claims that are not renewed and that no other machine takes over.
+Versions of filelock before 3.30 do not provide such claims. :mod:`sweeps.plain_lease` then provides
+simpler claims, which are not renewed and which no process on another machine takes over.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Claim:
         """Claim a file.
 
         Args:
-            path: the file to claim. The claim is a file next to it, whose name ends in
-                :data:`SUFFIX`.
+            path: the file to claim. The claim itself is another file in the same folder, whose name
+                ends in :data:`SUFFIX`.
             refusal: error message if another process has claimed the file.
-            wait: True to wait up to 15 minutes for that process. If False, wait 90 s for a process
-                on another node, which may have ended without releasing the file, and not at all for
-                one on this node.
+            wait: True to wait up to 15 minutes for that process. If False, do not wait for a
+                process on this node, but wait 90 s for a process on another node, which may have
+                ended without releasing the file.
 
         Raises:
-            UserError: if another process keeps its claim for that time, or the claim cannot be
-                written.
+            UserError: if another process still claims the file after that time, or the claim cannot
+                be written.
         """
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
@@ -97,11 +97,11 @@ class Claim:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Let one process at a time into the block; others wait until it has finished.
+    """Claim a file while the block runs, after waiting until no other process claims the file.
 
     Raises:
-        UserError: if another process does not finish within 15 minutes, or the claim cannot be
-            written.
+        UserError: if another process does not release the file within 15 minutes, or the claim
+            cannot be written.
     """
     claim = Claim(
         path,

@@ -2,7 +2,8 @@
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
 instead builds a wheel with only the pointing module, which makes ``import rooftile`` load the
-checkout's ``analysis/rooftile``. The environment that the make targets set up has it, too.
+checkout's ``analysis/rooftile``. The make targets install the pointing module in the environment
+that they set up, too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 def build_editable(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel of the pointing module, with the project's metadata and its command.
+    """Build a wheel with the pointing module and the project's metadata, which name its command.
 
     The parameters and the result (the wheel's file name) are those of PEP 660.
     """

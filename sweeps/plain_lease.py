@@ -1,8 +1,8 @@
 """Replacement for :class:`filelock.SoftFileLease`, which filelock before version 3.30 lacks.
 
 A GPU node without access to a package index may have an older version of filelock. If the owner of
-a claim has ended, another process of the same machine takes the claim over, provided that the file
-system supports locks (flock). A claim of another machine is never taken over.
+a claim has ended, another process on the same machine takes the claim over, provided that the file
+system supports locks (flock). A process on another machine never takes the claim over.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ class ClaimOwner:
 
 
 class PlainLease:
-    """Claim: a file that only one process can create, with its owner's process id and machine."""
+    """Claim on a file, stored in a second file that only one process can create.
+
+    The second file contains the id of that process and the name of its machine.
+    """
 
     compromise = None
-    """Why the claim was lost: always None, because no claim is taken over while its owner runs."""
+    """Reason why the claim was lost; always None, because no claim is lost while its owner runs."""
 
     def __init__(self, lock_file: str | os.PathLike[str], lease_duration: float, mode: int) -> None:
         """Prepare a claim; ``lease_duration`` is ignored, because these claims are not renewed."""
@@ -89,7 +92,7 @@ class PlainLease:
         return True
 
     def _take_over(self) -> bool:
-        """Take the claim over if its owner has ended, and return True if this process now has it.
+        """Take the claim over if its owner has ended; return True if this process now owns it.
 
         Several processes may notice at once that the owner has ended. A lock on the file makes them
         check again one after the other, so that only the first takes the claim over.
@@ -112,7 +115,7 @@ class PlainLease:
 
 
 def _claim_text() -> str:
-    """Return the content of a claim of this process: its id and the name of its machine."""
+    """Return the content of this process's claim: the process id and the name of the machine."""
     return f"{os.getpid()}\n{socket.gethostname()}\n"
 
 

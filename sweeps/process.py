@@ -48,7 +48,7 @@ def _fields_after_name(stat: str) -> list[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the ids of all descendants of a process; none on systems other than Linux."""
+    """Return the ids of all descendants of a process, or an empty list on systems without /proc."""
     # 1. Collect the children of every process.
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -68,7 +68,7 @@ def descendants(pid: int) -> list[int]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM, which ends a batch job, and SIGHUP, which a closed terminal sends, as Ctrl-C.
+    """Treat SIGTERM (end of a batch job) and SIGHUP (closed terminal) like Ctrl-C during the block.
 
     A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     """
@@ -93,7 +93,7 @@ def undisturbed() -> Iterator[None]:
     """Run a short block, such as a file write, undisturbed by signals that end the process.
 
     Raises:
-        KeyboardInterrupt: after the block, if a signal came during it.
+        KeyboardInterrupt: after the block, if a signal arrived while the block ran.
     """
     received: list[int] = []
 

@@ -23,8 +23,10 @@ class Reporter(Protocol):
         """Begin a phase.
 
         Args:
-            phase: name of the phase; ``Measuring`` takes further samples once every case has one.
-            seconds: most seconds that the phase is expected to take; None if that is not known.
+            phase: name of the phase; the phase ``Measuring`` takes further samples after every case
+                has its first sample.
+            seconds: longest time in seconds that the phase is expected to take; None if it is not
+                known.
             after: seconds that all later phases together are expected to take.
         """
         ...
@@ -41,8 +43,8 @@ class Reporter(Protocol):
 class LiveReporter:
     """Show a progress bar, or print a line at most every ten seconds if stderr is not a terminal.
 
-    The bar and the line show the phase, how many of its cases are done, and the time left of the
-    whole call if it is known. Between two updates, the bar counts that time down to 0.
+    The bar and the line show the phase, how many of its cases are done, and the time left for the
+    whole call, if that time is known. Between two updates, the bar counts that time down to 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -74,7 +76,7 @@ class LiveReporter:
         self._bar.stop()
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
-        """Show a phase in place of the one before it; see :meth:`Reporter.begin`."""
+        """Show a phase in place of the previous phase; see :meth:`Reporter.begin`."""
         self._phase = phase
         self._after = after
         # Moment at which the call should end, including later phases; infinite if it is not known.
@@ -95,7 +97,7 @@ class LiveReporter:
             self._print_line(done, total, self._until - now)
 
     def _print_line(self, done: int, total: int, left: float) -> None:
-        """Print the progress as one line; ``left`` is in seconds, infinite if unknown."""
+        """Print the progress as one line; ``left`` is in seconds, or infinite if it is unknown."""
         repeating = _repeats(self._phase, done, total)
         if not repeating:
             unit = self._unit.removesuffix("s") if total == 1 else self._unit
@@ -113,13 +115,13 @@ class LiveReporter:
 def _repeats(phase: str, done: float, total: float | None) -> bool:
     """Return True if a phase has timed each of its cases, and now adds samples to them.
 
-    That can take most of a run, which would seem to hang if only the count were shown.
+    Adding samples can take most of a run, which would seem to hang if only the count were shown.
     """
     return phase == _MEASURING and bool(total) and done == total
 
 
 def _words_left(seconds: float, repeating: bool) -> str:
-    """Return the time left in words; empty if it is infinite, which means unknown."""
+    """Return the time left in words, or "" if ``seconds`` is infinite, which means unknown."""
     if seconds == math.inf:
         return ""
     at_most = f"at most {max(0.0, seconds):,.0f} s"

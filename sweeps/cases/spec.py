@@ -3,15 +3,15 @@
     question = "What does this sweep answer?"      # the first line of the file
     op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
 
-    [[block]]                                      # all combinations of its axes; repeatable
-    on = "gpu"                                     # only on GPUs; without it, everywhere
+    [[block]]                                      # all combinations of its axes; may be repeated
+    on = "gpu"                                     # only on GPUs [default: all machines]
     m = { from = 256, to = 4096, step = 256 }
     n = 4096
     k = "n"
-    dtype = "all"                                  # all four on a GPU; fp32 and bf16 on a CPU
-    where = ["flops <= 1e12"]                      # on sizes, flops, bytes, intensity or dtype
+    dtype = "all"                                  # all dtypes on a GPU; fp32 and bf16 on a CPU
+    where = ["flops <= 1e12"]                      # limits sizes, flops, bytes, intensity, dtype
 
-``implementation`` is ``library`` or the name of an implementation. ``config`` is one of
+``implementation`` is ``library`` or the name of an implementation. ``config`` is one of these:
 
 - an empty string, for the implementation's own choice;
 - ``best 4``, for the four configs that the implementation ranks first;
@@ -21,8 +21,8 @@
 
 ``dtype = "all"`` leaves out dtypes that the machine emulates, unless the user requested them.
 
-``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand is warm
-and the second cold, as in inference.
+``cache`` is ``cold`` or ``warm``. For GEMMs in bursts, it may also be ``weights-cold``: the first
+operand is then warm and the second cold, as in inference.
 
 ``op`` may also be ``layer``, ``projections``, ``timesteps`` or ``lstm``. If ``op`` is ``layer``,
 the axis ``layer`` names the kind of layer, such as ``relu`` or ``layernorm``.
@@ -103,7 +103,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A named set of cases and the question that it answers."""
+    """Named set of cases, and the question that these cases answer."""
 
     name: str
     question: str
@@ -125,7 +125,7 @@ def broken_sweeps() -> dict[str, UserError]:
 
 @cache
 def _read_folder() -> dict[str, Sweep | UserError]:
-    """Return, by name, each sweep of ``sweeps/specs``, or the error if its file is not valid."""
+    """Return a mapping from sweep names to sweeps or, for files that are not valid, to errors."""
     sweeps: dict[str, Sweep | UserError] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         try:
@@ -174,7 +174,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def axis_names(op: str) -> tuple[str, ...]:
-    """Return the names of the axes that a block may have, given the sweep's operation."""
+    """Return the names of the axes that a block may have in a sweep of the operation ``op``."""
     layer_axis = ("layer",) if op == "layer" else ()
     layout_axis = ("layout",) if op in _LAYOUTS else ()
     pass_axis = ("pass",) if op in _PASSES else ()
@@ -186,7 +186,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 
     Raises:
         UserError: if a key or a value is not valid, an axis without a default is missing, or axes
-            depend on one another.
+            depend on one another in a cycle.
     """
     # 1. Read the listed shapes and their variants.
     names = axis_names(op)
@@ -234,7 +234,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 
 
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Refuse words that are not valid for the operation, on the axes that are not sizes."""
+    """Refuse words that are not valid for the operation; axes that are sizes are not checked."""
     valid_words = {
         "dtype": ("all", "emulated", *TIMED_DTYPES),
         "layer": tuple(LAYERS),
@@ -257,7 +257,8 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Refuse ``weights-cold`` for operations and modes for which it has no meaning.
 
-    Before sustained work, the cache is neither emptied nor loaded with the first operand.
+    It has no meaning for sustained work, because the cache is then neither emptied nor loaded with
+    the first operand.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return
@@ -281,7 +282,7 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
     """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them.
 
     Raises:
-        UserError: if ``shapes`` is not a list of such strings, with the sizes of the operation.
+        UserError: if ``shapes`` is not a list of strings, each with all sizes of the operation.
     """
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
@@ -303,8 +304,8 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
     out of the result.
 
     Raises:
-        UserError: if there are no shapes, ``vary`` is not such a table of whole numbers, or a size
-            would be below 1.
+        UserError: if there are no shapes, ``vary`` is not a table of whole numbers, or a variant
+            would have a size below 1.
     """
     if not shapes:
         raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")
@@ -334,8 +335,8 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
 def _read_filter(text: Any, op: str, where: str) -> Filter:
     """Parse a condition such as ``flops <= 1e12``.
 
-    ``dtype`` is compared with a dtype. A size or quantity is compared with a number or with another
-    size or quantity.
+    If the left side is ``dtype``, the right side must be a dtype, such as ``fp16``. If the left
+    side is a size or a quantity, the right side must be a number, a size or a quantity.
 
     Raises:
         UserError: if the text is not such a condition.
@@ -369,7 +370,7 @@ def _check_keys(table: Mapping[str, Any], valid: Sequence[str], where: str) -> N
 
 
 def _check_type(value: Any, kind: type, where: str, expected: str) -> None:
-    """Refuse a value that is not of the type ``kind``, which ``expected`` says in words."""
+    """Refuse a value whose type is not ``kind``; ``expected`` describes a valid value."""
     if not isinstance(value, kind):
         raise UserError(f"{where} must be {expected}, not {value!r}.")
 

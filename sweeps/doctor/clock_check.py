@@ -50,8 +50,8 @@ _PROFILER_CASES = 8  # cases that are timed before and after a profiler is loade
 def clock_cases(machine: Machine, count: int) -> list[Case]:
     """Return at most ``count`` cases, each of which a standard timer can time within seconds.
 
-    On a GPU, their cache is cold, because ``do_bench`` clears it. Calls with the same arguments
-    choose the same cases.
+    On a GPU, the cases have a cold cache, because ``do_bench`` clears the cache. Calls with the
+    same arguments choose the same cases.
     """
     rng = random.Random(0)
     if machine.kind == "gpu":
@@ -109,10 +109,10 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     timed in the first pass. Timers without such a case are left out.
 
     Returns:
-        For each timer, a mapping with ``seconds_per_case`` (seconds of a pass, in the mean of both,
-        per case that the timer timed in the first pass), ``passes_differ`` (median relative
+        For each timer, a mapping with ``seconds_per_case`` (mean seconds of a pass, divided by the
+        number of cases that the timer timed in the first pass), ``passes_differ`` (median relative
         difference between the passes) and ``over_sampler`` (median ratio of the timer's time to the
-        sampler's, both in the first pass).
+        sampler's time, both in the first pass).
     """
     summaries = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
@@ -137,8 +137,8 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     """Time subjects with the sampler, in shuffled rounds until all of them are finished.
 
-    The samples are added to copies of the subjects. A subject whose samples all show launch gaps is
-    left out of the result.
+    The subjects themselves do not change, because the samples are added to copies of them. A
+    subject whose samples all show launch gaps is left out of the result.
     """
     begin = time.perf_counter()
     # 1. Copy the subjects without their earlier samples and without a checker.

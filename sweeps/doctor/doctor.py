@@ -78,7 +78,7 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
 
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
-    """Report whether Triton is missing and, on a GPU, which hand-written kernels run here."""
+    """Report if Triton is missing and, on a GPU, whether each hand-written kernel runs here."""
     sample_problems: dict[str, Workload] = {
         "gemm": Gemm(1024, 1024, 1024, "fp16"),
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
@@ -98,7 +98,7 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
-    """Report how many GPUs there are, differences from machines.toml, and what NVML reports."""
+    """Report the number of GPUs, differences from machines.toml, and the readings of NVML."""
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(
@@ -135,7 +135,7 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Warn if the number of SMs or the bandwidth differs from machines.toml by more than 5%."""
+    """Warn if the number of SMs or the bandwidth differs by more than 5% from machines.toml."""
     properties = torch.cuda.get_device_properties(device.gpu)
     # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.
     memory_hz = clock_khz(properties, "memory_clock_rate") * 1e3
@@ -159,7 +159,8 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """Report clocks, power limit, temperature, ECC and other processes, as far as NVML knows them.
 
-    ``nvml`` is the module that :func:`open_nvml` returns, and ``handle`` is its handle of the GPU.
+    ``nvml`` is the module that :func:`open_nvml` returns, and ``handle`` identifies the GPU in
+    calls of that module.
     """
 
     def ask(query: Any, *arguments: Any) -> Any:

@@ -23,16 +23,16 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Share by which the median ratio of present to recorded times, or its inverse, may exceed 1 on a
-machine that is judged not to have changed."""
+"""Largest amount by which the median ratio of present to recorded times, or the inverse of that
+median, may exceed 1 if the machine is to be judged as fast as recorded."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
     """Choose ``count`` cases timed with vendor libraries, evenly spaced by the rank of their times.
 
-    They are GEMMs and convolutions in burst mode. If at least ``count`` of them have
-    converged, only converged ones are chosen. If there are fewer than ``count`` cases, all of them
-    are chosen. Each is returned with its recorded seconds per launch.
+    Only GEMMs and convolutions in burst mode are considered. If at least ``count`` of them have
+    converged, only converged cases are chosen. If there are fewer than ``count`` such cases in
+    total, all of them are chosen. Each case is returned with its recorded seconds per launch.
     """
     # 1. Select the rows that can be chosen.
     usable = [
@@ -99,10 +99,10 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
     """Judge by the ratios of present to recorded times whether the machine is as fast as recorded.
 
     Returns:
-        A mapping with ``cases`` (their number), ``ratio`` (the median), ``lo`` and ``hi`` (its 95%
-        interval; None for fewer than six cases) and ``same`` (True if neither the ratio nor its
-        inverse exceeds 1 by more than :data:`TOLERANCE`). If there are no cases, all entries except
-        ``cases`` are None.
+        A mapping with ``cases`` (the number of ratios), ``ratio`` (the median ratio), ``lo`` and
+        ``hi`` (its 95% interval; None for fewer than six cases) and ``same`` (True if neither the
+        ratio nor its inverse exceeds 1 by more than :data:`TOLERANCE`). If there are no cases, all
+        entries except ``cases`` are None.
     """
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}

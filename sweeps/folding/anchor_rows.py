@@ -29,8 +29,8 @@ def anchor_rows(
 
     The rows are those of anchors.csv, in the order of their first samples. A sustained anchor's row
     covers only its :func:`settled_windows`. ``energy_j`` is the board's energy per launch in these
-    windows, in joules; it is None for bursts and wherever the energy is unknown. ``gpus`` is
-    the entry of run.json.
+    windows, in joules; it is None for bursts and wherever the energy is unknown. ``gpus`` is the
+    entry ``gpus`` of run.json.
     """
     # 1. Collect the samples of each row.
     samples_by_key: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
@@ -81,7 +81,7 @@ def steady_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of steady.csv: one for each sustained batch of the anchors' latest timing.
 
-    A sensor that was not read is None.
+    The value of a sensor that was not read is None.
     """
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
@@ -112,11 +112,11 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     A sustained anchor has an entry if the same worker and GPU also timed it in bursts, in the phase
     ``alone``. ``share`` is the sustained speed divided by the burst speed. ``lo`` and ``hi`` are
     the bounds of ``share`` that follow from the 95% intervals of both times; they are None if
-    either time has no interval. The other entries describe the sustained anchor.
+    either time has no interval. The other values of an entry describe the sustained anchor.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return a key that two anchors of the same GPU share if they differ only in their mode."""
+        """Return a key that is equal for two anchors of one GPU that differ only in their mode."""
         identity = [row.get(name) for name in IDENTITY if name != "mode"]
         return row["worker"], row["gpu"], *identity
 
@@ -143,10 +143,10 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
-    """Return the windows of sustained work in which power and clocks are taken to be steady.
+    """Return the windows of sustained work in which power and clocks are assumed to be steady.
 
-    Their begin ``t`` is at least half of the last window's. The result is empty for bursts.
-    ``samples`` are one anchor's samples from a single timing.
+    A window is returned if its begin ``t`` is at least half of the ``t`` of the last window. The
+    result is empty for bursts. ``samples`` are one anchor's samples from a single timing.
     """
     # Only windows of sustained work have ``t``, the seconds from the begin of the work to theirs.
     windows = [event for event in samples if "t" in event]
@@ -173,8 +173,8 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
 def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
     """Yield the samples from the latest timing of the anchors, for each worker and GPU.
 
-    A resumed run may time its anchors again. The events of each worker must be in the order of
-    their file.
+    A resumed run may time its anchors again. The events of each worker must be in the order of the
+    worker's sample file.
     """
     # Later events replace earlier ones of the same worker and GPU.
     latest_begin = {

@@ -31,7 +31,8 @@ def fold_rows(
 
     The rows are those of measurements.csv, in the plan's order. A time that is impossible on
     ``machine`` becomes an error; if ``machine`` is None, all times are accepted. Intervals are
-    widened to cover the changes of speed in ``speeds``, in which a missing place counts as steady.
+    widened to cover the changes of the machine's speed in ``speeds``. A worker and GPU without an
+    entry in ``speeds`` are treated as steady.
     """
     history_by_case = histories(events)
     rows = []
@@ -54,8 +55,8 @@ def rounds_table(
 ) -> list[dict[str, Any]]:
     """Return the rows of rounds.csv: the checked samples of each planned case, with their rounds.
 
-    A change of the machine's speed affects the ratio of two cases' samples less if both are from
-    the same round. Samples without a recorded round are left out.
+    Comparing two cases by samples from the same rounds reduces the effect of changes of the
+    machine's speed. Samples without a recorded round are left out.
     """
     table = []
     for case_id in dict.fromkeys(entry.case.id for entry in planned):
@@ -81,12 +82,12 @@ def confirmed_table(
     """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs of cases.
 
     There is one row for each process of each pair, with one log ratio for each block. A ratio is
-    the first case's time over the second's.
+    the time of the pair's first case divided by the time of its second case.
 
-    A process counts if it completed all :data:`BLOCKS` blocks, on the same worker and GPU as the
-    latest process that did. Each pair has rows for the latest :data:`PROCESSES` processes that
-    count. A pair with fewer of them is left out, and so is one with a case that was refused or
-    failed.
+    A process counts if it completed all blocks (:data:`BLOCKS` in number) on the same worker and
+    GPU as the latest process that completed all of them. Each pair has rows for the latest
+    :data:`PROCESSES` processes that count. A pair with fewer such processes is left out, and so is
+    a pair with a case that was refused or failed.
     """
     # 1. Collect the blocks of each pair, by the process that timed them. A process is identified by
     # its start time.
@@ -119,7 +120,7 @@ def confirmed_table(
 
 
 def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> list[float]:
-    """Return the start times of the processes that :func:`confirmed_table` uses, in order."""
+    """Return, in order, the start times of the processes that :func:`confirmed_table` uses."""
     places = {
         process: place_of(blocks[0])
         for process, blocks in blocks_by_process.items()
@@ -133,7 +134,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the logarithm of A's time over B's, from the geometric means in a block A B B A."""
+    """Return the log ratio of A's time to B's time, both geometric means from a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 

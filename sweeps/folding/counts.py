@@ -141,5 +141,5 @@ class Tally:
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:
-        """Report the number of started or finished cases, and the budget left in seconds."""
+        """Report the number of started or finished cases, and the rest of the budget in seconds."""
         reporter.update(self.seen, len(self.histories), budget - self.spent)

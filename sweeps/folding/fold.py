@@ -49,13 +49,14 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished writing. If the last fold has already
-            read all of them, nothing is done, so that many nodes that end together fold the run
-            only once or twice. If None, the run is always folded.
+            read all of these files, the run is not folded again. Many nodes that end together thus
+            fold the run only once or twice. If None, the run is always folded.
 
     Raises:
         UserError: if run.json or the plan cannot be read, too many sample lines are damaged, a file
-            cannot be written, or another process folds or plans this run for over 15 minutes. In
-            the first two cases, the tables are left as they were.
+            cannot be written, or another process folds or plans this run for over 15 minutes. The
+            tables are left as they were if run.json or the plan cannot be read, or if too many
+            sample lines are damaged.
     """
     with folding(folder):
         record = read_run(folder)

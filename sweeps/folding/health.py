@@ -13,9 +13,10 @@ The verdict is ``quiet``, ``noisy`` or ``unusable``, the worst of several findin
 A run is also noisy if the median half-width of its intervals is 5% or more, if fewer than eight
 cases have an interval, or if other processes used the GPU.
 
-A recording that was merged from others is at most as good as the worst of them. How busy the host
-was does not affect the verdict. If a run is not quiet, other processes and virtual machines that
-used the cores are listed as likely causes, unless the machine is known to be a GPU.
+The verdict on a merged recording is never better than the worst verdict on the recordings from
+which it was made. The load of the host does not affect the verdict. If a run is not quiet, other
+processes and virtual machines that used the cores are listed as likely causes, unless the machine
+is known to be a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ VERDICTS = ("quiet", "noisy", "unusable")
 QUIET, _, UNUSABLE = VERDICTS
 
 HealthFinding = tuple[str, str]
-"""A verdict on one aspect of a run, and the reason for it, a sentence without a full stop."""
+"""Verdict on one aspect of a run, and the reason for the verdict: a sentence without a full
+stop."""
 
 # Common periods of the operating system's scheduler tick (1, 10/3, 4 and 10 ms) and multiples of
 # them, in seconds.
@@ -57,7 +59,7 @@ _MIN_SHARE_AT_TICK = 0.4  # share of a case's batches that must last whole ticks
 
 @dataclass(frozen=True)
 class _Limits:
-    """Smallest values of a quantity that make a run noisy or unusable."""
+    """Smallest values of a quantity at which a run is noisy or unusable."""
 
     noisy: float
     unusable: float = float("inf")
@@ -117,8 +119,8 @@ def health(
 def health_sentence(run: Mapping[str, Any]) -> str:
     """Return a sentence with the verdict, the difference of repeated medians, and the worst reason.
 
-    The difference is left out if too few cases were re-timed, and the reason if the difference
-    explains the verdict. ``run`` is the content of run.json.
+    The difference is left out if too few cases were re-timed. The reason is left out if the
+    difference already explains the verdict. ``run`` is the content of run.json.
     """
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     repeats = run.get("repeats")
@@ -138,7 +140,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Judge how well medians repeat or, if too few cases were re-timed, the canary's spread."""
+    """Judge the variation of repeated medians or, with too few re-timed cases, of the canary."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (
@@ -162,7 +164,7 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
 def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
 
-    If too few times have an interval, only that is reported.
+    If too few times have an interval to judge, only this shortage is reported.
     """
     # Half the width of each interval, relative to its median.
     half_widths = [
@@ -181,7 +183,7 @@ def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding
 
 
 def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
-    """Judge whether a CPU's batches last whole scheduler ticks, as if launches waited for them.
+    """Judge whether a CPU's batches last whole ticks, as if launches waited for the scheduler.
 
     Sustained batches are left out because they are made to last 60 ms.
     """
@@ -207,8 +209,8 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
 def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     """Count the cases in which at least 40% of the judged batches last whole ticks.
 
-    Only batches that last between half a tick and eight ticks are judged, and only cases in which
-    at least half of the batches last that long. Return 0 if the count is below eight, or if chance
+    Only batches that last between half a tick and eight ticks are judged. A case is left out if
+    more than half of its batches are not judged. Return 0 if the count is below eight, or if chance
     could explain it. All times are in seconds.
     """
     # 1. Find the share of each case's batches that last whole ticks.

@@ -18,12 +18,12 @@ CANARY = "canary"
 BLOCKS = 5
 """Number of A B B A blocks of samples that each process takes when it re-times a pair of cases.
 
-The number is fixed beforehand: stopping as soon as a gain looks certain would make it look larger
-than it is."""
+The number is fixed beforehand, because stopping as soon as a gain looks certain would overstate the
+gain."""
 PROCESSES = 2
 """Number of processes that re-time a pair.
 
-All samples of one process share an error, which only samples of another process reveal."""
+All samples of one process share an error that only the samples of another process can reveal."""
 
 
 @dataclass
@@ -38,25 +38,26 @@ class History:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the case other than times, such as the kernel's name."""
     outcome: Event | None = None
-    """Event that says why the case has no time; None if it has one or may still get one."""
+    """Event with the reason why the case has no time; None if the case has a time or may still get
+    one."""
     too_long: bool = False
     """True if six samples would take more time than one case may take."""
     crashes: int = 0
     """Number of processes that crashed while they ran this case and no other."""
     last_crash: str = ""
-    """Description of how the latest of these processes ended, such as ``killed by SIGSEGV``."""
+    """Description of how the process of the last crash ended, such as ``killed by SIGSEGV``."""
     sound: dict[int | None, int] = field(default_factory=dict)
     """Number of samples that checks have confirmed, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)
     """Number of samples at the latest ``right`` event, by GPU.
 
-    The event says that a process found a correct result on inputs that it had not used before."""
+    The event records a correct result on inputs that the process had not used before."""
     repeats: list[Event] = field(default_factory=list)
     """Samples from another process, which show how well medians repeat."""
 
     @property
     def every_sample(self) -> Iterator[Event]:
-        """All :attr:`samples`, whatever their GPU."""
+        """All :attr:`samples`, from every GPU."""
         return itertools.chain.from_iterable(self.samples.values())
 
     @property
@@ -93,11 +94,11 @@ class History:
 
     @property
     def rank(self) -> tuple[bool, bool, int, bool, int]:
-        """Sort key for several workers' histories of one case, of which the highest is used.
+        """Sort key of several workers' histories of one case; the history with the largest is used.
 
-        A wrong result ranks highest, because a time from another worker must not hide it. Next are
-        histories with a time, with more trusted samples, with a failure, and with more samples of
-        any kind, in this order.
+        A wrong result ranks highest, because a time from another worker must not hide it. The
+        further criteria are, in this order: whether there is a time, the number of trusted samples,
+        whether the case failed, and the number of samples of any kind.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
@@ -109,7 +110,7 @@ class History:
     def unnamed(self) -> bool:
         """True if the case has :attr:`samples`, has not failed, and has no recorded kernel name.
 
-        An empty name means that naming failed, and that it is not tried again.
+        An empty name counts as recorded: naming has failed, and is not tried again.
         """
         return bool(self.best) and self.outcome is None and "kernel" not in self.facts
 
@@ -146,10 +147,11 @@ class History:
 
 
 def histories(events: Iterable[Event]) -> dict[str, History]:
-    """Return the history of each case, by case id. Events without a case are under ``""``.
+    """Return the history of each case, by case id. Events without a case form the history ``""``.
 
-    Several workers may have timed a case, as in a merged recording. Only the history with the
-    highest :attr:`History.rank` is then returned, or the first one if ranks are equal.
+    Several workers may have timed a case, as in a merged recording. In that case, only the history
+    with the highest :attr:`History.rank` is returned. If ranks are equal, the first history is
+    returned.
     """
     by_case: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:
@@ -161,7 +163,7 @@ def histories(events: Iterable[Event]) -> dict[str, History]:
 
 
 def spent_seconds(events: Iterable[Event]) -> float:
-    """Return the seconds of measuring in these events."""
+    """Return the measuring time that these events took, in seconds."""
     return sum(event.get("cost", 0.0) for event in events)
 
 
@@ -185,5 +187,5 @@ def place_of(event: Event) -> SamplePlace:
 
 
 def utc(moment: float) -> str:
-    """Format a moment, in seconds since 1970, as in measurements.csv."""
+    """Return a time in seconds since 1970 as UTC text, in the format of measurements.csv."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

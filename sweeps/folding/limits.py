@@ -1,6 +1,6 @@
 """Compute a lower limit of a launch's time, and find measured times that are below it.
 
-A time below the limit is wrong, or something other than the launch was timed.
+A time below the limit is a measuring error, or the time of something other than the launch.
 
 The limit is the longer of two times:
 
@@ -21,7 +21,7 @@ _MEASURED_SLACK = 1.15  # factor by which a measured ceiling may be exceeded wit
 
 
 def min_seconds(case: Case, machine: Machine) -> float:
-    """Return the lower limit of the time of one launch in seconds; 0 if no rate is known."""
+    """Return the lower limit of one launch's time in seconds, or 0 if no rate is known."""
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops
@@ -48,12 +48,12 @@ def _is_from_datasheet(machine: Machine) -> bool:
 
 
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
-    """Return whether a time per launch, in seconds, is impossible, and a sentence about it.
+    """Return whether ``seconds`` is too short a time for a launch, and a sentence about that time.
 
-    The sentence is empty if the time respects the lower limit, with a tolerance for errors of the
-    clock and of the limit. Ceilings that were measured, or derived from what a device reports, may
-    be wrong themselves. A time below their limit is therefore accepted, and the sentence is only a
-    remark.
+    The sentence is empty if the time is not below the lower limit, with a tolerance for errors of
+    the clock and of the limit. Ceilings that were measured, or derived from what a device reports,
+    may themselves be too low. A time below the limit of such ceilings is therefore accepted, and
+    the sentence is only a remark.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):

@@ -1,9 +1,9 @@
 """Raise the ceilings of a CPU (peak FLOP/s by dtype, and memory bandwidth) after a run.
 
 A shared machine may be slow when its ceilings are measured. A run that is long enough therefore
-measures them again in the middle and at its end, and uses the highest values. If a GEMM exceeded
-the peak by more than its interval in two processes, the peak is raised to the lower of its two
-speeds. Otherwise, the tables would show more than 100% of the peak.
+measures them again in the middle and at its end, and uses the highest values. If the whole interval
+of a GEMM's speed was above the peak in two processes, the peak is raised to the lower of the GEMM's
+two speeds. Otherwise, the tables would show more than 100% of the peak.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sweeps.timing.statistics import median, median_interval
 
 @dataclass(frozen=True)
 class RaisedCeilings:
-    """Machine with the ceilings of the whole run."""
+    """Machine with the highest ceilings of the whole run."""
 
     machine: Machine
     record: Mapping[str, Any] | None
@@ -37,7 +37,7 @@ def raise_ceilings(
     planned: Sequence[PlanEntry],
     history_by_case: Mapping[str, History],
 ) -> RaisedCeilings:
-    """Raise a CPU's ceilings to the highest measured ones, and its peaks further for faster GEMMs.
+    """Raise a CPU's ceilings to the highest measured values, and its peaks to faster GEMMs' speeds.
 
     A GPU is returned unchanged. ``record`` has the entries of run.json.
     """

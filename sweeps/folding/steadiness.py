@@ -102,11 +102,11 @@ def choose_repeats(
 
     Candidates are the cheaper half of the cases that have an interval and have not failed, or all
     of them if there are at most 12. Cases that are timed for advice count only if the plan has no
-    others. Up to 24 candidates that fit in the time are chosen, spread evenly over the plan.
+    other cases. As many candidates are chosen as fit in :func:`repeating_seconds` of the run's
+    ``budget``, but at most 24. They are spread evenly over the plan.
 
-    Nothing is chosen, not even a required case, if a case that counts was re-timed before, if there
-    are fewer than four candidates, or if :func:`repeating_seconds` of the run's ``budget`` is too
-    short for four of them.
+    No case is chosen, not even a required one, if a case that counts was re-timed before, if there
+    are fewer than four candidates, or if fewer than four of them fit.
     """
     # 1. Find the candidates. Cases for advice are left out if possible, because the most promising
     # of them are re-timed in pairs anyway.
@@ -143,15 +143,15 @@ def choose_repeats(
 def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
-    ``ratio`` is the median, over the cases, of the second median divided by the first. ``between``
-    is the part of the standard deviation of the ratio's logarithm that the noise of both medians
-    does not explain. ``between_cases`` is the same without the change that all cases share, which
-    does not affect the ratio of two cases. Return None if fewer than four cases have at least six
-    samples from each process.
+    For each case, the second median is divided by the first; ``ratio`` is the median of these
+    quotients. ``between`` is the part of the standard deviation of the quotients' logarithms that
+    the noise of both medians does not explain. ``between_cases`` is computed like ``between``, but
+    without the change that all cases share. That change does not affect the ratio of two cases.
+    Return None if fewer than four cases have at least six samples from each process.
 
-    A case whose memory happens to be placed badly in one of the processes can take twice as long
-    there. Deviations are cut at three robust standard deviations, so that such a case does not
-    widen the intervals of all others.
+    A case whose memory happens to be placed badly in one of the processes can take twice as long in
+    that process. Deviations are cut at three robust standard deviations, so that such a case does
+    not widen the intervals of all others.
     """
     # 1. Collect the log ratio of each case's two medians, and the variance that their noise
     # explains.
@@ -190,7 +190,7 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
 def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> float:
     """Return the mean square of deviations from 0, each cut at three robust standard deviations.
 
-    The robust standard deviation is taken to be at least that of the noise.
+    The robust standard deviation is never taken to be smaller than the noise's standard deviation.
     """
     robust_deviation = _NORMAL_MAD * float(np.median(np.abs(deviations)))
     limit = _CUT * max(robust_deviation, math.sqrt(noise_variance))
@@ -200,10 +200,10 @@ def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> floa
 def _variance_of_median(values: NDArray[np.float64]) -> float:
     """Return the variance of the median of ``values``, of which there must be at least six.
 
-    The variance follows from the median absolute deviation, as for normally distributed values. The
-    correction for few values is from Croux and Rousseeuw, "Time-efficient algorithms for two highly
-    robust estimators of scale" (1992). In simulations, the mean result was 1.5 times the true
-    variance for six values and 1.1 times for 30.
+    The variance is estimated from the median absolute deviation, assuming normally distributed
+    values. The correction for few values is from Croux and Rousseeuw, "Time-efficient algorithms
+    for two highly robust estimators of scale" (1992). In simulations with six values, the mean
+    estimate was 1.5 times the true variance. With 30 values, it was 1.1 times the true variance.
     """
     count = len(values)
     absolute_deviation = float(np.median(np.abs(values - np.median(values))))

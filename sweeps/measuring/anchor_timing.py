@@ -2,7 +2,8 @@
 
 The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
 node measure at the same time, each of them first times the anchors while the others are idle. Then
-all of them time the anchors at once. The difference shows how the GPUs affect one another.
+all of them time the anchors at once. The difference between the two times of an anchor shows how
+the GPUs affect one another.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ def time_anchors(
     An anchor that cannot be prepared is left out. A sample of a burst that fails, or shows launch
     gaps, is dropped.
 
-    Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each of
-    their windows (:class:`sweeps.timing.sampler.Window`) becomes an event, in which ``t`` is the
-    window's begin. A sustained anchor runs for ``seconds``, and has no events if it fails.
+    Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each
+    window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an event, in which
+    ``t`` is the begin of the window. A sustained anchor runs for ``seconds``, and has no events if
+    it fails.
 
-    ``wait`` is called with each phase, and returns when it may begin; None if no other GPU of the
-    node is measured.
+    ``wait`` is called with the name of each phase, and returns when that phase may begin. ``wait``
+    is None if no other GPU of the node is measured.
 
     Raises:
         PoisonedError: if the device does not recover from an error.

@@ -36,7 +36,7 @@ class Refusal:
     """A case that cannot be timed.
 
     ``status`` is ``unsupported``, ``wrong``, ``oom`` or ``error``. ``message`` is the reason: a
-    sentence, or the text of an error. ``facts`` is the same as in :class:`Ready`.
+    sentence, or the text of an error. ``facts`` has the same meaning as in :class:`Ready`.
     """
 
     case: Case
@@ -73,7 +73,7 @@ class Bench(Protocol):
     def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """Yield the columns that name each case's kernels, in any order.
+        """Yield, in any order, the columns that name each case's kernels.
 
         If the profiler loses the records of a case's launch, the case is left out, because a
         profiler in another process may still show its kernels. A case whose kernels cannot be named
@@ -93,7 +93,7 @@ class Bench(Protocol):
         ...
 
     def canary(self) -> Subject | None:
-        """Return the canary GEMM, which measures drift; None if this bench has none."""
+        """Return the canary GEMM, whose times show drift, or None if this bench has no canary."""
         ...
 
     def ceilings(self) -> tuple[Mapping[str, float], float] | None:
@@ -114,7 +114,7 @@ expected to take. There are no ids if the work belongs to no case."""
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
     """Make an event that happens now.
 
-    ``worker`` is the shard's name. ``case`` is the case's id, and empty if the event belongs to no
+    ``worker`` is the shard's name. ``case`` is the id of the case, or "" if the event belongs to no
     case. ``cost`` is the measuring time that the event took, in seconds.
     """
     gpu_entry = {} if bench.gpu is None else {"gpu": bench.gpu}

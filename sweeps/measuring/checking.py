@@ -1,8 +1,9 @@
 """Check the results of a case's launches before, during and after its samples.
 
-The checks are meant for kernels that are wrong from the start or only later, only now and then,
-only on some operand sets, or only in a corner of the result, and for kernels that return a result
-without computing it. The sampler decides which batches are checked.
+A kernel may be wrong from the start, or only after many launches. It may be wrong only now and
+then, only on certain operand sets, or only in a corner of the result. It may also return a result
+that it did not compute. The checks are designed to detect all of these faults. The sampler decides
+which batches are checked.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ResultChecker:
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Use a launch on more operand sets, with the same first set, and return this checker."""
+        """Switch to a launch with more operand sets but the same first set; return this checker."""
         self._launch = launch
         last = len(launch.sets) - 1
         if last not in self._norms:
@@ -58,7 +59,7 @@ class ResultChecker:
         return self
 
     def check_before_timing(self) -> CheckVerdict:
-        """Launch on the first set, and check the result and that the operands are unchanged."""
+        """Launch on the first set; return a verdict on the result and on changed operands."""
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
         result = self._launch(0)
@@ -71,8 +72,8 @@ class ResultChecker:
         """Fill every result buffer with NaN, so that unwritten elements fail the check.
 
         If ``unseen`` is the index of a set, that set's first operand is negated until
-        :meth:`release`. The buffers are then filled with 0 instead, because a kernel might compute
-        only where it finds NaN.
+        :meth:`release`. In that case, the buffers are filled with 0 instead of NaN, because a
+        kernel might compute only where it finds NaN.
         """
         self.release()  # if the batch is timed a second time, an operand is still negated
         if unseen is not None:
@@ -89,7 +90,7 @@ class ResultChecker:
 
         If launches write into the result buffers of their operand sets, the content of each buffer
         is checked. If each launch allocates its result, only the last result is checked.
-        ``indices`` are those of the sets that the launches used, in order.
+        ``indices`` are the indices of the sets that the launches used, in order.
 
         Raises:
             WrongResultError: if a result is wrong or, after a negation, an operand has changed.
@@ -134,7 +135,7 @@ class ResultChecker:
             a.neg_()
 
     def _require(self, verdict: CheckVerdict, when: str) -> None:
-        """Raise a WrongResultError if the verdict is negative; its message says ``when``."""
+        """Raise a WrongResultError with ``when`` in its message if the verdict is negative."""
         if not verdict.ok:
             raise WrongResultError(f"the result was wrong {when}: {verdict.message}")
 
@@ -143,7 +144,7 @@ class ResultChecker:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Check results, by the index of their set; :func:`verify` describes ``entries``."""
+        """Return the verdict on results, given by the index of their set; see :func:`verify`."""
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
@@ -156,7 +157,10 @@ class ResultChecker:
 
 
 def _norms(operands: Operands) -> tuple[float, float]:
-    """Return the norms of both operands, which nearly every change of their values alters."""
+    """Return the norms of both operands.
+
+    Nearly every change of an operand's values alters its norm.
+    """
     norm_a = torch.linalg.vector_norm(operands.a, dtype=torch.float32)
     norm_b = torch.linalg.vector_norm(operands.b, dtype=torch.float32)
     # The norms are stacked, so that the host waits for a GPU only once.

@@ -32,7 +32,7 @@ class Assignment:
     bench: str
     """Callable that makes the bench, as ``module:name``."""
     arguments: Mapping[str, Any]
-    """Arguments of that callable, except the cases."""
+    """Arguments of the callable in :attr:`bench`, except the cases."""
     planned: Sequence[PlanEntry]
     known: Mapping[str, History]
     """Histories from earlier processes, by case id."""
@@ -68,9 +68,9 @@ def work(connection: Connection) -> None:
     The child sends these messages:
 
     - ("event", event) for each event;
-    - ("visit", ids, seconds) before any work that may crash, with the ids of its cases and the
-      seconds that it is expected to take;
-    - ("wait", phase), after which it waits until the parent sends a message.
+    - ("visit", ids, seconds) before any work that may crash, with the ids of the work's cases and
+      the seconds that the work is expected to take;
+    - ("wait", phase), after which the child waits until the parent sends a message.
 
     Its last message is one of these:
 
@@ -143,7 +143,7 @@ def work(connection: Connection) -> None:
 
 
 def _close_in_fork(connection: Connection) -> None:
-    """Close the pipe in a forked copy of this process, which must not measure.
+    """Close the pipe in a forked copy of this process; the copy must not measure.
 
     If the copy kept the pipe open, the parent would not notice that the real child has died.
     """
@@ -152,7 +152,7 @@ def _close_in_fork(connection: Connection) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or "no message" if it has none."""
+    """Return the first line of an error's text, or "no message" if the error has no text."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 

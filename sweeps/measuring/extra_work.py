@@ -24,10 +24,10 @@ def repeat_cases(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time cases, to see how well their medians from another process repeat in this one.
+    """Re-time cases, to see how well their medians from another process repeat in this process.
 
     Samples become events named ``repeat``, unless launch gaps show in them. A case that cannot be
-    prepared is left out, and one that fails gets no further samples.
+    prepared is left out. A case that fails gets no further samples.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -60,13 +60,13 @@ def confirm_pairs(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time pairs of cases, to measure what the second of each pair gains over the first.
+    """Re-time pairs of cases, to measure how much faster the second case is than the first.
 
-    This process must have taken none of the samples with which the pairs were chosen. Every pair
-    gets :data:`BLOCKS` blocks. In a block the second case is timed twice between two samples of the
-    first, so that a steady change of the machine's speed cancels out. A block in which launch gaps
-    show in every attempt is left out. A case that fails gets an ``outcome`` event, and its pairs
-    get no further blocks.
+    The samples by which the pairs were chosen must be from other processes. Every pair gets
+    :data:`BLOCKS` blocks. In each block, the second case is timed twice between two samples of the
+    first case, so that a steady change of the machine's speed cancels out. A block in which launch
+    gaps show in every attempt is left out. A case that fails gets an ``outcome`` event, and its
+    pairs get no further blocks.
 
     ``cases`` has both cases of the first pair, then both of the second, and so on.
 
@@ -159,7 +159,7 @@ def _confirm_batch(
 
 
 def _check_after(subject: Subject, on_start: OnStart) -> None:
-    """Check a case after its last block of a pair, if it has a checker."""
+    """Check a case after the last block of its pair, if the case has a checker."""
     on_start([subject.key], subject.cost + subject.checking)
     if subject.checker is not None:
         subject.checker.after()
@@ -172,7 +172,7 @@ def name_kernels(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Report the names of the cases' kernels, one event for each case that is named.
+    """Report the names of the cases' kernels, in one event for each case with named kernels.
 
     Nothing may be timed in this process afterwards, because a profiler slows launches.
 

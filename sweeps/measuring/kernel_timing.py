@@ -2,7 +2,7 @@
 
 Launches get copies of the kernel's tensor arguments, so that cold launches find none of them in the
 cache. The copies are reused: if the kernel writes to an argument, a later launch on the same copy
-finds what an earlier one wrote.
+reads what an earlier launch wrote.
 
 This module needs PyTorch.
 """
@@ -44,11 +44,11 @@ class KernelSamples:
     """Samples of a kernel.
 
     Attributes:
-        result: what the first launch returned.
+        result: value that the first launch returned.
         seconds: seconds per launch of each sample, in the order in which the samples were taken.
         sets: number of copies of the arguments that the launches of a sample rotate through.
-        rel_error: error of a launch after the samples, as :meth:`TimedKernel.error` returns it;
-            None without a reference.
+        rel_error: error of a launch after the samples, as returned by :meth:`TimedKernel.error`;
+            None if there is no reference.
     """
 
     result: Any
@@ -65,10 +65,10 @@ class TimedKernel:
     Attributes:
         function: function that launches the kernel once, without synchronising; see ``prepares``.
         arguments: arguments of the function; a launch gets copies of the tensors among them.
-        reference: function that computes the same result, a tensor, from the arguments, with
-            floating-point tensors converted to float64; None to check nothing.
-        tolerance: largest value that :meth:`error` may return; None for the project's tolerance of
-            the result's dtype, or that of fp32 for a dtype without one.
+        reference: function that computes the expected result, a tensor, from the arguments, in
+            which floating-point tensors are converted to float64; None to check nothing.
+        tolerance: largest value that :meth:`error` may return; None for the project's tolerance for
+            the result's dtype, or for fp32 if that dtype has no tolerance.
         prepares: True if the function launches nothing itself, but returns a callable without
             arguments that launches the kernel.
     """
@@ -81,7 +81,7 @@ class TimedKernel:
 
     @property
     def gpu(self) -> int | None:
-        """Ordinal of the GPU with the first CUDA tensor among the arguments; None without one."""
+        """Ordinal of the GPU with the first CUDA argument, or None without CUDA tensors."""
         cuda_tensors = [
             argument
             for argument in self.arguments
@@ -109,7 +109,7 @@ class TimedKernel:
         return functools.partial(self.function, *copies)
 
     def expected(self) -> Tensor | None:
-        """Return the reference's result; None without a reference.
+        """Return the result of the reference, or None if there is no reference.
 
         Raises:
             UserError: if the reference does not return a tensor.
@@ -182,7 +182,7 @@ class KernelTimer:
     """Timer of kernels on one device."""
 
     def __init__(self, gpu: int | None) -> None:
-        """Open the GPU with the ordinal ``gpu``, or the CPU if it is None."""
+        """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None."""
         self._gpu = gpu
         clock: CpuClock | CudaClock = CpuClock()
         telemetry = Telemetry()
@@ -213,7 +213,8 @@ class KernelTimer:
     def time(self, kernel: TimedKernel, cache: str = "cold") -> KernelSamples:
         """Check a kernel, sample it until :attr:`Subject.finished` is true, and check it again.
 
-        With ``cache="cold"``, a launch finds its arguments in memory; with ``warm``, in the cache.
+        With ``cache="cold"``, a launch reads its arguments from memory. With ``cache="warm"``, it
+        reads them from the cache.
 
         Raises:
             WrongResultError: if :meth:`TimedKernel.error` refuses a result.
@@ -256,10 +257,11 @@ class KernelTimer:
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return how many copies of the arguments, of ``nbytes`` each, a cold batch gets.
+        """Return the number of copies of the arguments, of ``nbytes`` each, for a cold batch.
 
-        There is one for each launch, up to :data:`_MAX_SETS` and the share :data:`_COPIES_SHARE` of
-        the free memory, but at least one. ``seconds`` is the estimated time of a launch.
+        Each launch gets a copy, unless the copies would exceed :data:`_MAX_SETS` or the share
+        :data:`_COPIES_SHARE` of the free memory. The result is at least 1. ``seconds`` is the
+        estimated time of a launch.
         """
         if self._gpu is None:
             free_bytes = self._host_memory
@@ -270,7 +272,7 @@ class KernelTimer:
 
 
 class _Launches:
-    """Launches of a kernel, one for each copy of its arguments."""
+    """Launches of a kernel, one for each copy of the kernel's arguments."""
 
     def __init__(self, launches: list[Callable[[], Any]]) -> None:
         self.all = launches
@@ -281,5 +283,5 @@ class _Launches:
 
 @functools.cache
 def timer_for(gpu: int | None) -> KernelTimer:
-    """Return the timer of the GPU with this ordinal, or of the CPU if it is None."""
+    """Return the timer of the GPU with the ordinal ``gpu``, or of the CPU if ``gpu`` is None."""
     return KernelTimer(gpu)

@@ -1,4 +1,4 @@
-"""Measuring loop of a run: it samples each case once after preparing it, then all in rounds."""
+"""Measuring loop of a run: each case is sampled once after it is prepared, then all in rounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MISTAKEN = 2.5
 _MAX_SHARE = 0.05
 """Share of the budget that six samples of one case may take.
 
-The plan usually has a lower limit; this one is for cases that the plan underestimated."""
+The plan usually sets a smaller limit; the limit here is for cases whose time was underestimated."""
 
 
 class Rounds:
@@ -73,7 +73,7 @@ class Rounds:
             limit: seconds that this process may take, even if more of the budget is left.
             longest: seconds that six samples of a case may take; None for the share
                 :data:`_MAX_SHARE` of the budget. A case may always take up to :data:`_MISTAKEN`
-                times its planned seconds, even if that is above this limit.
+                times its planned seconds, even beyond this limit.
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
@@ -197,7 +197,7 @@ class Rounds:
         )
 
     def _due_subjects(self) -> list[Subject]:
-        """Return the open cases to sample in the next round: all, or only some if time is short."""
+        """Return the open cases to sample in the next round, which are not all if time is short."""
         # Six samples are the fewest that give an interval. While time is short, they have priority
         # over narrowing the intervals of other cases.
         incomplete = [subject for subject in self._open if len(subject.samples) < _MIN_SAMPLES]
@@ -228,7 +228,7 @@ class Rounds:
         return chosen
 
     def _pace(self) -> float:
-        """Return how many times as long as planned the prepared cases take, at least 1."""
+        """Return the time of the prepared cases divided by their planned time, but at least 1."""
         if not self._expected:
             return 1.0
         sampling = _MIN_SAMPLES * sum(self._begun.values())
@@ -363,8 +363,9 @@ class Rounds:
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work that belongs to no planned case, charge its time, and return its result.
 
-        If the work fails, return None, and the run continues. If it crashes the process, the case
-        ``name``, such as :data:`CANARY`, is to blame, or no case if ``name`` is None.
+        If the work fails, return None, and the run continues. If the work crashes the process, the
+        crash is attributed to the case ``name``, such as :data:`CANARY`, or to no case if ``name``
+        is None.
 
         Raises:
             PoisonedError: if the device does not recover from the failure.

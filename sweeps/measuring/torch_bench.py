@@ -109,8 +109,9 @@ class TorchBench:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
         A burst without a warm cache has a set for each launch, because it uses no set twice.
-        Sustained work uses its sets in turn, so it needs only enough of them that all but one are
-        together twice as large as the cache. The arena may hold fewer sets.
+        Sustained work uses its sets in turn. Before a set is used again, all other sets are used,
+        so the other sets together need only be twice as large as the cache. The arena may hold
+        fewer sets.
         """
         if case.cache == "warm":
             return 1
@@ -136,7 +137,7 @@ class TorchBench:
     def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """Yield each case on a GPU with the columns that name the kernels of one of its launches.
+        """Yield each case with the columns that name the kernels of its launch on a GPU.
 
         Raises:
             Exception: any error from the profiler, for example if profiling is not permitted.
@@ -147,7 +148,7 @@ class TorchBench:
                 yield case, kernel_columns(kernels)
 
     def _warm_launches(self, cases: Sequence[Case], on_start: OnStart) -> Iterator[LaunchOnce]:
-        """Yield a launch of each case when its turn comes, or a no-op if preparing it fails."""
+        """Prepare each case in turn, and yield a launch of it, or a no-op if preparing it fails."""
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
             try:
@@ -159,7 +160,7 @@ class TorchBench:
         on_start([], _COMPILE_AHEAD_SECONDS)  # the trace is read next
 
     def _warm_launch(self, case: Case) -> LaunchOnce:
-        """Return one launch of a case, after a first launch that loads modules and compiles."""
+        """Launch a case, to load modules and compile, and return a callable for another launch."""
         launch = self._launch(case, implementations()[case.implementation], 1)
         launch(0)
         return functools.partial(launch, 0)
@@ -173,7 +174,7 @@ class TorchBench:
         )
 
     def canary(self) -> Subject | None:
-        """Prepare the canary, a compute-bound GEMM: in fp16 on a GPU that has it, else in fp32."""
+        """Prepare the canary, a compute-bound GEMM in fp16 (on GPUs that support it) or fp32."""
         problem = self._canary_problem()
         self._arena.capacity(problem)  # raises an error if the arena cannot hold it
         implementation = implementations()[library_for(problem, self.machine)]
@@ -315,7 +316,7 @@ def _open_sm_clock(sms: int, device: str) -> SmClock | None:
 
 
 def _storage_of(case: Case) -> Storage:
-    """Return the storage of a case's operands; dense unless its config says otherwise."""
+    """Return the storage of a case's operands, which is dense unless the config says otherwise."""
     # An unknown implementation or an invalid config is reported when the case is prepared.
     with suppress(KeyError, UserError):
         config = implementations()[case.implementation].parse_config(case.config)

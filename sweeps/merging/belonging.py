@@ -1,4 +1,4 @@
-"""Check that recordings can be merged: same machine, same versions, none given twice."""
+"""Check that recordings to merge are distinct, and of one machine with the same versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_folders(folders: Sequence[Path]) -> None:
     """Check the folders of the recordings to merge.
 
     Raises:
-        UserError: if there are fewer than two folders, or if one is given twice.
+        UserError: if there are fewer than two folders, or if a folder is given twice.
     """
     if len(folders) < 2:
         raise UserError("merging needs at least two recordings; give two or more folders.")
@@ -37,8 +37,8 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
     """Check that recordings can be merged with one another.
 
     Raises:
-        UserError: if recordings come from different machines, GPUs with different limits, or
-            different PyTorch or driver versions, or if they contain the same samples.
+        UserError: if recordings differ in their machine, in the limits of their GPUs, or in the
+            versions of PyTorch or the driver, or if recordings contain the same samples.
     """
     for first, second in combinations(sources, 2):
         if why := _why_incompatible(first, second):
@@ -106,7 +106,7 @@ def _formatted(fact: Any) -> str:
 
 
 def _sample_keys(source: MergeSource) -> set[tuple[str, float, float]]:
-    """Return a key for each sample: its case, the moment at which it was taken, and its seconds."""
+    """Return a key for each sample: its case, the moment it was taken, and seconds per launch."""
     return {
         (event["case"], event["at"], event["s"])
         for event in source.events

@@ -132,10 +132,10 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
     """Estimate, for each sweep, how many of its cases are in none of the plans.
 
-    A recording only counts the cases that it left out. The size of a sweep is therefore estimated
-    as the number of cases that a recording planned plus the number that it left out. If several
-    recordings left out cases of the sweep, the largest sum is used. ``planned`` has the number of
-    each sweep's cases in the merged plan.
+    A recording stores how many cases of a sweep it left out, but not which ones. The size of a
+    sweep is therefore estimated as the number of cases that a recording planned plus the number
+    that it left out. If several recordings left out cases of the sweep, the largest sum is used.
+    ``planned`` has the number of each sweep's cases in the merged plan.
     """
     totals: Counter[str] = Counter()
     for source in sources:

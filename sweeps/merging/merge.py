@@ -28,7 +28,7 @@ class Merged:
 
     folder: Path
     record: dict[str, Any]
-    """Content of its run.json."""
+    """Content of the merged recording's run.json."""
     repeated: frozenset[str]
     """Ids of the cases for which more than one recording has samples."""
 
@@ -84,8 +84,9 @@ def _check_target(target: Path, folders: Sequence[Path]) -> None:
 def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Make a folder by writing it elsewhere and renaming it, so that a failure leaves nothing.
 
-    ``write`` creates the folder that it is given, and returns the content of its run.json. That
-    folder lies inside a temporary one, where no command that looks for recordings finds it.
+    ``write`` is called with the path of a folder to create, and returns the content of that
+    folder's run.json. Until that folder is renamed, it lies inside a temporary folder, where no
+    command that looks for recordings finds it.
 
     Raises:
         UserError: if the folder cannot be created.

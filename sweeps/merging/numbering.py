@@ -17,9 +17,9 @@ from sweeps.store import Event
 def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     """Return, for each recording, the new number of each of its GPUs.
 
-    A card that is also in an earlier recording gets the same new number as there. Any other GPU
-    keeps its old number or, if a card already has that number, gets the one after the largest
-    number in use.
+    A card that is also in an earlier recording has the same new number in both recordings. Any
+    other card keeps its old number. If another card already has that number, the card gets the
+    number after the largest number in use.
     """
     number_of_card: dict[Hashable, int] = {}
     numbers = []
@@ -64,7 +64,7 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
-    """Return a copy of a recording's event with its worker, GPU and place in the merged recording.
+    """Return a copy of an event with the worker, GPU and place that it has in the merged recording.
 
     ``numbers`` has the new number of each of the recording's GPUs, by the old number.
     """

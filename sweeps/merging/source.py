@@ -26,15 +26,15 @@ class MergeSource:
 
     folder: Path
     record: Mapping[str, Any]
-    """Content of its run.json."""
+    """Content of the recording's run.json."""
     machine: Machine
     planned: Sequence[PlanEntry]
     anchors: Sequence[PlanEntry]
     lines: Sequence[Event | bytes]
-    """Lines of its sample file, each an event or the bytes of a damaged line."""
+    """Lines of the recording's sample file; a line is an event or, if it is damaged, bytes."""
     places: Sequence[Mapping[str, Any]]
-    """Entries of samples/places.json: one for each GPU or, in a CPU's run, for each node. Each has
-    ``gpu`` (a number) and the hashes ``id`` (of the GPU or the CPU's node) and ``host`` (of the
+    """Entries of samples/places.json: one for each GPU or, in a run on CPUs, for each node. Each
+    has ``gpu`` (a number) and the hashes ``id`` (of the GPU or the CPU's node) and ``host`` (of the
     node)."""
 
     @property

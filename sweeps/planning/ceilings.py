@@ -1,6 +1,6 @@
 """Measure a CPU's ceilings: its peak for each dtype, and its memory bandwidth.
 
-No datasheet says what a virtual machine's share of a CPU can do.
+No datasheet gives the speed of a virtual machine's share of a CPU.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _COPY_BYTES = 1 << 28  # size of the copied tensor, 256 MiB
 
 
 def measured_device(kind: str, gpu: int) -> Device:
-    """Return the requested device; the ceilings of a CPU are measured first."""
+    """Return the requested device, after measuring its ceilings if it is a CPU."""
     device = select_device(kind, gpu)
     return with_measured_ceilings(device) if device.gpu is None else device
 
 
 def with_measured_ceilings(device: Device) -> Device:
-    """Return the same CPU with its peaks (FLOP/s by dtype) and its bandwidth (bytes/s) measured."""
+    """Return a copy of a CPU device with measured peaks (FLOP/s) and bandwidth (bytes/s)."""
     peaks, bandwidth = measure_ceilings(device.machine, device.machine.peaks)
     return replace(device, machine=cpu_machine(peaks, bandwidth, device.machine.sms))
 
 
 def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
-    """Measure this CPU's present peak for each of the dtypes (FLOP/s) and its bandwidth (bytes/s).
+    """Measure this CPU's present peak for each dtype (FLOP/s) and its memory bandwidth (bytes/s).
 
     A peak is the best rate of up to 20 launches of a GEMM of size 1024³, or 256³ if the dtype is
     emulated. The bandwidth is the best rate of up to 20 copies of 256 MiB, counting both the read
@@ -75,7 +75,7 @@ def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
 
 
 def emulated_sentence(machine: Machine) -> str:
-    """Return a sentence about how slow each emulated dtype is; empty if no dtype is emulated."""
+    """Return a text about the speed of each emulated dtype, or "" if no dtype is emulated."""
     sentences = []
     for dtype in machine.emulated:
         slowdown = machine.peak("fp32") / machine.peak(dtype)

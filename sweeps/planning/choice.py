@@ -57,15 +57,15 @@ def sweep_name(name: str) -> str:
 
 
 def is_file(name: str) -> bool:
-    """Return True if the user gave a sweep by the path of its file."""
+    """Return True if ``name`` is the path of a sweep's file, not the name of a sweep."""
     return name.endswith(".toml")
 
 
 def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> list[Case]:
     """Return the cases of a sweep on a machine.
 
-    With ``dtypes``, only cases of these dtypes are returned, emulated ones included. Without, the
-    cases have all dtypes that the sweep has on the machine.
+    With ``dtypes``, only cases of these dtypes are returned, emulated ones included. If ``dtypes``
+    is empty, the cases have all dtypes that the sweep has on the machine.
 
     Raises:
         UserError: if the sweep names an unknown implementation or an invalid config, has too many
@@ -81,11 +81,12 @@ def _chosen_configs(
 ) -> list[str]:
     """Return, as strings, the configs with which a sweep times a problem.
 
-    ``declared`` is the sweep's word for the configs, such as ``best 4``, and ``name`` is the
-    implementation. An empty string is the implementation's default config. The list is empty if the
-    sweep requests experimental configs and the implementation supports the problem but has none for
-    it. It is also empty for a hand-written kernel if Triton is not installed, which
-    ``sweeps doctor`` reports.
+    ``declared`` is the value of ``config`` in the sweep, such as ``best 4``, and ``name`` is the
+    name of the implementation. An empty string in the result is the implementation's default
+    config. The list is empty if the sweep requests experimental configs, and the implementation
+    supports the problem but has no experimental config for it. The list is also empty for a
+    hand-written kernel if Triton is not installed; ``sweeps doctor`` reports that Triton is
+    missing.
 
     Raises:
         UserError: if the implementation is unknown or the config is invalid.
@@ -154,9 +155,9 @@ def plan_rows(
 def _candidate_count(declared: str) -> int | None:
     """Return how many of an implementation's configs the word ``declared`` selects.
 
-    ``""`` selects one, the implementation's own choice. ``best 4`` selects the four that the
-    implementation ranks first. For ``all`` and ``experimental``, return None: there is no limit.
-    For any other word, which must be a config itself, return 0.
+    ``""`` selects one config, which the implementation chooses. ``best 4`` selects the four configs
+    that the implementation ranks first. For ``all`` and ``experimental``, return None: there is no
+    limit. For any other word, which must be a config itself, return 0.
     """
     if declared == "":
         return 1

@@ -1,8 +1,8 @@
-"""Compile hand-written kernels in other processes, while a run times the compiled ones.
+"""Compile hand-written kernels in other processes, while a run times the kernels that are ready.
 
 Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
-of the timing process, and fill that cache. If one of them dies, the timing process itself compiles
-the kernels that are missing.
+of the timing process, and fill that cache. If a compiling process dies, the timing process itself
+compiles the kernels that are missing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SPARED_CORES = 2  # cores for the run: one launches, the other reads sensors an
 def compilers(machine: Machine, cores: int | None = None) -> int:
     """Return the number of processes that may compile in parallel with a run on a GPU.
 
-    They share ``cores`` cores with the run; None means all cores that this process may use, which a
-    batch system may have limited.
+    ``cores`` is the number of cores that these processes share with the run. None means all cores
+    that this process may use, a number that a batch system may have limited.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
     spare_cores = (usable_processors() if cores is None else cores) - _SPARED_CORES
@@ -97,7 +97,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     Args:
         where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.
         cases: the cases, in the order in which they will be timed.
-        workers: number of runs that share the host's cores, this one included.
+        workers: number of runs that share the host's cores, including this run.
     """
     # 1. Choose the cases. Kernels that several cases share are compiled for the first of them.
     first_cases: dict[tuple[object, ...], Case] = {}

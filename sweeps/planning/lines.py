@@ -1,13 +1,13 @@
 """Group the cases that are compared with each other, so that one GPU measures them.
 
-GPUs of one model differ in speed by several percent, and many of the gains that advice finds are
-no larger than that. Cases are therefore *linked* if a rule, a recommendation, or an analysis of
-cliffs or alignment compares them:
+GPUs of one model differ in speed by several percent, and many of the gains that advice finds are no
+larger than these differences. Cases are therefore *linked* if a rule, a recommendation, or an
+analysis of cliffs or alignment compares them:
 
 - cases of one sweep with the same sizes, which differ in options such as dtype, layout or config;
 - cases of one sweep that differ in only one size;
-- problems of any sweeps that are near each other in every size, because a recommendation may
-  compare them, unless one series already contains both;
+- problems, from any sweeps, that are near each other in every size, because a recommendation may
+  compare them, unless one series already contains both problems;
 - all cases of sweeps that are needed together, because a rule compares one sweep with another.
 
 A *series* contains the cases that these links connect. Shards consist of whole series.
@@ -78,8 +78,9 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
 
     A line has the cases of one sweep whose sizes differ in only one dimension. It includes all
     dtypes, layouts, passes, implementations and modes that are timed at those sizes. The longest
-    lines are chosen first, and a further line only if it has sizes that no chosen line has. Two
-    lines that cross share the cases where they meet. Sizes that are on no line form one group each.
+    lines are chosen first. A further line is chosen only if it has sizes that no chosen line has.
+    Two lines that cross share the cases where they meet. The cases at sizes that are on no line
+    form a separate group for each combination of sizes.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them. The points of a line are the keys of a dictionary, which is used as an ordered set.
@@ -116,7 +117,7 @@ def share_out(
     """Return the shard of each case, counted from 1.
 
     Whole series are assigned, the longest first, each to the shard with the least work. If no case
-    has a shard yet, the busiest shard then takes at most 4/3 of the time that the busiest one would
+    has a shard yet, the busiest shard takes at most 4/3 of the time that the busiest shard would
     take in the best assignment of whole series (Graham 1969).
 
     Args:
@@ -124,8 +125,8 @@ def share_out(
         seconds: expected seconds of each case.
         shards: number of shards.
         together: groups of sweeps that are needed together.
-        taken: shards that some cases already have, by the cases' ids. Other cases of their series
-            go to the same shard.
+        taken: shards of the cases that already have a shard, by case id. The other cases of such a
+            case's series go to the same shard.
     """
     taken = taken or {}
     # 1. Add up the seconds of each series. A series with a case that has a shard goes to that

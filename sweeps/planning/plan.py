@@ -132,7 +132,7 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
 class Costs:
     """Costs of a case apart from its launches, and corrections of the launches' estimated times.
 
-    The defaults for a CPU were measured on one CPU; a run on a CPU measures its own costs
+    The defaults for a CPU were measured on one CPU; each run on a CPU measures the costs again
     (:func:`sweeps.running.probing.probe`). The defaults for a GPU are expectations for an H200.
     """
 
@@ -143,13 +143,13 @@ class Costs:
 
     A check of a GEMM or a convolution takes about 60 to 140 PyTorch operations."""
     passes: float = 1.0
-    """Time of a check's passes over the operands, divided by their time at full bandwidth."""
+    """Time of a check's passes over the operands, divided by the passes' time at full bandwidth."""
     slower: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """Corrections of the estimated launch time for each kind of case (:func:`kind_of`), as pairs of
     FLOPs and a factor.
 
-    A launch with that many FLOPs takes the estimated time multiplied by the factor. Between two
-    pairs, the factor is interpolated in the logarithms of both."""
+    A launch with the FLOPs of a pair takes the estimated time multiplied by the pair's factor.
+    Between two pairs, the factor is interpolated in the logarithms of both."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs for run.json."""
@@ -159,7 +159,7 @@ class Costs:
     def from_json(cls, row: Mapping[str, Any] | None, kind: str) -> Costs:
         """Build the costs from ``row``, the entry ``costs`` of a plan in run.json.
 
-        If a recording has none, ``row`` is None, and the default costs of a machine of this
+        If a recording has no costs, ``row`` is None, and the default costs of a machine of this
         ``kind`` are returned.
 
         Raises:
@@ -185,7 +185,7 @@ class Costs:
         ]
 
     def _factor(self, case: Case) -> float:
-        """Return the factor that corrects the estimate of a case; 1 if its kind was not probed."""
+        """Return the factor that corrects a case's estimate, or 1 if no such case was probed."""
         points = self.slower.get(kind_of(case)) if self.slower else None
         if not points:
             return 1.0
@@ -199,7 +199,7 @@ class Costs:
 def kind_of(case: Case) -> str:
     """Return a case's operation, pass and dtype as one text, such as ``conv fprop bf16``.
 
-    The accuracy of the estimate depends mostly on these three properties.
+    The accuracy of a case's estimated time depends mostly on these three properties.
     """
     columns = case.columns()
     return " ".join(str(columns[name]) for name in ("op", "pass", "dtype") if columns.get(name))
@@ -214,7 +214,7 @@ class Plan:
 
 
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
-    """Return the seconds of a budget that are reserved for naming kernels, at most a tenth of it.
+    """Return the seconds reserved for naming kernels, which are at most a tenth of the budget.
 
     Naming kernels starts another process, which prepares and launches each case again.
     """
@@ -235,9 +235,9 @@ def make_plan(
 ) -> Plan:
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
-    If no line of a sweep fits the budget, those single cases of the sweep that fit are admitted. A
-    case may take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If
-    every case of a sweep takes more than 2%, its cheapest cases may take more.
+    If no line of a sweep fits the budget, single cases of that sweep are admitted as long as they
+    fit. A case may take at most 2% of the budget, or 4% if its line would otherwise be incomplete.
+    If every case of a sweep takes more than 2%, its cheapest cases may take more.
 
     Cases that are compared with each other go to one shard (:mod:`sweeps.planning.lines`).
 
@@ -251,8 +251,8 @@ def make_plan(
         cores: number of cores that the run may use, most of them to compile kernels. None means all
             cores that this process may use.
         together: groups of sweeps that are compared with each other.
-        before: entries that are already planned. Cases that are compared with them go to the same
-            shard, but their time is not taken from ``budget``.
+        before: entries that are already planned, whose time is not taken from ``budget``. New cases
+            that are compared with these entries go to the same shard.
         costs: costs of a case; None for the default costs of this kind of machine.
     """
     # 1. Estimate the cost of each case, and find the largest cost that a case of each sweep may
@@ -393,8 +393,8 @@ def _max_cost(entries: Iterable[PlanEntry], limit: float) -> float:
     """Return the largest cost in seconds that a planned case of a sweep may have.
 
     The result is ``limit``, unless every case of the sweep costs more, as on a CPU with a large
-    cache, whose flushes are slow. Then it is twice the cheapest case's cost, so that the cheapest
-    cases represent the sweep.
+    cache, whose flushes are slow. In that case, the result is twice the cost of the cheapest case,
+    so that the cheapest cases represent the sweep.
     """
     cheapest = min(entry.expected for entry in entries)
     return limit if cheapest <= limit else _EXCESS_FACTOR * cheapest
@@ -425,7 +425,8 @@ def _with_costs(
     """Return a plan entry for each case, with its expected seconds.
 
     ``compile_seconds`` is the time per kernel while all compiling processes work in parallel.
-    ``compiled`` has the keys of the kernels that earlier cases need; those of ``cases`` are added.
+    ``compiled`` has the keys of the kernels that earlier cases need; this function adds the keys of
+    the kernels that ``cases`` need.
     """
     launch_seconds = costs.launch_seconds(cases, machine)
     planned: list[PlanEntry] = []
@@ -485,10 +486,11 @@ def _cudnn_seconds(case: Case) -> float:
 
 
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
-    """Return the estimated seconds of one launch of each workload; 0 if it cannot run.
+    """Return the estimated seconds of a launch of each workload, or 0 for one that cannot run.
 
-    The estimate uses the default constants of the time model. An operation is estimated to take as
-    long as its GEMMs and convolutions together or, if it has none, as moving its bytes.
+    The estimate uses the default constants of the time model. The time of an operation is estimated
+    as the total time of its GEMMs and convolutions or, if it has none, as the time to move its
+    bytes.
     """
     products: list[Sequence[tuple[int, Problem]]] = []
     moving: list[float] = []

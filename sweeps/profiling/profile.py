@@ -2,7 +2,7 @@
 
 A few steps are timed in each dtype. The dtypes alternate, so that slow changes in the machine's
 speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler;
-``analysis/traces/`` reads the trace like any other.
+``analysis/traces/`` reads this trace like any other trace.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
     """Time training steps of each model in each dtype, and trace one step of each.
 
     Dtypes that the device does not support are left out. The traces are written to the subfolder
-    :data:`TRACES` of ``folder``. Return the document of ``models.json``. ``note`` is called with
+    :data:`TRACES` of ``folder``. Return the content of ``models.json``. ``note`` is called with
     each sentence for the user.
     """
     kind = device.machine.kind
@@ -105,7 +105,7 @@ def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
 
 
 def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
-    """Return the seconds that one step takes, until the device is idle again."""
+    """Return the seconds from the start of one step until the device is idle again."""
     with _settings_of(dtype, kind):
         begin = time.perf_counter()
         step()
@@ -124,7 +124,7 @@ def _settings_of(dtype: str, kind: str) -> Iterator[None]:
 
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
-    """Return the trace of one step, without earlier events and entries that name the host."""
+    """Return the trace of one step, without earlier events or entries that name the host."""
 
     def marked_step() -> None:
         with _settings_of(dtype, kind), torch.profiler.record_function(_MARK):

@@ -21,15 +21,16 @@ _START_SECONDS = 300.0  # time for a child to import modules, fill its arena and
 
 @dataclass
 class Child:
-    """A process that carries out an assignment, and what it reported last."""
+    """Process that carries out an assignment, with what the process reported last."""
 
     process: BaseProcess
     connection: Connection
     cases: tuple[str, ...] = ()
-    """Ids of the cases that the process is running. They are to blame if it dies now."""
+    """Ids of the cases that the process is running. These cases are to blame if the process dies
+    now."""
     since: float = field(default_factory=time.monotonic)
-    """Moment (``time.monotonic``) at which the process began to run these cases; its start if it
-    has run none."""
+    """Moment (``time.monotonic``) at which the process began to run these cases or, if it has run
+    no cases, at which it started."""
     patience: float = _START_SECONDS
     """Seconds without a message after which the process is considered hung."""
     samples: int = 0
