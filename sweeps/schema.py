@@ -184,7 +184,7 @@ Lines of other events have the format :data:`_ANY`."""
 
 
 def problem_columns(problem: Workload) -> dict[str, Any]:
-    """Return those columns of measurements.csv that describe a problem and apply to it."""
+    """Return a problem's values for the columns of measurements.csv that apply to the problem."""
     if isinstance(problem, Gemm):
         return {
             "op": "gemm",
@@ -228,7 +228,8 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
     Raises:
         KeyError: if a column is missing, or the operation is unknown.
         TypeError: if a size or the layout is None, as in a CSV row with too few cells.
-        ValueError: if a size is not a number, or that of a GEMM or convolution is not whole.
+        ValueError: if a size is not a number, or if a size of a GEMM or convolution is not a whole
+            number.
         UserError: if the columns describe a problem that cannot exist.
     """
     if row["op"] == "gemm":
@@ -247,7 +248,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
 
 def _size(value: Any) -> int:
-    """Return a size as an int, without cutting off a fraction as ``int`` does.
+    """Return a size as an int. Unlike ``int``, refuse a fraction instead of cutting it off.
 
     Raises:
         TypeError: if the value is None.
@@ -259,7 +260,7 @@ def _size(value: Any) -> int:
 
 
 def fault_of_event(event: Any) -> str:
-    """Return why a line's JSON document is not a valid event, as a clause; empty if it is one."""
+    """Return a clause that says why a line's JSON document is not a valid event, or "" if it is."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"

@@ -87,8 +87,8 @@ def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
     ``remedy`` tells the user what to do if a file is damaged.
 
     Raises:
-        UserError: if run.json or plan.jsonl cannot be read, or they do not have the format
-            :data:`sweeps.schema.RUN`.
+        UserError: if run.json or plan.jsonl cannot be read, or if together they do not have the
+            format :data:`sweeps.schema.RUN`.
     """
     path = folder / "run.json"
     run: Any = _parse_json(_read_text(path, remedy), path, remedy)
@@ -158,9 +158,9 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return why a run cannot be resumed with the software in use; empty if it can be.
+    """Return why a run cannot be resumed with the software in use, or "" if it can be.
 
-    ``then`` and ``now`` are the versions in the recording and in use, by component.
+    ``then`` has the recorded version of each component, and ``now`` the version in use.
     """
     name = differing_software(then, now)
     return f"{name} is {now.get(name)} and was {then.get(name)}" if name else ""
@@ -169,7 +169,8 @@ def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
     """Return the first component whose version must not differ between two runs but does.
 
-    Return an empty string if there is none. The arguments are the runs' versions by component.
+    Return an empty string if there is no such component. Each argument has the versions of one run,
+    by component.
     """
     return next((name for name in _SAME_SOFTWARE if first.get(name) != second.get(name)), "")
 
@@ -317,7 +318,7 @@ def read_events(
 ) -> tuple[list[Event], list[str]]:
     """Return the events of a shard, and a sentence about each damaged line of its file.
 
-    If ``shard`` is None, return those of all shards.
+    If ``shard`` is None, return the events and sentences of all shards.
 
     Raises:
         OSError: if a sample file exists but cannot be read.
@@ -345,7 +346,7 @@ def read_events(
 def parse_event(line: bytes) -> tuple[Event | None, str]:
     """Parse a line of a sample file.
 
-    Return the event and an empty string; for a damaged line, None and the reason as a clause.
+    Return the event and an empty string, or None and a clause that says why the line is damaged.
     """
     try:
         event = json.loads(line)
@@ -368,8 +369,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv.
 
-    For each block of samples, a row has the logarithm of a ratio: the first case's time divided by
-    the second case's time.
+    For each block of samples, a row has the logarithm of the ratio of the first case's time to the
+    second case's time.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
@@ -387,8 +388,8 @@ def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a CSV file atomically.
 
-    A value that is None or missing becomes an empty cell, floats are written with ``repr``, and
-    booleans as true and false.
+    Floats are written with ``repr``, and booleans as true and false. A value that is None or
+    missing becomes an empty cell.
 
     Raises:
         UserError: if the file cannot be written, for example because the disk is full.
@@ -448,7 +449,8 @@ def refuse_if_running(folder: Path) -> None:
 def set_aside(folder: Path) -> Path:
     """Move all files of an old run's folder to ``runs/<time>/``, and return the new folder.
 
-    ``<time>`` is when the run was planned, or the present time if run.json does not say.
+    ``<time>`` is the time at which the run was planned, or the present time if run.json has no
+    valid time.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     with suppress(UserError, KeyError, TypeError):

@@ -35,7 +35,7 @@ _ROLE = re.compile(rf"(:[a-z]+:`~?)((?:{'|'.join(PACKAGES)})\.[\w.]+)")
 
 
 def in_namespace(module: str) -> str:
-    """Return the installed name of one of the checkout's modules; other modules keep their name.
+    """Return the name under which a module is installed; only the checkout's modules are renamed.
 
     >>> in_namespace("kernels.problem"), in_namespace("analysis.rooftile"), in_namespace("numpy")
     ('rooftile.kernels.problem', 'rooftile', 'numpy')
@@ -49,9 +49,9 @@ def rewritten(source: str) -> str:
     """Return a module's source without comments, with imports and docstring references rewritten.
 
     Raises:
-        ValueError: if a statement like ``import kernels.x`` imports one of the packages, because it
-            would bind another name in the namespace, or if ``from`` and ``import`` are not on one
-            line, separated by single spaces.
+        ValueError: if one of the packages is imported with a statement like ``import kernels.x``,
+            which would bind another name in the namespace, or if the ``from`` and ``import`` of a
+            statement are not on one line, separated by single spaces.
     """
     lines = _lines(source)
     for node in ast.walk(ast.parse(source)):
@@ -124,11 +124,11 @@ class OneNamespace(build_py):
     """Build command of setuptools that copies the checkout's modules into the namespace."""
 
     def run(self) -> None:
-        """Delete what an earlier build has written, and write the namespace."""
+        """Delete the files of an earlier build, and write the namespace."""
         target = Path(self.build_lib) / NAMESPACE
         shutil.rmtree(target, ignore_errors=True)
         gather(Path(), target)
 
     def get_source_files(self) -> list[str]:
-        """Return the packages' files and those of the set-up, for a source distribution."""
+        """Return the files of a source distribution: packages, set-up files and constraints."""
         return [*map(str, files(Path())), *SET_UP, "constraints.txt"]

@@ -38,9 +38,9 @@ PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
 
 
 def machine_here(request: Request) -> Machine:
-    """Return the machine that a request would measure, as its recording describes it.
+    """Return the machine that a request would measure, as the machine's recording describes it.
 
-    If there is no recording, a CPU's ceilings are measured now.
+    If there is no recording and the machine is a CPU, its ceilings are measured now.
 
     Raises:
         UserError: if the device cannot be used, or its recording cannot be read.
@@ -64,9 +64,9 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
 def seconds_of(
     contenders: Sequence[Contender], machine: Machine
 ) -> dict[Contender, tuple[float, float]]:
-    """Return how long measuring each contender is expected to take, as two times in seconds.
+    """Return each contender's expected times of measuring and of re-timing, in seconds.
 
-    The first time is for measuring the contender as a candidate, the second for re-timing it as
+    The first time is for measuring the contender as a candidate. The second is for re-timing it as
     half of a pair. If the machine is a CPU, its ceilings must have been measured.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
@@ -87,8 +87,9 @@ def explore(
 ) -> Run:
     """Time candidates in shuffled rounds, and fold the samples into the machine's recording.
 
-    Return the run, for :func:`confirm_choices`. With ``quickly``, because the user is waiting, the
-    kernels are named by a later call. ``note`` is called with each sentence for the user.
+    Return the run, which :func:`confirm_choices` needs. If ``quickly``, naming the kernels is left
+    to a later call, because the user is waiting. ``note`` is called with each sentence for the
+    user.
 
     Raises:
         UserError: if the device cannot be used, another process is measuring, or nothing can be
@@ -118,7 +119,7 @@ def confirm_choices(
 ) -> None:
     """Re-time pairs of an original shape and a candidate, and fold the samples.
 
-    ``run`` is the run of :func:`explore`, in which both were timed.
+    ``run`` is the run that :func:`explore` returned. It has timed both cases of each pair.
 
     Raises:
         UserError: if another process is measuring, or the disk is full.
@@ -135,7 +136,7 @@ def confirm_choices(
 
 
 def _case(contender: Contender, machine: Machine) -> Case:
-    """Return the case that times a problem with the implementation's own choice of config."""
+    """Return the case that times a problem with the config that the implementation prefers."""
     problem, name = contender
     preferred_config = implementations()[name].configs(problem, machine)[0]
     config_text = "" if preferred_config is None else str(preferred_config)

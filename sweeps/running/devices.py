@@ -2,8 +2,8 @@
 
 A GPU is recognised by a hash of its UUID and a random salt. The salt is stored with the results but
 never published, so that nobody can tell from published files which card was measured. A GPU keeps
-the number that PyTorch gives it on its node, unless another GPU of the run has that number. The
-places of a CPU's run are its nodes.
+the number that PyTorch gives it on its node, unless another GPU of the run has that number. In a
+run on CPUs, each place is a node.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class DifferentLimitsError(UserError):
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
     """Register a device with the run in a folder.
 
-    Call this only inside :func:`sweeps.store.planning`. A GPU has the same hash in all runs whose
-    ``results`` folder is the same, because that folder has the salt.
+    Call this only inside :func:`sweeps.store.planning`. A GPU has the same hash in all runs that
+    share a ``results`` folder, because the salt is stored in that folder.
 
     Returns:
         The device's number within the run, and all places of the run in the order of their
@@ -132,7 +132,7 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """Return the places of a run without damaged ones; none if the file cannot be read.
+    """Return the undamaged places of a run, or an empty list if the file cannot be read.
 
     Each place has the entries that :func:`arrive` describes and also ``host``, a hash of the node's
     name.
@@ -148,8 +148,8 @@ def find_different_limit(
 ) -> tuple[str, str] | None:
     """Compare the power and clock limits of a GPU with those of the run's places.
 
-    Return the first limit that differs as two texts, the GPU's limit and the places' limit, or None
-    if all limits agree. A limit that is None, 0 or missing is unknown and agrees with any other.
+    Return the first limit that differs, as a text for the GPU and a text for the places, or None if
+    all limits agree. A limit that is None, 0 or missing is unknown and agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)
@@ -161,7 +161,10 @@ def find_different_limit(
 
 
 def _salt(results: Path) -> str:
-    """Return the salt of a results folder. If it has none, draw one at random and store it."""
+    """Return the salt of a results folder.
+
+    If the folder has no salt yet, draw one at random and store it.
+    """
     path = results / _SALT
     with claimed(path):
         salt = ""
@@ -181,8 +184,8 @@ def _hashed(salt: str, text: str) -> str:
 def _identity(device: Device) -> str:
     """Return a string that identifies a GPU: its UUID, if PyTorch reports it.
 
-    For older versions of PyTorch, the string consists of the node's name, the GPU's PCI address and
-    its ordinal.
+    If PyTorch does not report the UUID, as in older versions, the string consists of the node's
+    name, the GPU's PCI address and the GPU's ordinal.
     """
     import torch
 
@@ -197,8 +200,8 @@ def _identity(device: Device) -> str:
 def _limits_of(device: Device) -> dict[str, float | None]:
     """Return the limits ``power_limit_w`` and ``sm_limit_mhz`` of a device.
 
-    The limit of the SM clock is NVML's applications clock. A limit that is unknown, such as that of
-    a CPU, is None.
+    The limit of the SM clock is NVML's applications clock. An unknown limit, such as any limit of a
+    CPU, is None.
     """
     limits: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
@@ -220,7 +223,7 @@ def _limits_of(device: Device) -> dict[str, float | None]:
 
 
 def last_place(events: Iterable[Event]) -> int | None:
-    """Return the number of the place where a shard was last measured; None if it never was."""
+    """Return the number of the place that measured a shard last, or None if no place did."""
     # Each arrival is a moment and the number of the place, so the largest one is the latest.
     arrivals = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
     if not arrivals:
@@ -237,8 +240,8 @@ def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, Histor
 
     Args:
         planned: the shard's cases.
-        histories: the history of each of these cases, by id. All events in them are from GPUs that
-            the shard has left.
+        histories: the history of each of these cases, by id. All events in these histories are from
+            GPUs that the shard has left.
     """
     from sweeps.planning.lines import series_of  # imports SciPy, which most runs do not need
 

@@ -22,7 +22,7 @@ def feature_of(case: Case) -> Feature | None:
 def crashed_features(
     planned: Sequence[PlanEntry], histories: Mapping[str, History]
 ) -> list[Feature]:
-    """Return the features of the cases that crashed a process, each once, in the plan's order."""
+    """Return the features of all cases that crashed a process: each feature once, in plan order."""
     features = (feature_of(entry.case) for entry in planned if histories[entry.case.id].crashes)
     return list(dict.fromkeys(feature for feature in features if feature is not None))
 

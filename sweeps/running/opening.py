@@ -80,7 +80,8 @@ def begin(
 
             - A sweep is unknown or invalid.
             - The device cannot be used, or its power or clock limits differ from those of the run.
-            - The run in the folder does not fit the request and is not set aside either.
+            - The run in the folder does not fit the request, and the request does not set that run
+              aside.
             - The run in the folder is to be set aside, but another process is writing it.
             - A file of the run cannot be read or written.
             - A new plan would have no cases.
@@ -106,7 +107,10 @@ def begin(
 
 
 def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Write and return the record of a new run. If there is a ``reason``, set the old run aside."""
+    """Write the record of a new run, and return it.
+
+    If ``reason`` is not empty, set the old run aside first.
+    """
     # The old run stays in place if the new one is refused.
     record = _new_record(opening, note)
     if reason:
@@ -133,7 +137,7 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 
 
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return the record with the sweeps' cases, and the budget for them, added to its plan."""
+    """Return the record after adding the sweeps' cases and their budget to its plan."""
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
     if opening.for_advice:
@@ -160,7 +164,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return a run of all cases of a shard, or of those whose sweeps the request names."""
+    """Return a run of a shard's cases: all, or those of the sweeps that the request names."""
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -204,7 +208,7 @@ def _run(
     planned: Sequence[PlanEntry],
     shard: tuple[int, int],
 ) -> Run:
-    """Return a run of those ``planned`` cases that belong to the shard, for sweeps or advice."""
+    """Return a run of those ``planned`` cases that belong to the shard."""
     plan, device = record["plan"], opening.device
     return Run(
         folder=opening.folder,
@@ -241,7 +245,7 @@ def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[st
 
 
 def left_for_confirming(folder: Path) -> float:
-    """Return how many of the seconds that a run reserves for timing cases for advice are left.
+    """Return the seconds that a run still has for timing cases for advice.
 
     The number is negative if more seconds were spent than were reserved.
 
@@ -268,8 +272,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         caller must set the old run aside; the reason is empty if there is no old run.
 
     Raises:
-        UserError: if the old run is damaged, if it does not fit the request and is not set aside
-            either, or if it is to be set aside and another process is writing it.
+        UserError: if the old run is damaged, if it does not fit the request and the request does
+            not set it aside, or if it must be set aside while another process is writing it.
     """
     folder, request = opening.folder, opening.request
     # 1. Find the old run, if there is one.
@@ -346,7 +350,7 @@ def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
-    """Return why this version on this device cannot resume the recorded run, or "" if it can."""
+    """Return why this version of Rooftile cannot resume the run on this device, or "" if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return "the timing protocol or the file format has changed since the recorded run"
     return other_software(record["software"], software(device))
@@ -418,10 +422,10 @@ def _with_cases(
     seconds: float,
     budget: float,
 ) -> dict[str, Any]:
-    """Return the record with as many missing cases of the sweeps as fit in ``seconds``.
+    """Return the record, extended by as many missing cases of the sweeps as fit in ``seconds``.
 
-    The plan's budget becomes ``budget`` if that is larger. The old cases keep their order and their
-    shards, and the new ones come after them.
+    If ``budget`` is larger than the plan's budget, it replaces the plan's budget. The old cases
+    keep their order and their shards, and the new ones come after them.
     """
     # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -538,9 +542,9 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 
 
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
-    """Return the rows of the anchors, the cases that every GPU of a run times first.
+    """Return the plan entries of the anchors, the cases that every GPU of a run times first.
 
-    A run with a single shard has none if it is on a CPU or measures for less than 60 s.
+    A run with a single shard has no anchors if it is on a CPU or measures for less than 60 s.
     """
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []
@@ -552,9 +556,9 @@ def _recorded_sweeps(
 ) -> list[str]:
     """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
-    The recording there has a time for every case of each returned sweep, and for every case of the
-    other sweeps in its group. The list is empty if the recording is unusable, or if this version
-    and this machine's software could not resume it.
+    A sweep is returned if the recording there has a time for every case of the sweep and of the
+    other sweeps in its group. The list is empty if the recording is unusable, or if it cannot be
+    resumed with this version of Rooftile and the software of this machine.
     """
     results = request.skip_recorded
     if results is None:

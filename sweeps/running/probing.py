@@ -28,7 +28,8 @@ _MAX_FACTOR = 50.0
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     """Prepare, check and time some cases on a CPU, and return the costs to expect for other cases.
 
-    Begin no further case after six seconds. Return the default costs if no case can be prepared.
+    No further case is begun after six seconds. If no case can be prepared, the default costs are
+    returned.
 
     Args:
         cases: the cases of each sweep, by its name.
@@ -78,9 +79,9 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 
 
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return up to three burst cases of each kind that have FLOPs, small cases of all kinds first.
+    """Return up to three burst cases with FLOPs for each kind, the small cases of all kinds first.
 
-    The small ones come first because the time may not suffice for all.
+    The small cases come first because the time may not suffice for all cases.
     """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
@@ -103,7 +104,7 @@ def _fit_checks(moving_seconds: np.ndarray, checking_seconds: np.ndarray) -> tup
     """Fit a line through the times of checks by least squares.
 
     Return the line's intercept, which is the fixed time of a check in seconds, and its slope. A
-    negative one is replaced by 0.
+    negative intercept or slope is replaced by 0.
 
     Args:
         moving_seconds: time that moving each check's bytes would take at full bandwidth.

@@ -24,8 +24,8 @@ class Request:
     Sweeps that are joined by commas form a group: they are compared with each other, so one
     recording must have all of them."""
     budget: float | None = None
-    """Seconds of measuring on each GPU, including those kept for advice; None to keep a plan's
-    budget. New plans and new sweeps then get the default."""
+    """Seconds of measuring on each GPU, including those kept for advice. If None, a recorded plan
+    keeps its budget, and new plans and new sweeps get the default."""
     results: Path = Path()
     """Folder of all results, with one subfolder for each machine."""
     shard: tuple[int, int] = (1, 1)
@@ -51,8 +51,8 @@ class Request:
     identify: bool = True
     """True to list a hash of each GPU in run.json."""
     fresh_since: float | None = None
-    """Moment in seconds since 1970: :attr:`fresh` resumes a run that began in its second or later.
-    None to set any old run aside.
+    """Moment in seconds since 1970; None to set any old run aside. With :attr:`fresh`, a run that
+    began before the second of this moment is set aside, and any other run is resumed.
 
     If several nodes request a fresh run, one of them begins it, and the others resume it."""
 
@@ -80,9 +80,10 @@ class Request:
         return None if self.budget is None else self.budget * (1 - self.leave)
 
     def measuring_on(self, kind: str) -> float:
-        """Return :attr:`measuring`, or that of the default budget for this kind of machine.
+        """Return the seconds of the budget without those kept for advice.
 
-        ``kind`` is ``gpu`` or ``cpu``.
+        If no budget was given, the default for this kind of machine is used. ``kind`` is ``gpu`` or
+        ``cpu``.
         """
         budget = DEFAULT_BUDGET[kind] if self.budget is None else self.budget
         return budget * (1 - self.leave)
@@ -96,12 +97,12 @@ class Request:
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """Groups of :attr:`names`; a sweep by itself is a group of one."""
+        """Groups of :attr:`names`. A name without commas is a group of one sweep."""
         return [tuple(name.split(",")) for name in self.names]
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """Groups of at least two sweeps, by the sweeps' names instead of their files."""
+        """Groups of at least two sweeps, with sweep names in place of paths."""
         return [tuple(map(sweep_name, group)) for group in self.groups if len(group) > 1]
 
     @property

@@ -23,8 +23,8 @@ class NodePeers:
     parent: int
     """Id of the process that started all workers, which also folds their samples."""
     wait: Callable[[str], None]
-    """Function that blocks until a phase may begin, given the name of one of the anchors' phases or
-    :data:`MEASURE`."""
+    """Function that is called with the name of a phase and blocks until that phase may begin. The
+    phases are those of the anchors and :data:`MEASURE`."""
 
 
 @dataclass
@@ -51,9 +51,9 @@ class Run:
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     peers: NodePeers | None = None
-    """None if no other GPU of the node is measured."""
+    """Peers of this run; None if no other GPU of the node is measured."""
     min_patience: float = 30.0
-    """Seconds without a message before a child process may be considered hung."""
+    """Minimum number of seconds without a message after which a child process counts as hung."""
     compile_in_parallel: bool = True
     """True if other processes may open the GPU to compile kernels for it."""
     repeats: bool = True

@@ -1,8 +1,8 @@
 """The parent process of a run, which records what its child processes measure.
 
-The parent never measures on a device, so that it survives a crash. It then starts another child,
-which retries the case that crashed, but only once, and only if the case uses no experimental
-feature.
+The parent never measures on a device, so that it survives a crash. After a crash, the parent starts
+another child, which retries the case that crashed, but only once, and only if the case uses no
+experimental feature.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> It
 
 
 class _Supervisor:
-    """Supervisor of a shard's child processes, of which one at a time runs."""
+    """Supervisor of a shard's child processes, which run one at a time."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Supervisor:
     def _arrive(self) -> None:
         """Record where the shard is measured now, and which cases therefore start over.
 
-        Nothing is recorded if that place has not changed or the shard is over.
+        Nothing is recorded if the place has not changed, or if the shard is over.
         """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
@@ -189,7 +189,7 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        """Time the anchors, unless this is a run without peers that has timed them on this GPU.
+        """Time the anchors, unless this run has no peers and has already timed them on this GPU.
 
         Peers time their anchors at the same moments, so each of them must take part.
         """
@@ -216,7 +216,8 @@ class _Supervisor:
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs in one process.
 
-        If it dies, another one continues without the complete pairs and the case that is to blame.
+        If the process dies, another process continues. It leaves out the complete pairs and all
+        pairs with the case that is to blame.
         """
         # Each pair of entries, by the ids of its two cases.
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
@@ -247,7 +248,7 @@ class _Supervisor:
     def _measure(self) -> str:
         """Run children until the cases are finished, or the budget or the time is used up.
 
-        Return which of these was first: ``done``, ``budget`` or ``time``.
+        Return which of these ended measuring, as ``done``, ``budget`` or ``time``.
         """
         run, tally = self._run, self._tally
         # 1. Find the limits. Kernels are named last, and measuring must leave time for that.
@@ -314,7 +315,8 @@ class _Supervisor:
     def _name(self) -> None:
         """Name the kernels of the timed cases, in processes that time nothing.
 
-        A profiler slows the launches of the process that loads it, even after its session.
+        A profiler slows the launches of the process that loads it, even after the profiler's
+        session.
         """
         if not self._run.names:
             return
@@ -369,7 +371,7 @@ class _Supervisor:
         )
 
     def _run_child(self, assignment: Assignment) -> str | None:
-        """Run one child to its end, and return as :meth:`_listen` does."""
+        """Run one child to its end, and return what :meth:`_listen` returns."""
         child = Child.start(assignment)
         if assignment.work == "measure":
             self._watch.begin()
@@ -384,7 +386,7 @@ class _Supervisor:
         """Receive a child's messages until the child ends, and act on them.
 
         :func:`sweeps.measuring.child.work` describes the messages. Return why the child ended, or
-        None if it died, or if side work (:data:`_SIDE_WORK`) failed.
+        None if the child died or its side work (:data:`_SIDE_WORK`) failed.
 
         Raises:
             UserError: if a measuring child failed, or children crash repeatedly without a sample.
@@ -469,9 +471,10 @@ class _Supervisor:
             self._blocks[event["case"], event["against"]] += 1
 
     def _crashed(self, child: Child, how: str) -> None:
-        """Record a crash of the case in flight.
+        """Record a crash of the case in flight, if there was exactly one.
 
-        If several cases were in flight at once, the next child prepares them one by one.
+        If several cases were in flight at once, none is blamed, and the next child prepares them
+        one by one.
 
         Raises:
             UserError: if no single case is to blame, and several children in a row crashed without
@@ -525,7 +528,8 @@ class _Supervisor:
     def _crashed_confirming(self, child: Child, how: str) -> None:
         """Blame the case in flight, so that the next process leaves out its pairs.
 
-        If several cases were in flight at once, the next child prepares them one by one.
+        If several cases were in flight at once, none is blamed, and the next child prepares them
+        one by one.
         """
         if len(child.cases) == 1:
             self._blamed.update(child.cases)
@@ -543,7 +547,7 @@ class _Supervisor:
             self._refuse_feature(feature, "in an earlier call")
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
-        """Give up all unfinished cases that use a feature; ``how`` is as in :func:`refusal`."""
+        """Give up all unfinished cases that use a feature; :func:`refusal` describes ``how``."""
         for case in unfinished_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 

@@ -18,8 +18,8 @@ _LOOK_SECONDS = 10.0  # seconds between two looks at the host
 class Watch:
     """Observer of processes outside a run, which watches the host and one GPU.
 
-    On the host, the run's processes are this one, its peers, the process that started them, and the
-    descendants of all these.
+    On the host, the processes of the run are this process, its peers, the process that started
+    them, and the descendants of all these.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class Watch:
     def look_at_gpu(self) -> None:
         """Record how many other processes use the GPU, if any do.
 
-        Call this while no child of this process uses the GPU, because it would be counted as well.
+        Call this while no child of this process uses the GPU, because that child would be counted
+        as well.
         """
         others = other_processes_on(self._gpu)
         if others:
@@ -68,9 +69,10 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Record the use of the host since the last look, if it is known.
+        """Record how others have used the host since the last look, if that is known.
 
-        The process that measures must still run, because its use cannot be read afterwards.
+        The measuring process must still be running, because the CPU time of a process cannot be
+        read after the process has ended.
         """
         use = self._host.look() if self._host is not None else None
         if use is not None:

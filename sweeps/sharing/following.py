@@ -12,7 +12,7 @@ from sweeps.store import Event, parse_event, samples_path
 
 
 class Follower:
-    """Progress of some shards of a run, read from their sample files as these grow."""
+    """Progress of selected shards of a run, read from their growing sample files."""
 
     def __init__(
         self, folder: Path, planned: Sequence[PlanEntry], shards: Iterable[int], total: int
@@ -68,7 +68,7 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Report the progress of all shards together.
 
-    The time left is the most that an unfinished shard has left of its ``budget`` seconds.
+    The time left is the longest time that any unfinished shard has left of its ``budget`` seconds.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     open_tallies = [tally for tally in tallies if not tally.is_over(budget)]

@@ -17,8 +17,8 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     worker. ``kind`` is as in :func:`kernels.device.select_device`.
 
     Raises:
-        UserError: if the text is neither ``all`` nor a list of numbers, names a device twice, or
-            names GPUs of several models, or if a device cannot be used.
+        UserError: if the text is neither ``all`` nor a list of numbers, if it names a device twice
+            or GPUs of several models, or if a device cannot be used.
     """
     import torch
 

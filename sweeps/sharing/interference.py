@@ -17,7 +17,8 @@ from sweeps.timing.statistics import TOLERANCE, median, median_interval
 class SharedSlowdown:
     """Ratio of the anchors' time with all GPUs at work to their time with one GPU at work.
 
-    ``ratio`` is the median over the anchors, and ``lo`` to ``hi`` is its 95% interval.
+    ``ratio`` is the median over the anchors, and ``lo`` and ``hi`` are the ends of its 95%
+    interval.
     """
 
     ratio: float
@@ -36,8 +37,8 @@ class SharedSlowdown:
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much slower a node's GPUs are when all of them work at the same time.
 
-    An anchor's slowdown is the median over the GPUs. Return None if fewer than six anchors were
-    timed in both phases.
+    The slowdown of each anchor is its median over the GPUs. Return None if fewer than six anchors
+    were timed in both phases.
 
     Args:
         events: events of the shards that were measured at the same time.

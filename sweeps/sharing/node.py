@@ -1,8 +1,8 @@
 """The parent process of a node: it plans a run, follows its workers, and folds the samples.
 
-A worker is a process that measures one shard of the run on one GPU. When it ends, its GPU may
+A worker is a process that measures one shard of the run on one GPU. When a worker ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
-GPU if possible. The shard's samples are kept, but if it moves to another GPU, the cases of its
+GPU if possible. The samples are kept, but if the shard moves to another GPU, the cases of its
 unfinished series start over (:mod:`sweeps.running.devices`).
 """
 
@@ -100,7 +100,7 @@ def share(
 
 
 def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
-    """Return the run's number of shards: one for each GPU, or as many as an old run has.
+    """Return the run's number of shards: one for each GPU, or the number in the recorded plan.
 
     ``gpus`` is the number of GPUs of one node.
 
@@ -130,7 +130,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
 
 @dataclass
 class _Worker:
-    """A process that measures a shard on a GPU, and what it reported."""
+    """Process that measures a shard on a GPU, with what it has reported."""
 
     process: BaseProcess
     connection: Connection
@@ -160,8 +160,8 @@ class _Parent:
     ) -> None:
         """Read the run's plan; no worker is started yet.
 
-        ``shards`` are those of this node, and ``total`` is the number of shards of the whole run.
-        The other arguments are those of :func:`share`.
+        ``shards`` are the numbers of this node's shards, and ``total`` is the number of shards of
+        the whole run. The other arguments are those of :func:`share`.
         """
         self._folder = folder
         self._fresh = request.fresh
@@ -253,7 +253,7 @@ class _Parent:
             self._start(gpu, shard, time_anchors)
 
     def _seconds_left(self) -> float:
-        """Return the seconds until this call is to end; infinity if there is no limit."""
+        """Return the seconds until this call must end, or infinity if it has no time limit."""
         stop_at = self._request.stop_at
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
@@ -285,7 +285,7 @@ class _Parent:
         return events
 
     def _label(self, gpu: int) -> str:
-        """Return how messages name a GPU, or a worker on a CPU."""
+        """Return the label of a GPU, or of a worker on a CPU, for messages."""
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, time_anchors: bool) -> None:
@@ -362,7 +362,7 @@ class _Parent:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give idle GPUs the shards that have no worker, as long as there are both."""
+        """Assign shards that have no worker to idle GPUs, until no such shard or GPU is left."""
         for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
                 return
@@ -397,7 +397,7 @@ class _Parent:
         return True
 
     def _record_turns(self) -> None:
-        """Add this node to the list ``turns`` of run.json: nodes on which the GPUs take turns."""
+        """Add this node to ``turns`` in run.json, the list of nodes whose GPUs take turns."""
         with planning(self._folder):
             record = read_run(self._folder)
             places_here = {*self._places.values()}
@@ -435,9 +435,10 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
     unassigned = dict(last_places)
 
     def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
-        """Assign a suitable shard to each GPU that has none.
+        """Assign a suitable shard to each GPU that has no shard yet.
 
-        ``is_suitable`` takes the number of a GPU and that of the GPU that measured a shard last.
+        ``is_suitable`` is called with the number of a GPU, and with the number of the GPU that
+        measured a shard last or None.
         """
         for gpu, place in places.items():
             if gpu in assigned:

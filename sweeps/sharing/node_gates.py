@@ -1,4 +1,4 @@
-"""Gates for a node's workers: each GPU times its anchors with the others idle, then all at once.
+"""Gates for a node's workers, which time anchors on one GPU at a time and then on all at once.
 
 A worker waits at a gate before each phase of its anchors and before it measures.
 """
@@ -82,7 +82,8 @@ class Gates:
     def _all_at(self, gate: str) -> list[int]:
         """Return all workers that wait at a gate, if they may pass it together.
 
-        They may pass it once every worker has reached it and no worker is busy with its phase.
+        They may pass it once every worker has come to the gate, and no worker that has passed it is
+        still busy with the phase that follows.
         """
         position = _ORDER.index(gate)
         someone_is_before = any(last < position for last in self._last_gate.values())
@@ -91,7 +92,7 @@ class Gates:
         return self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
-        """Return the workers that may begin to measure; at most one if they take turns."""
+        """Return the workers that may begin to measure, at most one of them if they take turns."""
         if self._turns is None:
             ready = self._all_at(MEASURE)
             if not ready:

@@ -26,7 +26,7 @@ class WorkerJob:
     parent: int
     """Id of the process that started the worker."""
     anchors: bool
-    """True if this worker and all others time the anchors."""
+    """True if all workers, including this one, time the anchors."""
 
 
 class _Silent:
@@ -42,10 +42,10 @@ class _Silent:
 def work(connection: Connection, job: WorkerJob) -> None:
     """Measure a worker's shard, and send messages to the parent.
 
-    The worker sends ("note", text) for the user and ("wait", gate) when it comes to a gate, where
-    it waits for a message. Its last message is ("end", reason), or ("failed", sentence) if a
-    :class:`UserError` ends its work. If it is interrupted or another error ends it, it exits
-    without such a message.
+    The worker sends ("note", text) for the user. When it comes to a gate, it sends ("wait", gate)
+    and waits for a message. Its last message is ("end", reason), or ("failed", sentence) if a
+    :class:`UserError` ends its work. If the worker is interrupted, or another error ends it, it
+    exits without such a message.
     """
     die_with_parent()
     # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. Only the

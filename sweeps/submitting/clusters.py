@@ -1,7 +1,7 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting instead. On a
-cluster without accounting, it would never notice that a job was killed.
+``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting instead, so on a
+cluster without accounting, submitit would never notice that a job was killed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CLUSTERS = ("slurm", "local", "debug")
 JOB_NAME = "rooftile"
 
 SIGNAL_SECONDS = 120
-"""Seconds before a job's time limit at which Slurm signals the job to end, so that it can write its
-last samples and fold all samples into the tables."""
+"""Seconds before a job's time limit at which Slurm signals the job to end, so that the job can
+write its last samples and fold all samples into the tables."""
 
 _MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
 _MAX_RUNNING_JOBS = 1000  # jobs of an array that may run at once; submitit's default is 256
@@ -36,7 +36,10 @@ _SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that each node's job requests; a partition or account of None means the default."""
+    """Resources that each node's job requests.
+
+    If the partition or the account is None, the cluster's default applies.
+    """
 
     gpus_per_node: int
     """Number of GPUs; 0 for a run on CPUs."""
@@ -50,7 +53,10 @@ class Resources:
 
 
 class NoAnswerError(UserError):
-    """Raised if Slurm does not say which jobs are left; ``reason`` is a clause that says why."""
+    """Raised if Slurm does not say which jobs are left.
+
+    ``reason`` is a clause that says why Slurm gives no answer.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; try again later.", exit_code=1)
@@ -113,14 +119,14 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return which of these jobs are still queued or running, and why each of them waits.
+        """Return the ids of the jobs still queued or running, each with the reason why it waits.
 
-        The reason is empty if the job does not wait. On the cluster ``debug``, this call carries
-        out the jobs, so none is left.
+        The reason is an empty string if the job does not wait. On the cluster ``debug``, this call
+        carries out the jobs, so none is left.
 
         Raises:
             NoAnswerError: if Slurm does not say which jobs are left.
-            Exception: if a job on the cluster ``debug`` raises it.
+            Exception: any exception that a job on the cluster ``debug`` raises.
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
@@ -145,8 +151,8 @@ class Cluster:
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
     """Return the parameters of submitit's executor for one job per node.
 
-    submitit ignores those that are None, so that the cluster's default applies. A job without GPUs
-    leaves the number of its cores to the cluster, too.
+    submitit ignores a parameter that is None, so the cluster's default applies. For a job without
+    GPUs, the number of cores is None, too.
     """
     # In a checkout, Python finds the package only from the checkout's folder. Jobs start there.
     start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}
@@ -170,7 +176,7 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return which of these jobs ``squeue`` lists, and why each waits; see :meth:`Cluster.living`.
+    """Return those of the jobs that ``squeue`` lists, in the form of :meth:`Cluster.living`.
 
     Raises:
         NoAnswerError: if squeue cannot be started, fails, or does not answer within a minute.

@@ -38,12 +38,15 @@ class NodeNote:
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
-        """Return the path of the note of node ``node[0]``, counted from 1, of ``node[1]`` nodes."""
+        """Return the path of a node's note.
+
+        ``node`` is the number of the node, counted from 1, and the number of nodes.
+        """
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
     @classmethod
     def read(cls, results: Path, node: tuple[int, int]) -> NodeNote:
-        """Read the note of a node; return an empty one if it cannot be read."""
+        """Return the note of a node, or an empty note if the file cannot be read."""
         try:
             document = json.loads(cls.path(results, node).read_text(encoding="utf-8"))
             name = document["folder"]

@@ -39,7 +39,7 @@ class Outcome:
     folders: tuple[Path, ...]
     """Folders of the run: one for each GPU model, and therefore usually only one."""
     missing: tuple[str, ...]
-    """A sentence for each node whose shards are not finished or were measured on another GPU
+    """One sentence for each node whose shards are not finished or were measured on another GPU
     model."""
 
 
@@ -51,7 +51,7 @@ def submit(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> Outcome:
-    """Submit a job for each unfinished node that has no job. Return when no job is left.
+    """Submit a job for each unfinished node that has no job, and wait until no job is left.
 
     The shard and GPU of ``request`` are ignored. ``kind`` is one of
     :data:`sweeps.submitting.clusters.CLUSTERS`, and ``note`` is called with each sentence for the
@@ -151,8 +151,8 @@ class _Submission:
         """Return the nodes whose jobs from an earlier call are still queued or running.
 
         Raises:
-            UserError: if there are such jobs, and this call starts a fresh run or has another
-                number of nodes; or if Slurm does not answer.
+            UserError: if Slurm does not answer, or if there are such jobs and this call requests a
+                fresh run or another number of nodes.
         """
         jobs: dict[int, str] = {}  # id of each node's job
         node_count = 0
@@ -178,10 +178,10 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit jobs for nodes in ``due``. Return those nodes that are left for a later call.
+        """Submit jobs for nodes in ``due``, and return the nodes that are left for a later call.
 
-        On Slurm, none is left, because Slurm distributes the jobs to nodes. Elsewhere all jobs run
-        on this machine, so one is submitted when the one before has ended.
+        On Slurm, no node is left, because Slurm distributes the jobs to nodes. Elsewhere all jobs
+        run on this machine, so each job is submitted only after the previous job has ended.
         """
         is_slurm = self._cluster.kind == "slurm"
         if is_slurm:
@@ -215,7 +215,7 @@ class _Submission:
         """Show the progress of the nodes for a few seconds, and then ask which jobs are left.
 
         Return the nodes whose jobs are still queued or running. If the cluster does not answer,
-        return ``living`` instead or, if ``living`` is empty, all nodes that have had a job.
+        return ``living``, or all nodes that have had a job if ``living`` is empty.
 
         Raises:
             NoAnswerError: if the cluster has failed to answer many times in a row.
@@ -257,12 +257,12 @@ class _Submission:
 
     @property
     def _folders(self) -> list[Path]:
-        """Folders of the run, the one with the most nodes first."""
+        """Folders of the run, those with the most nodes first."""
         counts = Counter(run.folder for run in self._runs.values() if run.folder is not None)
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield a sentence for each node that is unfinished or not in the folder of most nodes."""
+        """Yield a sentence for each node that is unfinished or outside the folder of most nodes."""
         # The folder of a run is named after the GPU model, and the first one has the most nodes.
         folders = self._folders
         folder_of_most = folders[0] if folders else None
@@ -310,7 +310,7 @@ class _NodeRun:
             self.follower.look()
 
     def _find_plan(self, folder: Path | None) -> tuple[Path, int] | None:
-        """Return ``folder`` and when its run.json was written, in ns; None if there is no plan."""
+        """Return ``folder`` and the time of its run.json in ns, or None if there is no plan."""
         if folder is None:
             return None
         try:

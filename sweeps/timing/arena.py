@@ -2,8 +2,9 @@
 
 Inputs are filled with normally distributed values. Kernels run faster on zeros and constants than
 on real data, because computing with constants draws less power, which lets the clock rate stay
-higher. The distribution is therefore recorded in the column ``fill``. Results have memory of their
-own, because values that are multiplied again and again would grow until they overflow.
+higher. The distribution is therefore recorded in the column ``fill``. Results have separate memory.
+If they overwrote the inputs, repeated multiplication would make the values grow until they
+overflow.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Arena:
     """Flat memory on one device, handed out as views."""
 
     def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
-        """Allocate the buffer of :meth:`flush`, which evicts a cache of ``cache_bytes`` bytes.
+        """Allocate the buffer with which :meth:`flush` evicts a cache of ``cache_bytes`` bytes.
 
         Other memory is allocated when it is first used: for each dtype, at most ``max_bytes`` bytes
-        for inputs, and as many for results. ``device`` is a name such as ``cuda:0``.
+        for inputs, and at most as many for results. ``device`` is a name such as ``cuda:0``.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -118,7 +119,7 @@ class Arena:
         return operand_sets
 
     def flush(self) -> None:
-        """Evict the cache by reading other data of twice its size; on a GPU, in stream order."""
+        """Evict the cache by reading data of twice the cache's size, on a GPU in stream order."""
         self._flush.sum()
 
     def restore(self) -> None:
@@ -155,7 +156,7 @@ class Arena:
 def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
     """Return the bytes that the inputs of one more operand set take in the arena.
 
-    With ``shared_a``, these are the bytes of the second operand.
+    With ``shared_a``, these are only the bytes of the second operand.
     """
     a_bytes, b_bytes, _ = _padded_bytes(problem, storage)
     return b_bytes if shared_a else a_bytes + b_bytes

@@ -39,7 +39,7 @@ def do_nothing() -> None:
 
 
 class SmClock(Protocol):
-    """Reader of the clock rate of a GPU's SMs; reads are queued in stream order."""
+    """Reader of the clock rate of a GPU's SMs, which queues each read in stream order."""
 
     def mark(self, number: int) -> None:
         """Read the clock. ``number`` is 0 before a batch and 1 after it."""
@@ -54,7 +54,7 @@ class Clock(Protocol):
     """Interface through which the sampler uses a device's clock."""
 
     batch_seconds: float
-    """Length of a burst in seconds, long enough to keep the clock's own error below 0.5%."""
+    """Length of a burst in seconds, long enough to keep the clock's error below 0.5%."""
 
     max_launches: int
     """Largest number of launches in a batch."""
@@ -122,7 +122,7 @@ class CpuClock:
         return Timing((time.perf_counter_ns() - begin) * 1e-9, last=last)
 
     def wake(self) -> None:
-        """Do nothing: a case's own check and first launches wake a CPU."""
+        """Do nothing, because the check and the first launches of a case already wake a CPU."""
 
     def now(self) -> float:
         """Return the time of ``time.monotonic`` in seconds."""
@@ -134,9 +134,9 @@ class CudaClock:
 
     If the batch began before its last launch was queued, gaps between the launches may show. The
     batch is then timed again, including ``before``, up to four times in total. Before the second
-    attempt, one launch runs with the gate open. PyTorch may have returned memory to the device
-    since the last batch, and a launch that must allocate it again waits for the device. CUDA events
-    take about 1 µs, which is under 0.5% of a batch.
+    attempt, one launch runs with the gate open. That launch allocates any memory that PyTorch has
+    returned to the device since the last batch; behind a closed gate, the allocation would wait for
+    the device. CUDA events take about 1 µs, which is under 0.5% of a batch.
     """
 
     batch_seconds = 3e-4
@@ -151,8 +151,8 @@ class CudaClock:
     ) -> None:
         """Wake the device, and create its gate.
 
-        ``torch`` is the module, and ``device`` is a name such as ``cuda:0``. Without ``sm_clock``,
-        the clock rate of the SMs is not known.
+        ``torch`` is the imported module, and ``device`` is a name such as ``cuda:0``. Without
+        ``sm_clock``, the clock rate of the SMs is not known.
         """
         self._torch = torch
         self._sm_clock = sm_clock
@@ -198,7 +198,7 @@ class CudaClock:
         return timing
 
     def _gate_of(self, launch: LaunchCall) -> Gate:
-        """Return the gate for a launch."""
+        """Return the gate that holds the stream for a launch."""
         if launch not in self._spun:
             return self._gate
         if self._spin is None:
@@ -274,7 +274,7 @@ class CudaClock:
             previous_end = end
 
     def wake(self) -> None:
-        """Multiply large matrices for 0.3 s, so that the clocks leave their idle level."""
+        """Multiply large matrices for 0.3 s, so that the GPU's clocks leave their idle level."""
         if self._wake_matrices is None:
             dtype = self._torch.float16
             a = self._torch.randn(_WAKE_SIZE, _WAKE_SIZE, device=self._device, dtype=dtype)

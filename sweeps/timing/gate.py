@@ -15,9 +15,9 @@ from typing import Any, Protocol
 HOLD_LIMIT = 0.5
 """Seconds after which a thread of :class:`HostFlag` releases a stream that is still held.
 
-The thread checks at intervals of a fifth of this time, so it may act that much later. A launch that
-waits for the device (the first use of a module, a synchronising allocation) would otherwise never
-return."""
+The thread checks the stream at intervals of a fifth of this time, so the release may come late by
+up to one interval. A launch that waits for the device (the first use of a module, a synchronising
+allocation) would otherwise never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Smallest and largest limit on the length of a spin, in seconds.
@@ -46,7 +46,7 @@ class Gate(Protocol):
         ...
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Update the gate's estimates from a batch, once the device has passed its first event.
+        """Update the gate's estimates after the device has passed the first event of a batch.
 
         ``first`` is that event. ``hidden`` is True if the gate held until everything was queued.
         """
@@ -59,7 +59,8 @@ class HostFlag:
     Each batch waits for its own number, the ticket, so that a late release of one batch never
     releases the next. A background thread enforces :data:`HOLD_LIMIT`. The thread needs Python's
     global interpreter lock, which PyTorch and Triton release while they launch. If a launch kept
-    the lock and waited for the device, it would hang, and the run's parent would kill this process.
+    the lock while it waited for the device, the launch would hang until the run's parent process
+    killed this process.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
@@ -138,8 +139,8 @@ class Spin:
 
     ``torch.cuda._sleep`` takes a number of cycles. A busy GPU's clock rate is up to five times that
     of an idle one, so the cycle rate is measured with every spin. The expected queueing time is
-    multiplied by a factor, which is doubled after each spin that was too short, and halved, to no
-    less than 1, after each spin that was long enough.
+    multiplied by a factor. The factor is doubled after each spin that was too short, and halved,
+    but not below 1, after each spin that was long enough.
     """
 
     def __init__(self, torch: Any) -> None:

@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class HostUse:
-    """Use of the host by others during a span of time.
+    """Use of the host by other processes and virtual machines during a span of time.
 
     Attributes:
         seconds: length of the span.
@@ -45,7 +45,7 @@ class _HostLook(NamedTuple):
 
 
 class HostWatch:
-    """Watch that reports how others used the host from one call of :meth:`look` to the next."""
+    """Watch that reports how others have used the host since the last call of :meth:`look`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class HostWatch:
     ) -> None:
         """Read the counters for the first time.
 
-        ``our_processes`` returns the ids of the processes that, together with the children that
+        ``our_processes`` returns the ids of our processes. These processes, and the children that
         they have reaped, are not counted as others.
         """
         self._our_processes = our_processes
@@ -107,7 +107,7 @@ class HostWatch:
         return _HostLook(self._now(), self._core_ticks(), our_ticks)
 
     def _core_ticks(self) -> tuple[int, int, int] | None:
-        """Return the used, stolen and total ticks of all cores; None if they cannot be read."""
+        """Return the used, stolen and total ticks of all cores, or None if they cannot be read."""
         try:
             line = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
             # The first line has the ticks of all cores, in the order of proc(5). The guest times at
@@ -122,7 +122,7 @@ class HostWatch:
         return used, steal, total
 
     def _ticks_of(self, pid: int) -> int | None:
-        """Return the user and system ticks of a process and its reaped children.
+        """Return the sum of the user and system ticks of a process and its reaped children.
 
         Return None if the process has ended.
         """

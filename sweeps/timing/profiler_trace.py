@@ -1,4 +1,4 @@
-"""Name the kernels that a launch runs, with their shares of its time, in one profiler pass.
+"""Name the kernels of a launch, with their shares of the launch's time, in one profiler pass.
 
 On a GPU, the kernels are read from the JSON trace of PyTorch's profiler, because the profiler's
 printed table truncates names. On a CPU, oneDNN and MKL print the names of their kernels to stdout
@@ -33,7 +33,7 @@ _MARK = "rooftile launch "
 _APIS = ("cuda_runtime", "cuda_driver")
 _LAUNCHES = re.compile("LaunchKernel|LaunchCooperative|GraphLaunch")
 _SACRIFICED = 64
-"""Number of dummy launches at the start of a profiler session, whose records may be lost.
+"""Number of dummy launches that begin a profiler session, because its first records may be lost.
 
 The k-th session of a process loses about k records."""
 
@@ -88,12 +88,14 @@ def parse_verbose(text: str) -> list[Kernel]:
 
 
 def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
-    """Return each launch's kernels, all from one profiler session; None as in :func:`split_trace`.
+    """Profile all launches in one session, and return the kernels of each launch.
+
+    The result is None for a launch whose records :func:`split_trace` finds incomplete.
 
     A process should call this function only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first
     kernel records of a session, and more with each session (pytorch#192021). The launches are
-    called one by one, so that an iterator can prepare each of them when its turn comes. Their
-    errors are ignored.
+    called one by one, so that an iterator can prepare each of them when its turn comes. Errors of
+    the launches are ignored.
     """
     count = 0  # number of launches so far
 
@@ -132,13 +134,13 @@ def profile_document(
 
 
 def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:
-    """Assign a trace's kernels to its ``count`` marked launches; None where kernels are missing.
+    """Return the kernels of ``count`` marked launches in a trace, None for an incomplete launch.
 
-    A mark is the span of host time in which one launch ran. The CUDA calls that launched its
-    kernels lie within the span, and each kernel has the number of its call (``correlation``). If
-    the record of a kernel is lost, its call has no kernel, so only one launch gets None. A launch
-    without calls and kernels, for example because it failed, also gets None if the trace has the
-    kernels of another launch. If not, it gets an empty list.
+    A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
+    within the span, and each kernel has the number of the call that launched it (``correlation``).
+    If the record of a kernel is lost, its call has no kernel, so only one launch gets None. A
+    launch without calls and kernels, for example because it failed, gets None if the trace has the
+    kernels of another launch, and an empty list otherwise.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
@@ -247,7 +249,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
-    """Redirect what C libraries print to stdout, and yield a function that reads new text."""
+    """Capture what C libraries print to stdout, and yield a function that returns the new text."""
     # Python and C libraries buffer stdout separately. Both buffers are flushed while descriptor 1
     # is still the real stdout.
     libc = ctypes.CDLL(None)

@@ -56,7 +56,10 @@ class BeatingPulse(Pulse):
         threading.Thread(target=self._run, daemon=True, name="pulse").start()
 
     def stops(self) -> int:
-        """Return the number of stops so far; one with both SIGCONT and a gap is counted twice."""
+        """Return the number of stops so far.
+
+        A stop that shows both as SIGCONT and as a gap is counted twice.
+        """
         self.beat()  # the background thread may not have run since the process resumed
         return self._continued + self._gaps
 
@@ -92,7 +95,7 @@ class BeatingPulse(Pulse):
 
 @functools.cache
 def pulse_of_this_process() -> BeatingPulse:
-    """Return the one pulse of this process.
+    """Return the pulse of this process, which the first call starts.
 
     The first call must be on the main thread, because it installs a signal handler.
     """

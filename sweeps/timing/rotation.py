@@ -18,7 +18,7 @@ from kernels.config import ceil_div
 
 
 class ResultRotation:
-    """Latest results of the case that is being timed, about twice the cache's size or less."""
+    """Latest results of the case that is being timed, up to about twice the size of the cache."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._bytes = 2 * cache_bytes
@@ -32,7 +32,8 @@ class ResultRotation:
         """Drop the kept results, and hold unused blocks for the results of the next batch.
 
         The blocks are allocated here because an allocation in a timed batch may wait for the
-        device. Each is shaped like ``example``, a result of one of the ``launches`` of the batch.
+        device. Each block is shaped like ``example``, the result of one launch. ``launches`` is the
+        number of launches in the batch.
         """
         self._kept.clear()
         # With this many blocks, a batch writes at least twice the cache's size before it writes to

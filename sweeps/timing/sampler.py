@@ -2,8 +2,8 @@
 
 A *sample* is one timed batch of launches. The sampler decides how many launches a batch has, what
 precedes the batch (a cache flush, a settling time), and whether the sample must be taken again
-because the hardware slowed itself down or the process was stopped. It does not depend on kernels,
-files or devices.
+because the hardware slowed itself down or the process was stopped. The sampler does not depend on
+kernels, files or devices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHECKED_EVERY, LATE = 12, 10
 
 ``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
 sample, so not every sample is checked. In the eleventh and later checked samples, one operand set
-has changed inputs, so that a kernel that returns an old result is detected."""
+has changed inputs, to detect a kernel that returns an old result."""
 
 
 # A first launch is slower than later ones. If it takes longer than this many batches, later ones
@@ -171,7 +171,7 @@ class Sample:
 
 
 class Sampler:
-    """Sampler of subjects, which takes one sample at a time."""
+    """Sampler that times subjects, one sample at a time."""
 
     def __init__(
         self,
@@ -191,9 +191,10 @@ class Sampler:
     def estimate(self, launch: LaunchCall, warmed_up: bool = False, first: float = 0.0) -> float:
         """Return the approximate seconds of one launch, from warm launches on set 0.
 
-        The batch grows until it is long enough for the clock to be accurate to a few percent. If
-        ``warmed_up``, there was a launch before, and ``first`` is its duration in seconds, or 0 if
-        unknown. If that is longer than a few batches, it is the estimate.
+        Batches of growing length are timed, until one of them is long enough for the clock to be
+        accurate to a few percent. If ``warmed_up``, the callable has been launched before, and
+        ``first`` is the duration of that launch in seconds, or 0 if it is unknown. A duration of
+        more than a few batches is returned as the estimate.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:
@@ -223,10 +224,10 @@ class Sampler:
     def fit(self, subject: Subject, seconds: float) -> None:
         """Set a subject's launches per batch and cost, given the ``seconds`` of one launch.
 
-        A cold burst uses no set twice, because the second use would find the data in the cache.
-        That holds for ``weights-cold``, too, where all sets share a first operand that stays
-        cached. Sustained work cycles through its sets, so together they must be larger than the
-        cache.
+        A cold burst uses no set twice, because the second use would find the data in the cache. The
+        same applies to ``weights-cold``, although there all sets share a first operand that stays
+        cached. A sustained batch cycles through its sets, so the sets together must be larger than
+        the cache.
         """
         subject.launches = self.launches(subject.mode, seconds)
         preparing = 0.0
@@ -238,7 +239,7 @@ class Sampler:
         subject.cost = preparing + subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Return the seconds that a flush takes, on a GPU without waiting for its end."""
+        """Return the seconds that the host needs to flush, or on a GPU to queue the flush."""
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -249,8 +250,8 @@ class Sampler:
         """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
 
         A batch during which the hardware throttled is timed again after a pause, up to three times.
-        After that it is kept, with the throttle reasons, and later batches are not timed again
-        until one of them runs at full speed.
+        If the hardware still throttles, the last batch is kept with the throttle reasons. Later
+        batches are then not timed again until one of them runs at full speed.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -344,9 +345,10 @@ class Sampler:
         """Return the indices of a batch's operand sets, in order.
 
         A warm burst uses only set 0. Other batches start one set further than the batch before, so
-        that batches of one launch also use all sets. After every twelfth batch, the start goes back
-        to one set further than twelve batches before. From the eleventh on, the checked batches are
-        twelve apart, and with two sets, all of them would otherwise start at the same set.
+        that batches of one launch also use all sets. The batch after every twelfth is an exception:
+        it starts one set further than the batch twelve before it. From the eleventh batch on,
+        checked batches are twelve apart, so with two sets they would otherwise all start at the
+        same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
@@ -356,7 +358,7 @@ class Sampler:
     def _time_unthrottled(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> tuple[Timing, Reading]:
-        """Time one batch, and if the hardware throttles, again as :meth:`sample` describes."""
+        """Time one batch, and repeat it if the hardware throttles, as :meth:`sample` describes."""
         clock = self._clock
         for attempt in range(_THROTTLE_RETRIES + 1):
             if attempt:
@@ -377,7 +379,7 @@ class Sampler:
     def _time_batch(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> Timing:
-        """Time one batch; if ``late``, with changed inputs in its last operand set."""
+        """Time one batch. If ``late``, the inputs of its last operand set are changed."""
         sustained = subject.mode == "sustained"
         unseen = indices[-1] if late else None
         before = functools.partial(self._begin_batch, subject, checker, unseen)

@@ -49,7 +49,7 @@ class MachineSpeed:
     spread: float = 0.0
 
     def at(self, moments: Sequence[float]) -> Array:
-        """Return the machine's log time at moments of the run; 0 if its speed did not change."""
+        """Return the machine's log time at moments of the run, or 0 if the speed did not change."""
         if not len(self.until):
             return np.zeros(len(moments))
         stretch = np.searchsorted(self.until, moments)
@@ -62,8 +62,8 @@ class MachineSpeed:
         """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
         The case's samples took ``seconds`` at ``moments`` of the run, both in seconds. The interval
-        covers two others: that of the measured samples, and that of the samples corrected for the
-        machine's speed.
+        covers both the interval of the measured samples and the interval of the samples corrected
+        for the machine's speed.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):
@@ -160,7 +160,7 @@ def _rank_in_group(group: Whole) -> Whole:
 
 
 def _medians(group: Whole, values: Array, count: int = 0) -> Array:
-    """Return the median of each group's values, by group number; 0 for a group without values."""
+    """Return the median of each group's values, by group number, or 0 for an empty group."""
     # Sort the values by group, and within each group by size. A group's median is the mean of its
     # two middle values, which are the same value if the group has an odd number of values.
     counts = np.bincount(group, minlength=count)
@@ -176,8 +176,8 @@ def _medians(group: Whole, values: Array, count: int = 0) -> Array:
 def _series_median_interval(series: Array) -> tuple[float, float]:
     """Return the 95% interval of the median of a series of correlated values.
 
-    Its ends are quantiles of the series, chosen for the effective number of independent values. If
-    that number is below six, the interval is the whole range of the series.
+    The ends of the interval are quantiles of the series, chosen for the effective number of
+    independent values. If that number is below six, the interval is the whole range of the series.
     """
     # 1. Sum the autocorrelations until they become negligible. ``length`` values of the series
     # carry as much information as one independent value.

@@ -28,8 +28,9 @@ CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
 With a last count of 23, medians had 1.06 times the scatter of that timer and took 0.18 times as
 long. With a last count of 37, they had 0.81 times its scatter and took 0.30 times as long. These
-are geometric means over the eight runs in results/accuracy/sampler.csv. The current last count, 30,
-is a compromise between 23 and 37; sampler.json has the comparison for it, on another CPU."""
+factors are geometric means over the eight runs in results/accuracy/sampler.csv. The current last
+count is 30, a compromise between 23 and 37. The comparison for 30, made on another CPU, is in
+sampler.json."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""
@@ -63,7 +64,7 @@ def median(samples: Sequence[float]) -> float:
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% interval of the median; None for fewer than six samples, which have none."""
+    """Return the 95% interval of the median, or None for fewer than six samples."""
     k = interval_rank(len(samples))
     if k == 0:
         return None
@@ -90,7 +91,8 @@ def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
 def finished(samples: Sequence[float]) -> bool:
     """Return True if sampling should stop.
 
-    It stops at the first checkpoint at which the samples have converged, or else at the last one.
+    Sampling stops at the first checkpoint at which the samples have converged, or else at the last
+    checkpoint.
     """
     n = len(samples)
     return n >= CHECKPOINTS[-1] or (n in CHECKPOINTS and converged(samples))

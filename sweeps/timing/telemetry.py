@@ -69,7 +69,7 @@ class Telemetry:
         return Reading()
 
     def joules(self) -> float | None:
-        """Return the board's energy counter in joules; None if the board has none."""
+        """Return the board's energy counter in joules, or None if the board has no counter."""
         return None
 
     def forget(self) -> None:
@@ -80,7 +80,10 @@ class NvmlTelemetry(Telemetry):
     """Telemetry of one GPU, whose sensors are read in the background."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        """Prepare reading. ``nvml`` is pynvml or a fake of it, and ``handle`` is its GPU handle."""
+        """Prepare to read the sensors of a GPU.
+
+        ``nvml`` is pynvml or a fake of it, and ``handle`` is NVML's handle of the GPU.
+        """
         self._nvml = nvml
         self._handle = handle
         self._readings: deque[_RawReading] = deque(maxlen=_KEEP)
@@ -100,7 +103,7 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return the medians of the readings in or near the span, and their throttle reasons."""
+        """Return each sensor's median in or near the span, and all throttle reasons there."""
         with self._lock:
             readings = list(self._readings)
         # The span is widened by a period at both ends, because a batch is shorter than a period. If
@@ -121,7 +124,10 @@ class NvmlTelemetry(Telemetry):
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
     def joules(self) -> float | None:
-        """Return the energy counter in joules; None if there is none, as on boards before Volta."""
+        """Return the energy counter in joules, or None if the board has no counter.
+
+        Boards before Volta have no counter.
+        """
         millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if millijoules is None else millijoules / 1e3
 
@@ -149,11 +155,11 @@ class NvmlTelemetry(Telemetry):
             )
 
     def _milliwatts(self) -> float | None:
-        """Return the power in milliwatts, if possible at this moment; None if it is not reported.
+        """Return the power in milliwatts, or None if no power is reported.
 
-        If the GPU, the driver or pynvml lacks the field ``NVML_FI_DEV_POWER_INSTANT``, this is the
-        value of ``nvmlDeviceGetPowerUsage``: from Ampere on (except GA100) the average over a
-        second, and on older GPUs the power at this moment.
+        If the GPU, the driver and pynvml have the field ``NVML_FI_DEV_POWER_INSTANT``, this is the
+        power at this moment. Otherwise it is the value of ``nvmlDeviceGetPowerUsage``: the average
+        over a second from Ampere on (except GA100), and the power at this moment on older GPUs.
         """
         nvml = self._nvml
         try:
@@ -165,7 +171,7 @@ class NvmlTelemetry(Telemetry):
         return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
     def _ask(self, query: Callable[..., Any], *arguments: Any) -> float | None:
-        """Return the value of one NVML query; None if NVML cannot answer it."""
+        """Return the value of one NVML query, or None if NVML cannot answer the query."""
         try:
             return float(query(*arguments))
         except self._nvml.NVMLError:
@@ -173,7 +179,7 @@ class NvmlTelemetry(Telemetry):
 
 
 def _median_or_none(values: list[float | None]) -> float | None:
-    """Return the median of the values that are not None; None if there are no such values."""
+    """Return the median of the values that are not None, or None if there are no such values."""
     reported = [value for value in values if value is not None]
     return median(reported) if reported else None
 
@@ -215,7 +221,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def other_processes(nvml: Any, handle: Any) -> int:
-    """Return the number of other processes that compute on a GPU; 0 if NVML does not say."""
+    """Return the number of other processes that compute on a GPU, or 0 if NVML does not say."""
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
@@ -226,7 +232,7 @@ def other_processes(nvml: Any, handle: Any) -> int:
 def other_processes_on(gpu: int | None) -> int:
     """Return the number of other processes that compute on the GPU with this ordinal.
 
-    Return 0 for a CPU, or if NVML is missing or does not say.
+    Return 0 for a CPU, or if NVML is missing or does not report the processes.
     """
     if gpu is None:
         return 0
