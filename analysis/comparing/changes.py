@@ -279,15 +279,16 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         total = np.maximum(variances + extra, _TINY)
         # A value whose variance is from few samples has the tails of a t distribution. It counts
         # as the normal value of the same probability.
+        # ``extra`` counts as exact, so the total has more degrees of freedom than its known part
+        # (Welch–Satterthwaite). Above _MANY, all of them are as good as infinite.
         with np.errstate(divide="ignore"):
-            shares = np.minimum(total / variances, _MANY)
-        probabilities = special.stdtr(
-            np.minimum(freedom * shares**2, _MANY), (values - centre) / np.sqrt(total)
-        )
+            total_over_known = np.minimum(total / variances, _MANY)
+        total_freedom = np.minimum(freedom * total_over_known**2, _MANY)
+        probabilities = special.stdtr(total_freedom, (values - centre) / np.sqrt(total))
         return np.asarray(special.ndtri(probabilities))
 
     def surplus(extra: float, centre: float) -> float:
-        """Return the scatter that ``extra`` does not explain; 0 if it explains all of it."""
+        """Return the scatter that ``extra`` does not explain; negative if it explains too much."""
         capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
         degrees = len(values) / (len(values) - 1)  # the centre is estimated from the same values
         return float(degrees * capped.mean() - _CUT_SQUARE)

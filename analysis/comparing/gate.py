@@ -289,9 +289,12 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
 def gate_json(result: GateResult) -> dict[str, Any]:
     """Return the whole result for JSON. Slowdowns are fractions, and ratios are new over old.
 
-    A detectable change is None if it is unknown or over 1,000%.
+    A detectable change is None if it is unknown or over 1,000%. At the top, ``detectable`` is the
+    largest over all cases. ``more_rounds`` and ``more_processes`` are the largest over the unclear
+    cases: 0 if there are none, and None if any of them is unknown.
     """
     changes, shift = result.changes, result.changes.shift
+    unclear = result.has(UNCLEAR)
     lo, hi = result.interval()
     return {
         "verdict": result.verdict,
@@ -299,8 +302,8 @@ def gate_json(result: GateResult) -> dict[str, Any]:
         "detectable": _change(_largest(result.detectable)),
         "detectable_median": _change(_middle(result.detectable)),
         "processes": list(changes.processes),
-        "more_rounds": _whole(_largest(result.more_rounds)),
-        "more_processes": _whole(_largest(result.more_processes)),
+        "more_rounds": _whole(_largest(result.more_rounds[unclear])),
+        "more_processes": _whole(_largest(result.more_processes[unclear])),
         "counts": {verdict: result.count(verdict) for verdict in (SLOWER, BELOW, UNCLEAR)},
         "shift": None if shift is None else {
             "ratio": math.exp(shift.log),
@@ -394,16 +397,16 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
     )
 
 
-def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> list[str]:
+def _listed(result: GateResult, cases: np.ndarray, title: str, sort_values: Reals) -> list[str]:
     """Return a title and a line for each of the first 20 chosen cases, or [] if none is chosen.
 
     Args:
         result: the result of the gate.
         cases: mask of the chosen cases.
         title: what the chosen cases have in common.
-        order: value of each case by which the lines are sorted, the largest first.
+        sort_values: value of each case by which the lines are sorted, the largest first.
     """
-    chosen = [i for i in np.argsort(-order, kind="stable") if cases[i]]
+    chosen = [i for i in np.argsort(-sort_values, kind="stable") if cases[i]]
     if not chosen:
         return []
     lo, hi = result.interval()
@@ -517,8 +520,8 @@ def _detectable_shift(shift: CommonShift) -> float:
 
 
 def _largest(values: Reals) -> float:
-    """Return the largest value; NaN if any value is NaN."""
-    return float(np.max(values))
+    """Return the largest of values that are not negative; NaN if any is NaN, 0 without values."""
+    return float(np.max(values, initial=0.0))
 
 
 def _middle(values: Reals) -> float:

@@ -336,6 +336,10 @@ def test_rounds_are_asked_for_only_where_they_help() -> None:
     assert result.more_rounds[0] == 0 < result.more_rounds[1]
     text = gate_text(result)
     assert "in 1 unclear case in which these runs may miss it, add " in text
+    # The totals are those of the text, which is about the unclear cases.
+    assert gate_json(result)["more_rounds"] == result.more_rounds[1]
+    settled = judge_changes(replace(changes, deviation=zeros, new=zeros), 0.2)
+    assert (settled.verdict, gate_json(settled)["more_rounds"]) == (PASS, 0)
 
 
 def test_absurd_times_are_json_too() -> None:
