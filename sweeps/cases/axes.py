@@ -202,10 +202,17 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
         if key not in _KEYS:
             raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, _KEYS)}")
     # The keys must be those that a form requires, with or without its optional ones.
-    has_a_form = any(required <= set(table) <= required | optional for required, optional in _FORMS)
-    if not has_a_form:
-        choices = "; ".join(_listed(sorted(required)) for required, _ in _FORMS)
-        raise UserError(f"{where} needs one of these sets of keys: {choices}.")
+    keys = set(table)
+    extra_keys = [keys - required - optional for required, optional in _FORMS if required <= keys]
+    if not extra_keys:
+        raise UserError(
+            f"{where} must have the keys from, to and step, or from, to and times, or around and "
+            "by."
+        )
+    if all(extra_keys):
+        extra = _listed(sorted(extra_keys[0]))
+        rest = _listed(sorted(keys - extra_keys[0]))
+        raise UserError(f"{where}: {extra} cannot be combined with {rest}; remove {extra}.")
     for key, value in table.items():
         if key != "edges" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"{where}.{key} must be a whole number of at least 1, not {value!r}.")

@@ -97,7 +97,8 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
     ("declared", "words"),
     [
         ({"form": 1, "to": 2, "step": 1}, "has an unknown key 'form'; did you mean 'from'?"),
-        ({"from": 1, "to": 2}, "from, step and to; from, times and to; around and by."),
+        ({"from": 1, "to": 2}, "the keys from, to and step, or from, to and times, or around and"),
+        ({"around": 8, "by": 1, "edges": "tiles"}, "edges cannot be combined with around and by;"),
         ({"from": 5, "to": 2, "step": 1}, "to is 2, which is less than from = 5"),
         ({"from": 1, "to": 9, "times": 1}, "times must be at least 2"),
         ({"from": 1, "to": 30_000, "step": 1}, "has 30,000 values, more than 20,000; use"),
