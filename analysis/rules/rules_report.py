@@ -14,6 +14,9 @@ from analysis.rules.tensor_cores import step_markdown
 from kernels.machine import Machine
 from sweeps.store import make_folder, write_whole
 
+_SHARES = ("amdahl", "tc-used")
+"""Rules whose effect is not a ratio: a share of Amdahl's bound, and a share of time."""
+
 
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """Write ``rules.csv``, ``.json`` and ``.md``, and ``tensor-cores.md`` if models were profiled.
@@ -89,7 +92,7 @@ def terminal_table(rows: Sequence[RuleResult]) -> str:
     for row in rows:
         # The verdict "not measured here" would hide that an unusable run measured the rule.
         conclusion = row.reason if row.unusable else row.verdict
-        lines.append(f"{row.id:18}{figures(row):24}{row.cases:6,}  {conclusion}")
+        lines.append(f"{row.id:18}{effect_text(row):24}{row.cases:6,}  {conclusion}")
     return "\n".join(lines)
 
 
@@ -100,7 +103,7 @@ def _table_line(row: RuleResult) -> str:
         row.id,
         f"{row.statement} ({row.source})",
         row.verdict,
-        figures(row),
+        effect_text(row),
         predicted,
         str(row.cases),
         row.reason,
@@ -108,8 +111,13 @@ def _table_line(row: RuleResult) -> str:
     return table_row(cells)
 
 
-def figures(row: RuleResult) -> str:
-    """Format an effect as ``1.12× [1.10, 1.14]``, or as a dash if there is no verdict."""
+def effect_text(row: RuleResult) -> str:
+    """Format an effect as ``1.12× [1.10, 1.14]``, or as a dash if there is no verdict.
+
+    The effects of the rules in :data:`_SHARES` are percentages.
+    """
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
+    if row.id in _SHARES:
+        return f"{row.effect:.0%} [{row.lo:.0%}, {row.hi:.0%}]"
     return str(Effect(row.effect, row.lo, row.hi, row.cases))

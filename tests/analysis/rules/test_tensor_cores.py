@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.rules.judge import NOT_MEASURED
+from analysis.rules.rules_report import effect_text
 from analysis.rules.tensor_cores import model_rules, read_profiled_steps, step_markdown
 from kernels.common.errors import UserError
 from sweeps.schema import SCHEMA
@@ -100,6 +101,7 @@ def test_eligible_work_without_tensor_cores_is_reported(tmp_path: Path) -> None:
     assert row.verdict.startswith("depends: ")
     assert (row.lo, row.hi) == (0.0, 1.0)
     assert model_rules(steps[:1])["tc-used"].verdict == "holds"
+    assert effect_text(row) == f"{row.effect:.0%} [{row.lo:.0%}, {row.hi:.0%}]"
 
 
 def test_a_cpus_profile_has_shares_and_a_bound_but_judges_no_rule(tmp_path: Path) -> None:
