@@ -59,8 +59,8 @@ def verify(
             return CheckVerdict(
                 rel_error,
                 tolerance,
-                f"the result is off by {sampled.rel_error:.1e} of the largest value; "
-                f"{sampled.tolerance:.0e} is allowed.",
+                f"the largest error is {100 * sampled.rel_error:.2g}% of the largest value; "
+                f"{100 * sampled.tolerance:.2g}% is allowed.",
             )
     # 2. Test the whole of every result.
     errors = remainders(problem, sets, results, seed, side)

@@ -137,7 +137,7 @@ class ResultChecker:
     def _require(self, verdict: CheckVerdict, when: str) -> None:
         """Raise a WrongResultError with ``when`` in its message if the verdict is negative."""
         if not verdict.ok:
-            raise WrongResultError(f"the result was wrong {when}: {verdict.message}")
+            raise WrongResultError(f"a check {when} failed: {verdict.message}")
 
     def _unchanged(self) -> bool:
         """Return True if the operands of the first and the last set have their original norms."""

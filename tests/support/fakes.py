@@ -96,14 +96,14 @@ class FakeChecker:
         if self.unseen is not None:
             self.after()
         if self.behaviour == "wrong-in-batch":
-            raise WrongResultError("the result was wrong in a timed batch.")
+            raise WrongResultError("a check in a timed batch failed: it was wrong.")
 
     def release(self) -> None:
         pass
 
     def after(self) -> None:
         if self.behaviour == "wrong-after":
-            raise WrongResultError("the result was wrong after its samples.")
+            raise WrongResultError("a check after its samples failed: it was wrong.")
 
 
 class FakeBench:
