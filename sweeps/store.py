@@ -163,7 +163,10 @@ def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     ``then`` has the recorded version of each component, and ``now`` the version in use.
     """
     name = differing_software(then, now)
-    return f"{name} is {now.get(name)} and was {then.get(name)}" if name else ""
+    if not name:
+        return ""
+    new, old = (versions.get(name, "(version unknown)") for versions in (now, then))
+    return f"{name} is {new}, but the recorded run used {old}"
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
