@@ -524,10 +524,13 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
     """Copy the modules of forward operations to their gradients, in ``nesting.module``.
 
-    Operations without modules get the modules of their parents, which may be gradients.
+    Operations without modules get the modules of their parents, which may be gradients. PyTorch
+    counts the numbers by which gradients are matched separately in each thread, so gradients may
+    get wrong modules if several threads compute the forward pass.
     """
     parent, module = nesting.parent, nesting.module
-    # Several forward operations may have the number of one autograd node. The latest one decides.
+    # Only an operation that makes an autograd node uses up a number. The operations before it have
+    # the same number, so the latest operation with a number made the node.
     module_by_sequence: dict[int, int] = {}
     for event in sorted(operations, key=lambda event: host.begin[event]):
         if host.sequence[event] != NOTHING and not host.backward[event]:

@@ -87,7 +87,7 @@ def _linear(inputs: OperationInputs) -> list[Work]:
     """Return the GEMM of a linear layer with the input x (…, k) and the weight (n, k).
 
     Most linear layers call ``addmm`` or ``mm``, and the trace contains this inner call, too. This
-    function is for linear layers that make no such inner call.
+    function is for linear layers that make no such inner call, such as those of oneDNN.
     """
     x, weight = _stored(inputs, 0), _stored(inputs, 1)
     rows = math.prod(x.sizes[:-1])
@@ -95,8 +95,10 @@ def _linear(inputs: OperationInputs) -> list[Work]:
     if x.sizes[-1] != k:
         raise ValueError("not a GEMM")
     # The weight (n, k) is multiplied transposed, as a matrix (k, n).
-    has_contiguous_rows = _letter(weight) == "n"
-    return [Gemm(rows, n, k, _dtype(inputs, 0), "nt" if has_contiguous_rows else "nn")]
+    weight_letter = "t" if _letter(weight) == "n" else "n"
+    # An input with more than two dimensions is flattened to the rows of a matrix.
+    x_letter = _letter(x) if len(x.sizes) == 2 else "n"
+    return [Gemm(rows, n, k, _dtype(inputs, 0), f"{x_letter}{weight_letter}")]
 
 
 def _mv(inputs: OperationInputs, first: int) -> list[Work]:
