@@ -50,7 +50,10 @@ _NARROW_CHANNELS = 64  # fewer channels are narrow; tuning guides advise multipl
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
-    """Return the largest power of two, at most 16, that divides the bytes of each of ``sizes``."""
+    """Return the largest power of two, at most 16, that divides the length in bytes of each size.
+
+    ``sizes`` are numbers of elements of ``dtype``.
+    """
     return math.gcd(WIDE_BYTES, *(size * DTYPE_BYTES[dtype] for size in sizes))
 
 

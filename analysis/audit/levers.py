@@ -56,7 +56,8 @@ class Lever:
 
     Attributes:
         changes: old and new value of each dimension.
-        pairs: problems that change, each as (before, after), in order of decreasing time.
+        pairs: GEMMs and convolutions that change, each as (before, after), in order of decreasing
+            time; attention is left out.
         gain: gain of the step with its interval; 0.02 means that the changed step takes 1/1.02 of
             the original time.
         products: gain of the matrix operations that change, without the rest of the step.
@@ -516,13 +517,15 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
 def _changed_problems(
     pairs: Sequence[tuple[AccountLine, AccountLine]],
 ) -> tuple[tuple[Problem, Problem], ...]:
-    """Return the problems that a change affects, as (before, after), without duplicates.
+    """Return the GEMMs and convolutions that a change affects, without duplicates.
 
-    The problems that take longest before the change come first.
+    Each is returned as (before, after), and those that take longest before the change come first.
+    Attention is left out, because it is not a problem that can be timed by itself.
     """
     longest_first = sorted(pairs, key=lambda pair: pair[0].total_us, reverse=True)
     problems = dict.fromkeys(
-        (as_problem(old.product.work), as_problem(new.product.work)) for old, new in longest_first
+        (as_problem(before.product.work), as_problem(after.product.work))
+        for before, after in longest_first
     )
     return tuple(
         (before, after) for before, after in problems if before is not None and after is not None

@@ -336,10 +336,10 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range that is assumed for errors of log time ratios until pairs are measured.
 
-    Single measured times do not narrow the prior's range for pairs, because they mostly determine
-    the scale of all times, and an error of this scale cancels in the ratio of two times. Single
-    times only limit the range for pairs: in the worst case, the errors of the two shapes lie at
-    opposite ends of the range of single times.
+    Single measured times mostly determine the scale of all times. An error in this scale cancels in
+    the ratio of two times, so single times do not refine the prior's range for pairs. They only
+    limit it: in the worst case, the errors of the two shapes lie at opposite ends of the range of
+    single times.
 
     ``width`` is the width of the 90% range of log(measured / predicted) of single times, as a
     multiple of the spread.

@@ -176,7 +176,7 @@ def tensor_cores(report: PageReport) -> str:
     """Name the model step that uses Tensor Cores for the smallest share of its eligible time."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
-        return "The recorded kernel names do not show whether Tensor Cores are used."
+        return "No profiled step has operations that are known to be able to use Tensor Cores."
     least, step = min(shares, key=lambda share_and_step: share_and_step[0])
     return (
         f"{step.name} in {step.dtype} uses Tensor Cores for {least:.0%} of the time in which it "

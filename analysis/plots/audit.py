@@ -23,8 +23,9 @@ _HATCHED = "#BBBBBB"
 # centres of two bars is 1.
 _BAR_HEIGHT, _BELOW_BAR = 0.6, 0.38
 _CAPTION = (
-    "GEMMs, convolutions and attention are measured or predicted. Hatched times are estimates from "
-    "the bytes moved. Lines below the bars are 90% intervals."
+    "GEMMs, convolutions and attention are measured or predicted. Hatched times are those of other "
+    "operations, estimated from the bytes moved, and of matrix operations whose role is unknown. "
+    "Lines below the bars are 90% intervals."
 )
 _TOGETHER = ("q", "k", "v")
 """Roles that are drawn as a single role."""

@@ -155,7 +155,7 @@ def between_processes(recording: Recording) -> dict[str, float]:
     If a run did not measure this deviation, it is estimated from the canary GEMM; without a canary
     GEMM, it is 0.
     """
-    return {part.run["run"]: _between(part.run, "between") for part in recording.parts}
+    return {part.run["run"]: _deviation(part.run, "between") for part in recording.parts}
 
 
 def between_cases(recording: Recording) -> dict[str, float]:
@@ -163,11 +163,14 @@ def between_cases(recording: Recording) -> dict[str, float]:
 
     Ratios of cases need these deviations, because the shared change cancels in ratios.
     """
-    return {part.run["run"]: _between(part.run, "between_cases") for part in recording.parts}
+    return {part.run["run"]: _deviation(part.run, "between_cases") for part in recording.parts}
 
 
-def _between(run: Mapping[str, Any], name: str) -> float:
+def _deviation(run: Mapping[str, Any], name: str) -> float:
     """Return a run's standard deviation of log medians between processes.
+
+    If no case was re-timed, it is estimated from the scatter of the canary GEMM within the run, for
+    both names. It is 0 if the run has no canary either.
 
     Args:
         run: content of the run's run.json.
@@ -181,7 +184,8 @@ def _between(run: Mapping[str, Any], name: str) -> float:
     if not canary:
         return 0.0
     # The canary's spread is the range from its 10th to its 90th percentile, divided by its median.
-    # Half of its deviation is a guess: no measurement has set this factor.
+    # Half of its deviation is a guess: no measurement has set this factor. One case cannot show
+    # which part of a change all cases share, so the same value stands for both deviations.
     return 0.5 * float(canary["spread"]) / _DECILE_RANGE
 
 

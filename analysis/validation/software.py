@@ -293,17 +293,24 @@ def write_own_validation(folder: Path) -> None:
 def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, Any]:
     """Return the errors of one collection and the coverage of an interval, as a JSON document.
 
-    The coverage is the share of the shapes whose times are inside the interval.
-    ``coverage_by_group`` has the coverage and the number of shapes of each kind. ``median_width``
-    is the median of the interval's width divided by the predicted time. ``coverage_90_seen`` and
-    ``repeated`` are left out if the collection is not compared with an imported table.
+    A coverage is the share of the shapes whose times are inside an interval. The document has these
+    entries besides the machine, the source and the errors:
+
+    - ``coverage_90``: the coverage of ``interval``.
+    - ``median_width``: median of the interval's width divided by the predicted time.
+    - ``coverage_by_group``: coverage of ``interval`` and number of shapes, for each kind of shape.
+    - ``coverage_90_seen``: coverage of ``interval.software``, without the factors of the kinds,
+      around the predictions of the final model, which was fitted to the same shapes.
+    - ``repeated``: errors if the times of an imported table are taken as predictions.
+
+    The last two are left out if the collection is not compared with an imported table.
     """
     inside = collection.inside(interval)
     low, high = collection.ends(interval)
     coverage_by_group = {}
-    for name in sorted(set(collection.groups)):
-        inside_of_kind = inside[collection.groups == name]
-        coverage_by_group[name] = [float(inside_of_kind.mean()), len(inside_of_kind)]
+    for kind in sorted(set(collection.groups)):
+        inside_of_kind = inside[collection.groups == kind]
+        coverage_by_group[kind] = [float(inside_of_kind.mean()), len(inside_of_kind)]
     row = {
         "machine": collection.slug,
         "source": collection.source,

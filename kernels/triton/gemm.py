@@ -95,8 +95,8 @@ class GemmFamily(TritonFamily):
     ) -> list[TileConfig]:
         """Return tiles of up to 128×256 for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each tile has as many stages as the CTA's shared memory holds: at least two, and at most a
-        limit for the tile, which is between two and five.
+        Each tile has a limit of two to five stages. If the CTA's shared memory cannot hold that
+        many, the tile has as many as fit, but never fewer than two.
 
         Misaligned rows, whose length is not a multiple of 16 bytes, are copied a few elements at a
         time, through registers. A shallow K step and eight warps keep the registers of large tiles

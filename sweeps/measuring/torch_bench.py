@@ -332,6 +332,7 @@ def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
     continue to measure.
     """
     named: list[Kernel] = []
+    # Names are optional, and a launch that fails here fails again when the case is timed.
     with suppress(Exception), cpu_tracer() as trace:
         named = trace(launch)
     return kernel_columns(named)

@@ -132,7 +132,7 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
         return _with_larger_budget(record, opening, request.measuring)
     if request.leave and not plan.get("left_s"):
         # The budget was planned without time for advice, so that time is added to it.
-        return {**record, "plan": {**plan, "left_s": request.left(plan["budget_s"])}}
+        return {**record, "plan": {**plan, "left_s": request.advice_seconds(plan["budget_s"])}}
     return record
 
 
@@ -148,7 +148,7 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     confirming_seconds = _confirming_seconds(record["plan"], events)
     budget = spent_seconds(events) - confirming_seconds + added_seconds
     record = _with_cases(record, opening, sweeps, added_seconds, budget)
-    left_seconds = confirming_seconds + request.left(added_seconds)
+    left_seconds = confirming_seconds + request.advice_seconds(added_seconds)
     return {**record, "plan": {**record["plan"], "left_s": left_seconds}}
 
 
@@ -160,7 +160,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
     same_sweeps = {name: cases_by_name[name] for name in plan["sweeps"] if name in cases_by_name}
     added_seconds = budget - plan["budget_s"]
     record = _with_cases(record, opening, same_sweeps, added_seconds, budget)
-    return {**record, "plan": {**record["plan"], "left_s": opening.request.left(budget)}}
+    return {**record, "plan": {**record["plan"], "left_s": opening.request.advice_seconds(budget)}}
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
@@ -515,7 +515,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
         )
     if not plan.planned:
         # The user's budget includes the seconds that are kept for advice.
-        whole_budget = budget + request.left(budget)
+        whole_budget = budget + request.advice_seconds(budget)
         raise UserError(
             f"no case of {', '.join(sweeps)} fits a budget of {whole_budget:,g} s; use a larger "
             "--budget."
@@ -530,7 +530,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
         "anchors": _anchors(machine, budget, request.shard[1]),
         "plan": {
             "budget_s": budget,
-            "left_s": request.left(budget),
+            "left_s": request.advice_seconds(budget),
             "shards": request.shard[1],
             "sweeps": sorted(sweeps),
             "left_out": dict(plan.left_out),

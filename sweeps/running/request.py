@@ -88,12 +88,12 @@ class Request:
         budget = DEFAULT_BUDGET[kind] if self.budget is None else self.budget
         return budget * (1 - self.leave)
 
-    def left(self, measuring: float) -> float:
-        """Return the seconds to keep for advice in addition to ``measuring`` seconds.
+    def advice_seconds(self, measuring_seconds: float) -> float:
+        """Return the seconds to keep for advice in addition to ``measuring_seconds``.
 
         These seconds are the share :attr:`leave` of the sum of both.
         """
-        return measuring * self.leave / (1 - self.leave)
+        return measuring_seconds * self.leave / (1 - self.leave)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:

@@ -248,7 +248,7 @@ class _Supervisor:
     def _measure(self) -> str:
         """Run children until the cases are finished, or the budget or the time is used up.
 
-        Return which of these ended measuring, as ``done``, ``budget`` or ``time``.
+        Return the reason why measuring ended: ``done``, ``budget`` or ``time``.
         """
         run, tally = self._run, self._tally
         # 1. Find the limits. Kernels are named last, and measuring must leave time for that.
