@@ -6,7 +6,7 @@ from __future__ import annotations
 def rate_unit(top: float) -> tuple[float, str]:
     """Return the factor from TFLOP/s to a suitable unit, and the name of this unit.
 
-    ``top`` is the highest of the rates that share the unit, in TFLOP/s.
+    ``top`` is the highest rate, in TFLOP/s, that is to be printed in this unit.
     """
     return (1e3, "GFLOP/s") if top < 1 else (1.0, "TFLOP/s")
 

@@ -48,6 +48,7 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
         )
     if not 0 <= share <= most:
         raise UserError(
-            f"--{option} takes a share such as 12.5% or 0.125, up to {most:.0%}, not {value!r}."
+            f"--{option} takes a share from 0% to {most:,.0%}, such as 12.5% or 0.125, not "
+            f"{value!r}."
         )
     return share

@@ -106,7 +106,7 @@ class TileConfig(Config):
     group: int = 8
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Return the bytes of shared memory that the compiler allocates for blocks of A and B.
+        """Return how many bytes of shared memory the compiler allocates for blocks of A and B.
 
         Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks of
         all stages in shared memory. All other instructions read the blocks of the current step from
@@ -175,7 +175,7 @@ class SplitConfig(TileConfig):
     split: int = 1
 
     def parts(self, gemm: Gemm) -> int:
-        """Return the smaller of ``split`` and the number of K steps: no part may be empty."""
+        """Return ``split``, but at most the number of K steps, so that no part is empty."""
         return min(self.split, ceil_div(gemm.k, self.bk))
 
 
@@ -224,7 +224,7 @@ class PersistentConfig(TileConfig):
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return the first broken rule or None; ``specialize`` rules out ``halves``."""
+        """Return the first broken rule or None; ``specialize`` excludes ``halves``."""
         if self.specialize and self.halves:
             return "specialize=on and halves=on cannot be combined; turn one of them off."
         return super().invalid(dtype, machine)
@@ -235,7 +235,7 @@ class PersistentConfig(TileConfig):
         return self.bn // 2 if self.halves else self.bn
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Return the bytes of shared memory for the stages and, with TMA, for the stored block."""
+        """Return how many bytes of shared memory the stages and the block that TMA stores need."""
         stored = self.bm * self.stored_columns * DTYPE_BYTES[dtype] if self.tma else 0
         return super().shared_bytes(dtype, machine) + stored
 
@@ -246,7 +246,7 @@ class ConvConfig(SplitConfig):
 
     With ``gemm``, a kernel for plain GEMMs computes the convolution instead:
 
-    - if ``ctas`` is set, the persistent kernel with TMA, to which ``halves`` also applies;
+    - if ``ctas`` is set, the persistent kernel with TMA, with its setting ``halves``;
     - otherwise, if ``split`` is above 1, the split-K kernel;
     - otherwise, the tiled kernel.
     """
@@ -274,7 +274,7 @@ class ConvConfig(SplitConfig):
         return TileConfig(**tile)
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Return the bytes of shared memory that the convolution's kernel allocates."""
+        """Return how many bytes of shared memory the convolution's kernel allocates."""
         if self.ctas:
             return self.gemm_config.shared_bytes(dtype, machine)
         return super().shared_bytes(dtype, machine)
@@ -372,7 +372,7 @@ def library_tiles(generation: str, dtype: str) -> list[tuple[int, int]]:
 
 
 def large_tile(generation: str, dtype: str) -> tuple[int, int]:
-    """Return the (rows, columns) of a large GEMM's tile; cliffs occur at multiples of this size.
+    """Return the (rows, columns) of a large GEMM's tile; cliffs occur at multiples of these sizes.
 
     In the names of nvjet and ampere kernels, ``128x256`` means 128 columns by 256 rows: the first
     number counts columns. It is not known which blocks a CPU's libraries use, so for a CPU the tile

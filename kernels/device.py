@@ -134,7 +134,7 @@ def _this_gpu(gpu: int) -> Device:
 
 
 def clock_khz(properties: Any, name: str) -> float:
-    """Return the clock property ``name`` in kHz, or 0 if this build of PyTorch lacks it."""
+    """Return the clock property ``name`` in kHz, or 0 if this PyTorch lacks the property."""
     return float(getattr(properties, name, 0))
 
 

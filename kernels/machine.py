@@ -393,8 +393,9 @@ def _whole_card(properties: DeviceProperties) -> Machine | None:
 def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[float, str]:
     """Return the bandwidth in bytes/s of a card that is not listed, and the source of the figure.
 
-    A slice of a listed card has a part of the card's bandwidth, in proportion to its memory. Any
-    other GPU whose memory clock is not reported is assumed to have the bandwidth of ``similar``.
+    A slice of a listed card has a share of the card's bandwidth that equals its share of the card's
+    memory. Any other GPU whose memory clock is not reported is assumed to have the bandwidth of
+    ``similar``.
     """
     whole_card = _whole_card(properties)
     if whole_card is not None:
@@ -452,9 +453,9 @@ _WITH_BF16 = ("amx", "avx512bf16", "neonbf16")  # instruction sets that multiply
 def cpu_threads() -> int:
     """Return the number of threads with which Rooftile measures this CPU.
 
-    The environment variable ``THREADS`` gives the number. The default is one thread less than the
-    number of usable cores, or one thread if there are fewer than four cores. Without an idle core,
-    other processes would delay one of the threads, and all other threads would wait for it.
+    The environment variable ``THREADS`` gives the number. The default is the number of usable cores
+    minus one, or one thread if there are fewer than four cores. Without an idle core, other
+    processes would delay one of the threads, and all other threads would wait for it.
 
     Raises:
         UserError: if ``THREADS`` is not a positive whole number.
@@ -500,7 +501,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return how many cores the container's quota (cgroup v2) allows; infinity without a quota."""
+    """Return how many cores the container's quota (cgroup v2) allows, or infinity for no quota."""
     # The file may be missing, and without a quota its first word is "max".
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

@@ -143,7 +143,8 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
     The result is ``implicit-gemm`` (also for a convolution by an explicit GEMM), ``winograd-2x2``
     (one fused kernel), ``winograd-4x4`` (four kernels), ``fft``, or "" if no name shows the
     algorithm. The three digits in the name of a fused Winograd kernel, as in ``tile148`` or
-    ``tile442``, are not the size of an output tile: in every name, the three digits multiply to 32.
+    ``tile442``, are not the size of an output tile, because the product of the three digits is 32
+    in every name.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:

@@ -103,7 +103,7 @@ class Layer(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """GEMMs in the layer, which has none."""
+        """Empty tuple, because a memory-bound layer has no GEMMs."""
         return ()
 
     @property

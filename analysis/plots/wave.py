@@ -121,17 +121,17 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> s
         measured: number of measured sizes.
     """
     if cliff is None and measured:
-        return f"No cliff is significant among {counted(measured, 'measured size')}"
+        return f"No significant cliff in {counted(measured, 'measured size')}"
     if cliff is None:
         last = predicted.iloc[-1]
         prediction = f"{three_digits(last['time_us'])} µs at M = {int(last['m'])}"
         return f"The prediction is {prediction}; nothing was measured"
     count = int(cliff["after"] - cliff["m"])
     rows = "One more row" if count == 1 else f"{count} more rows"
+    before_us, after_us = three_digits(cliff["time_us"]), three_digits(cliff["after_us"])
     return (
-        f"{rows}, M {int(cliff['m'])} → {int(cliff['after'])}: "
-        f"{three_digits(cliff['time_us'])} µs become {three_digits(cliff['after_us'])} µs, "
-        f"{cliff['ratio'] - 1:+.0%}"
+        f"{rows}, M {int(cliff['m'])} → {int(cliff['after'])}: the time goes from {before_us} to "
+        f"{after_us} µs ({cliff['ratio'] - 1:+.0%})"
     )
 
 
@@ -178,7 +178,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
             lines.append(f"the model attributes the cliff to {cause}")
         else:
             change = f"{signed_percent(predicted_ratio - 1)} instead of {cliff['ratio'] - 1:+.0%}"
-            lines.append(f"the model predicts {cause}, but {change}")
+            lines.append(f"the model predicts {cause}, but a change of {change}")
     axes.text(
         0.99,
         0.03,

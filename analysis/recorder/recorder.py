@@ -429,7 +429,7 @@ class Recorder:
         else:
             # A command that hangs must not use up the time of the steps after it.
             limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
-        self._note(f"{step.name}: takes about {needed:,.0f} s; {left:,.0f} s remain …")
+        self._note(f"{step.name} takes about {needed:,.0f} s; {left:,.0f} s remain …")
         # 2. Run the command, and store how it ended.
         began = self._now()
         code, output = self._run(command, limit)
@@ -485,7 +485,7 @@ def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
     step_seconds = sum(step.expected(kind) or 0.0 for step in steps)
     start_seconds = _START_SECONDS[kind] * len(steps)
     total = f"{'in all':14} {step_seconds + start_seconds:5,.0f} s"
-    return f"{total}, {start_seconds:,.0f} of them to start {counted(len(steps), 'command')}"
+    return f"{total}, including {start_seconds:,.0f} s to start {counted(len(steps), 'command')}"
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:

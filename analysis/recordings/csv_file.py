@@ -99,11 +99,12 @@ class Faults:
         if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
             line, fault = min(fault_of.items())
             extent = (
-                f"{damaged:,} of {count:,} lines of {self._path} are damaged, such as line {line}"
+                f"{damaged:,} of {count:,} lines of {self._path} are damaged, such as line {line} "
+                f"({fault})"
             )
             if count == 1:
-                extent = f"the only line of {self._path} is damaged"
-            raise UserError(f"{extent}: {fault}. {self._remedy}")
+                extent = f"the only line of {self._path} is damaged: {fault}"
+            raise UserError(f"{extent}. {self._remedy}")
         # 3. Report the first lines one by one, and count the others.
         for sentence in sentences[:_NAMED]:
             _say_once(f"{self._path.parent}: {sentence}")

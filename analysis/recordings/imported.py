@@ -96,8 +96,8 @@ def import_again(folder: Path) -> str:
     """
     again = command(f"analysis import --machine {folder.name}")
     return (
-        f"Move {folder} away; then run {again}. If you had imported a file, name it in this "
-        "command."
+        f"Move {folder} away; then run {again}. If you imported a file of your own, add its path "
+        "to the command."
     )
 
 

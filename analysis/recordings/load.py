@@ -40,7 +40,8 @@ _DISTURBED = {
 }
 _RESTORE = (
     "Restore the file from a copy. If the recording was made on this machine, you can instead run "
-    f"{target('sweep FRESH=1', 'run --fresh')}, which sets it aside and starts a new run."
+    f"{target('sweep FRESH=1', 'run --fresh')}, which sets the recording aside and starts a new "
+    "run."
 )
 """Sentences that say what to do about a damaged recording, which another machine may have made."""
 

@@ -82,10 +82,9 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
         )
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
-        if not other_runs:
-            other_runs = ["without a name"]
+        others = ", ".join(other_runs) or "an unnamed run"
         raise UserError(
-            f"{path} has rows from runs other than that of its run.json ({', '.join(other_runs)}). "
+            f"{path} has rows from {others}, but its run.json describes the run {run}. "
             f"Rows from several runs cannot be mixed. {_REMEDY}"
         )
 

@@ -226,10 +226,8 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         )
     if recording.damaged:
         count = len(recording.damaged)
-        present, past = ("is", "was") if count == 1 else ("are", "were")
-        lines.append(
-            f"{counted(count, 'line')} of measurements.csv {present} damaged and {past} left out."
-        )
+        verb = "was" if count == 1 else "were"
+        lines.append(f"{counted(count, 'damaged line')} of measurements.csv {verb} left out.")
     # 2. Name the runs if there are several, and say why the folder's own run is left out.
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()

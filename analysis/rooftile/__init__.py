@@ -92,7 +92,10 @@ def predict(
     problems = as_problems(shapes)
     names = [machine] if machine is None or isinstance(machine, str) else list(machine)
     if not names:
-        raise UserError("give at least one machine, or None for the machine measured last.")
+        raise UserError(
+            "machine is empty; give at least one machine, or None for the machine that was "
+            "measured last."
+        )
     # Each machine has one row per shape. In the result, the rows of one shape are adjacent.
     rows_by_machine = [times_of(problems, find_basis(name, Path(results))) for name in names]
     rows_by_shape = zip(*rows_by_machine, strict=True)

@@ -196,6 +196,6 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
         )
     if not any(document["rules"] for document in documents):
         raise UserError(
-            f"no rule was tested with an imported table; run {target('import', 'import')} first."
+            f"no rule was judged with an imported table; run {target('import', 'import')} first."
         )
     return documents

@@ -348,7 +348,8 @@ def not_measured(
         reason = f"{_UNUSABLE}: {run} again on a quieter machine"
     elif rule.sweeps and (on_gpu or not rule.needs):
         budget = " with a larger budget" if planned else ""
-        reason = f"needs pairs of the sweeps {', '.join(rule.sweeps)}: {run}{budget}"
+        noun = "sweep" if len(rule.sweeps) == 1 else "sweeps"
+        reason = f"needs pairs of the {noun} {', '.join(rule.sweeps)}: {run}{budget}"
     else:
         reason = f"needs {rule.needs}"
     return RuleResult(

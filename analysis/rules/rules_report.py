@@ -82,7 +82,7 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
     sentence = f"{judged} of {len(rows)} rules {'was' if judged == 1 else 'were'} judged here."
     if unusable:
         verb = "was" if unusable == 1 else "were"
-        sentence += f" {unusable} more {verb} only measured by an unusable run."
+        sentence += f" {unusable} more {verb} measured only by an unusable run."
     return sentence
 
 

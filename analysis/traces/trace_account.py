@@ -249,7 +249,7 @@ def account_of(paths: Sequence[Path]) -> ProfileAccount:
         UserError: if no trace is given, or if a trace cannot be read.
     """
     if not paths:
-        raise UserError("give at least one trace.")
+        raise UserError("no trace is given; give at least one.")
     sums = _Sums()
     for path in paths:
         sums.add(read_trace(path))

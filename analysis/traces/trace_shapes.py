@@ -270,8 +270,8 @@ def _gradients(
 ) -> list[Work]:
     """Return the gradients of a convolution that a call computes, except the bias gradient.
 
-    The argument at ``mask_position``, such as ``[True, True, False]``, tells for each of the input,
-    the filter and the bias whether the call computes its gradient.
+    The argument at ``mask_position`` is a list such as ``[True, True, False]``. Its entries say
+    whether the call computes the gradients of the input, the filter and the bias, in this order.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
     # The bias, the last entry of the mask, is not a convolution, so it has no partner here.

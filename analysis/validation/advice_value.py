@@ -1,8 +1,9 @@
 """Measure how much following the advice is worth, on the held-out shapes of a table.
 
-For *choose* queries, random neighbourhoods are drawn. A neighbourhood has all held-out shapes that
-differ from one shape only in size, by at most 15% in each dimension. The regret is the relative
-loss of speed (in FLOP/s) of the picked shape, compared with the fastest shape in the neighbourhood.
+For *choose* queries, random neighbourhoods are drawn. A neighbourhood consists of one held-out
+shape and all others that differ from it only in size, by at most 15% in each dimension. The regret
+is the relative loss of speed (in FLOP/s) of the picked shape, compared with the fastest shape in
+the neighbourhood.
 
 For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is
 another shape, in which each dimension is equal or larger, by at most 15%.
@@ -40,8 +41,8 @@ _REACH = 0.15  # Largest relative difference between neighbours in each dimensio
 _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
-"""Largest number of neighbourhoods to draw, and of shapes to pad. With only a few hundred shapes,
-the mean gain depends mostly on which shapes are drawn."""
+"""Largest number of neighbourhoods that are drawn, and of shapes to pad that are drawn. With only a
+few hundred shapes, the mean gain depends mostly on which shapes are drawn."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class _Claim(NamedTuple):
 
 
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
-    """Judge the advice on those held-out shapes of a validation that have more than 1e9 FLOP.
+    """Judge the advice on a validation's held-out shapes of more than 1e9 FLOP.
 
     The validation's seed determines which shapes are drawn.
 
@@ -254,7 +255,7 @@ def judge_measured(
         if not drawn:
             raise UserError(
                 f"{repeated.name} shares too few shapes with {validation.source.name} to judge "
-                "advice; give another file with --again."
+                "advice; give another file to --again."
             )
         # 3. Pick the fastest of the best candidates with the second table, and judge it with the
         #    first table. Shapes are compared by FLOP/s for choose queries, and by time for pad
@@ -305,7 +306,7 @@ def _draw_neighbourhoods(
 
 
 def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> int:
-    """Return the fastest candidate, or the original if no candidate gains :data:`MIN_GAIN`.
+    """Return the fastest candidate, or the original if none gains at least :data:`MIN_GAIN`.
 
     ``speeds`` are the measured speeds of all held-out shapes, in any unit.
     """
@@ -343,8 +344,8 @@ class _HeldOutRows:
     def near(self, original: int, smallest_difference: float) -> list[int]:
         """Return the positions of a shape and of the near shapes that differ from it only in size.
 
-        ``smallest_difference`` is the smallest relative difference in each dimension, such as −0.15
-        for shapes that may be smaller by 15%. The largest relative difference is 15%.
+        ``smallest_difference`` is the lowest allowed relative difference in each dimension, such as
+        −0.15 for shapes that may be up to 15% smaller. No dimension may be more than 15% larger.
         """
         near = self._index.near(self._problems[original], smallest_difference, _REACH)
         implementation = self._implementations[original]

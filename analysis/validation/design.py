@@ -20,7 +20,7 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
             is standardised first.
         count: number of candidates to choose, at least 1. If there are fewer candidates, all are
             chosen.
-        seed: seed that breaks ties and draws the candidate of a box.
+        seed: seed for breaking ties and for drawing each box's candidate.
 
     Returns:
         Positions of the chosen candidates, in ascending order.

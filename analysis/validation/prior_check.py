@@ -77,7 +77,7 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
             raise UserError(f"{name} is the file under test; give another file to --prior.")
         collection = _collection_from_file(path, machine, dtype)
         if not collection.gemms:
-            raise UserError(f"{name} has no time in {dtype}; give another file to --prior.")
+            raise UserError(f"{name} has no times in {dtype}; give another file to --prior.")
         return [collection]
     tables = [table for table in find_tables() if table.rows and table.slug in known_machines()]
     table_by_slug = choose_tables(tables)
@@ -113,7 +113,7 @@ def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collectio
     source = read_source(path, machine, dtype)
     gemms = [problem for problem in source.problems if isinstance(problem, Gemm)]
     if len(gemms) < len(source):
-        raise UserError(f"{path} has rows that are not GEMMs; remove these rows from the file.")
+        raise UserError(f"{path} has rows that are not GEMMs; give --prior a file with only GEMMs.")
     return Collection(machine, source.name, gemms, source.seconds)
 
 

@@ -116,7 +116,7 @@ class CollectionErrors:
         return (low <= self.log_ratios) & (self.log_ratios <= high)
 
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
-        """Return the share of the times inside the range around the final model's predictions.
+        """Return the share of times that are inside the range around the final model's predictions.
 
         The result is None if the collection is not compared with an imported table.
         """
@@ -138,7 +138,7 @@ class CollectionErrors:
 
 
 class ErrorRange(NamedTuple):
-    """Range of errors, in multiples of the spread, and factors for both ends by kind of shape."""
+    """Range of errors, in multiples of the spread, and factors for its ends by kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
@@ -246,7 +246,7 @@ def _compare_collection(
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
-    """Return a query for warm times, which are what public tables contain."""
+    """Return a query for warm times, because public tables contain only warm times."""
     return Query.plain(gemms_of(rows), LIBRARY, warm=True)
 
 

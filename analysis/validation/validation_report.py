@@ -75,7 +75,7 @@ def validation_text(validation: Validation) -> str:
         lines += [
             _error_line(f"  {name}", errors) for name, errors in validation.by_algorithm.items()
         ]
-    lines += ["", f"The 90% interval contains {validation.coverage:.1%} of the held-out times."]
+    lines += ["", f"The 90% intervals contain {validation.coverage:.1%} of the held-out times."]
     if validation.tile_agreement is not None:
         lines.append(
             f"The predicted tile agrees with the kernel name in {validation.tile_agreement:.1%} of "
@@ -134,7 +134,8 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
     """
     drawn = counted(worth.neighbourhoods, "neighbourhood")
     lines = [
-        f"Mean regret of choose queries in {drawn} (speed lost against the fastest shape), by rule:"
+        f"Mean regret (speed lost compared with the fastest shape) of choose queries in {drawn}, "
+        "by rule:"
     ]
     lines += [
         _line(f"  {_RULES.get(name, name)}", f"{regret:.2%}")

@@ -46,8 +46,9 @@ class InnerLoop:
       if the kernel has none.
     - ``products`` is the number of multiply-adds that one CTA computes.
     - ``copied`` is the number of bytes that the CTA copies from global memory.
-    - ``copy_bytes`` is the width of the narrowest copy: the bytes that one thread copies, or the
-      mean size of the blocks that TMA copies. ``copy_bytes`` is 0 if the iteration copies nothing.
+    - ``copy_bytes`` is the size of the narrowest copy: the number of bytes that one thread copies
+      at once, or the mean size of the blocks that TMA copies. ``copy_bytes`` is 0 if the iteration
+      copies nothing.
     """
 
     instruction: str

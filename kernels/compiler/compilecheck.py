@@ -455,7 +455,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Describe unusual code of a kernel that has no complaints; return "" if nothing is unusual."""
+    """Describe unusual code of a kernel without complaints; return "" if nothing is unusual."""
     remarks = []
     if facts.serialised:  # the kernel of a candidate; that of a chosen config has a complaint
         remarks.append(

@@ -61,8 +61,8 @@ def loop_code(sass: str) -> LoopCode:
 
     In a persistent kernel, the loop over K may contain the code that finishes a tile, which most
     iterations skip. The counted iteration is therefore the path through the loop that has the most
-    matrix instructions, or the shortest of several such paths. If no loop has matrix instructions,
-    :data:`NO_LOOP` is returned.
+    matrix instructions. If several paths have equally many, the shortest of them is counted. If no
+    loop has matrix instructions, :data:`NO_LOOP` is returned.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.

@@ -44,10 +44,10 @@ up to 65,536. The typical and the largest remainder of 512 blocks are:
 - bf16: 1.7e-3 and 3.9e-3,
 - bf16 with 64 partial sums in 16 bits: 9.8e-3 and 2.1e-2.
 
-If K is very small, the largest elements of the result are several standard deviations large, and
-their rounding errors are larger by the same factor. A block of n elements that are all unrelated to
-the operands has a remainder of about 1.4 √n / (√n + 4). If only one element is unrelated to the
-operands, the remainder is about 1.4 / (√n + 4).
+If K is very small, the largest elements of the result are several times as large as the standard
+deviation, and their rounding errors are larger by the same factor. A block of n elements that are
+all unrelated to the operands has a remainder of about 1.4 √n / (√n + 4). If only one element is
+unrelated to the operands, the remainder is about 1.4 / (√n + 4).
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
@@ -107,9 +107,9 @@ class _Side:
     """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
     If ``folded`` is summed along ``folded_axis``, the result is summed along ``result_axis``.
-    ``kept`` may be processed in parts along its axis ``cut``, except for a filter (None), which is
-    small. The results of the parts are concatenated, or they are added if ``folded`` is cut as well
-    (``adds_up``).
+    ``kept`` may be processed in parts along its axis ``cut``, which is None for a filter, because
+    filters are small. The results of the parts are concatenated, or they are added if ``folded`` is
+    cut as well (``adds_up``).
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -137,7 +137,7 @@ def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
-    """Return each block's mean squared remainder, relative to the square of its expected size.
+    """Return each block's mean squared remainder, relative to the square of the expected size.
 
     The returned tensor has the axes of the side's result, without the summed axis, and then an axis
     of blocks. ``variance`` is the expected variance of one element of the side's result.
@@ -219,12 +219,12 @@ def _signs(seed: int, device: torch.device) -> Tensor:
 
 
 def _positions_at_once(tensor: Tensor, axis: int) -> int:
-    """Return how many positions along an axis may be held in fp32 at a time: at least one."""
+    """Return how many positions along an axis, at least one, to convert to fp32 at a time."""
     return max(1, tensor.shape[axis] * _MAX_ELEMENTS // tensor.numel())
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, which keep length 1, or over all elements for None."""
+    """Return the mean square over ``axes``, kept with length 1, or over all elements if None."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
@@ -241,7 +241,7 @@ def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
 def _stack_sets(
     problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Stack the sets into a batch of GEMMs: (sets, …, m, k), (sets, …, k, n), (sets, …, m, n)."""
+    """Return A (sets, …, m, k), B (sets, …, k, n) and the results (sets, …, m, n), each stacked."""
     a = _stacked([operands.a for operands in sets])
     b = _stacked([operands.b for operands in sets])
     y = _stacked(results)

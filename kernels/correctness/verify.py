@@ -20,7 +20,7 @@ from kernels.operation import Layer, Lstm, Workload
 class CheckVerdict:
     """Verdict on results.
 
-    ``rel_error`` is the error of :class:`CheckResult`, or NaN if no entries were compared.
+    ``rel_error`` is that of the :class:`CheckResult`, or NaN if no entries were compared.
     ``message`` says what is wrong, and is empty if the results passed.
     """
 

@@ -369,7 +369,7 @@ def test_python_explains_traces_too(tmp_path: Path) -> None:
         explained = rooftile.explain(given, "h100 sxm", results=NOWHERE)
         assert isinstance(explained, rooftile.TraceExplanation)
     assert explained.operations.iloc[0]["calls"] == 2
-    with pytest.raises(UserError, match="at least one trace"):
+    with pytest.raises(UserError, match="no trace is given"):
         rooftile.explain([])
     choice = rooftile.explain(path, choose="2%", results=NOWHERE).operations.iloc[0]
     assert "N 50257 → 50432" in choice["change"]
@@ -415,7 +415,7 @@ def test_a_machine_is_looked_for_in_both_folders(tmp_path: Path) -> None:
         (("--against", "no-such-folder"), "no-such-folder is not a folder"),
         (("--against", str(CPU), "--machine", "h200"), "so leave --machine out"),
         (("--pad", "10%", "--choose", "10%"), "give either --pad or --choose"),
-        (("--pad", ""), "--pad takes a share such as 12.5%"),
+        (("--pad", ""), "--pad takes a share from 0% to 1,000%, such as 12.5%"),
         (("--csv", "no-such-folder/x.csv"), "no-such-folder is not a folder"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_wider_margin_accuses_fewer(
         (["nowhere"], "no recording in nowhere has an anchors.csv"),
         (
             [".", "--margin", "much"],
-            "--margin takes a share such as 12.5% or 0.125, up to 100%",
+            "--margin takes a share from 0% to 100%, such as 12.5% or 0.125",
         ),
         ([".", "--margin", "-5%"], "--margin takes a share"),
     ],

@@ -44,7 +44,7 @@ def test_the_title_is_the_largest_step(results: Path) -> None:
     figure = draw_wave(basis, Gemm(1, 768, 10240, "bf16"), line)
     title = figure.get_suptitle()
     assert title.startswith("One more row, M 1280 → 1281: ")
-    assert title.endswith("µs, +81%")
+    assert title.endswith(" µs (+81%)")
     (axes,) = figure.axes
     legend = axes.get_legend()
     assert legend is not None
@@ -78,7 +78,10 @@ def test_a_cliff_that_the_model_does_not_predict_is_not_attributed(results: Path
     predicted = basis.model.predict(basis.query(gemms)).frame()
     predicted.loc[:, "time_us"] = [100.0, 105.0]
     predicted.loc[:, "tile"] = ["128x128", "128x256"]
-    for after, words in ((110.0, "attributes the cliff to another"), (180.0, "but +5.0% instead")):
+    for after, words in (
+        (110.0, "attributes the cliff to another"),
+        (180.0, "but a change of +5.0% instead"),
+    ):
         figure, axes = plt.subplots()
         ratio = after / 100.0
         cliff = pd.Series(
@@ -123,7 +126,9 @@ def test_equal_times_are_not_a_cliff(results: Path) -> None:
     )  # fmt: skip
     figure, axes = plt.subplots()
     _explain(axes, cliff, predicted)
-    assert "predicts another kernel, but +5.0% instead of +0%" in axes.texts[-1].get_text()
+    assert (
+        "predicts another kernel, but a change of +5.0% instead of +0%" in axes.texts[-1].get_text()
+    )
     plt.close(figure)
 
 

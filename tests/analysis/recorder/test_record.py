@@ -144,7 +144,7 @@ def test_a_resumed_sweep_is_announced_with_the_time_that_is_left_of_its_own(tmp_
     node = Node(tmp_path)
     node.share = 1.0
     notes = [line for _ in range(30) for line in node.slice(200)[1]]
-    sweeps = [line for line in notes if line.startswith("sweep-defaults: takes about ")]
+    sweeps = [line for line in notes if line.startswith("sweep-defaults takes about ")]
     seconds = [int(line.split()[3].replace(",", "")) for line in sweeps]
     assert len(seconds) > 2
     assert seconds[0] == 600

@@ -456,6 +456,6 @@ def test_sweeps_of_an_unusable_run_are_reported_as_measured() -> None:
     assert in_vain
     assert {row.verdict for row in rows} == {"not measured here"}
     assert counts_sentence(rows).endswith(
-        f"{len(in_vain)} more were only measured by an unusable run."
+        f"{len(in_vain)} more were measured only by an unusable run."
     )
     assert terminal_table(rows).count("measured, but unusable: run ") == len(in_vain)

@@ -96,7 +96,7 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
     judged = table(tmp_path, "VLLM", 1.15, 1)
     with pytest.raises(UserError, match="is the file under test"):
         named_collections(str(judged), judged, H100, "bf16")
-    with pytest.raises(UserError, match="has no time in fp8"):
+    with pytest.raises(UserError, match="has no times in fp8"):
         named_collections(str(table(tmp_path, "SGLANG", 1.0, 3)), judged, H100, "fp8")
     source = read_source(judged, H100)
     with pytest.raises(UserError, match="nothing to judge"):
