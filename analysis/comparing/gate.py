@@ -340,7 +340,7 @@ def gate_text(result: GateResult) -> str:
     old, new = changes.processes
     lines = [
         f"{result.verdict}: {result.count(SLOWER):,} of {cases} slower by "
-        f"{threshold} or more, {result.count(BELOW):,} below that, "
+        f"{threshold} or more, {result.count(BELOW):,} not, "
         f"{result.count(UNCLEAR):,} unclear",
         _detectable_sentence(result, old, new),
     ]
@@ -389,11 +389,11 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
     if math.isnan(shift.error):
         return (
             f"{text}; one process of a version cannot show whether the program or the machine is "
-            "the cause, so the ratios leave the shift out"
+            "the cause, so the ratio of each case leaves the shift out"
         )
     return (
-        f"{text}, which is within the noise between runs, so the ratios leave it out; the smallest "
-        f"detectable shift is {_percent(_detectable_shift(shift))}"
+        f"{text}, which is within the noise between runs, so the ratio of each case leaves it out; "
+        f"the smallest detectable shift is {_percent(_detectable_shift(shift))}"
     )
 
 
@@ -446,8 +446,8 @@ def _next_steps(result: GateResult) -> list[str]:
         asks_for_processes = True
     elif result.suspects.any():
         sentences.append(
-            "A process that was disturbed, or whose operands have other addresses in memory, can "
-            "look like a slower program."
+            "A process can be slower than others of the same version because it was disturbed, or "
+            "because its operands have other addresses in memory."
         )
         asks_for_processes = True
     elif unclear.any():
@@ -493,9 +493,10 @@ def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
             "not show whether the slowdown is that large. More processes of each version would "
             "narrow the intervals."
         )
-    cases = "the unclear cases"
+    purpose = f"To detect a slowdown of {threshold} in every unclear case"
     if not needs_more.all():
-        cases = f"{counted(int(needs_more.sum()), 'unclear case')} in which these runs may miss it"
+        cases = counted(int(needs_more.sum()), "unclear case")
+        purpose = f"These runs may miss a slowdown of {threshold} in {cases}. To detect it there"
     remedies = []
     if np.isfinite(rounds).all():
         remedies.append(f"{counted(int(rounds.max()), 'more round')} in each process")
@@ -503,12 +504,12 @@ def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
         more = counted(int(processes.max()), "more process", "more processes")
         remedies.append(f"{more} of each version")
     if remedies:
-        return f"To detect a slowdown of {threshold} in {cases}, add {', or '.join(remedies)}."
+        return f"{purpose}, add {', or '.join(remedies)}."
     if not _are_enough(result.changes.processes):
         return ""
     return (
         f"Not even {_MOST_PROCESSES} more processes of each version would detect a slowdown of "
-        f"{threshold} in all unclear cases."
+        f"{threshold} in every unclear case."
     )
 
 

@@ -36,6 +36,7 @@ from analysis.traces.trace_account import (
     ProfiledOperation,
     account_of,
 )
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.config import ceil_div
@@ -220,8 +221,8 @@ def _basis(
         if (against / "run.json").exists():
             if machine is not None:
                 raise UserError(
-                    f"{against} is the folder of one machine, so leave --machine out, or give "
-                    "--against the folder that contains it."
+                    f"{against} is the folder of one machine, so --machine cannot be given, "
+                    f"too. Leave --machine out, or give --against the folder {against.parent}."
                 )
             folder = against.resolve()
             return find_basis(folder.name, folder.parent)
@@ -381,7 +382,8 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
         if len(others) > _MOST_NAMED:
             names.append(f"{len(others) - _MOST_NAMED} more")
         text = (
-            f"{text}. These figures are for {subject}. The same size occurs in {'; '.join(names)}"
+            f"{text}. These figures are for {subject}. The same size occurs in "
+            f"{counted(len(others), 'other operation')}: {'; '.join(names)}"
         )
         subject = f"the size {before} ({meaning}) of {len(group)} operations"
     return TraceFinding(subject, text, _saving_of(group))

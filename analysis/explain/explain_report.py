@@ -247,7 +247,7 @@ def _closing(verdict: TraceVerdict) -> list[str]:
     lines = []
     if account.idle_us and account.span_us:
         shares = [f"{reason} {us / account.span_us:.1%}" for reason, us in account.idle_us.items()]
-        lines.append(f"Share of the time that the GPU was idle, by reason: {', '.join(shares)}.")
+        lines.append(f"Idle share of the GPU's time, by reason: {', '.join(shares)}.")
     if math.isfinite(account.bound):
         lines.append(
             f"{account.matrix_share:.0%} of the time is spent in matrix operations. However fast "
@@ -264,7 +264,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
         sentences.append(
             f"Most shapes take longer than expected (median ratio {verdict.slowdown:.2g}). Other "
             "work, power or heat slowed the machine down, or the trace is not from "
-            f"{verdict.machine.slug}. Only operations that are even slower count as slow."
+            f"{verdict.machine.slug}. An operation counts as slow only if its ratio is clearly "
+            "above this median."
         )
     if not account.with_shapes and account.matrix_share:
         sentences.append(
@@ -276,8 +277,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
     if account.graph_us:
         sentences.append(
             f"{account.graph_us / account.total_us:.1%} of the time is spent in kernels of CUDA "
-            "graphs. A trace lacks the operations and shapes of such kernels; record a step "
-            "without graphs to compare them."
+            "graphs. A trace does not show the operations and shapes of such kernels. To compare "
+            "their times, record a step without CUDA graphs."
         )
     if account.calls_without_kernel:
         calls_have = counted(

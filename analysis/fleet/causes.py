@@ -71,7 +71,9 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     # 2. Say why the clock is lower.
     lower = f"Its clock is {-math.expm1(clock):.1%} lower than the fleet's median"
     causes = list(_clock_causes(fleet, speeds, i))
-    explanation = "; ".join(words for _, words in causes) or "the recording does not show why"
+    explanation = "; ".join(words for _, words in causes) or (
+        "the recording does not show why the clock is lower"
+    )
     # 3. The clock is the cause if it explains at least half of the slowness and leaves at most the
     #    margin unexplained.
     leaves_too_much = speed - clock < math.log1p(-margin)
@@ -98,11 +100,11 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if mhz < _LOWER * usual_mhz:
         yield (
             "clock limit",
-            f"it is limited to {mhz:,.0f} MHz (the fleet's median is {usual_mhz:,.0f} MHz)",
+            f"the clock is limited to {mhz:,.0f} MHz (the fleet's median is {usual_mhz:,.0f} MHz)",
         )
     for reason in reasons(speeds, i):
         if reason in RETRY:
-            yield reason, f"it reported {reason}"
+            yield reason, f"the device reported {reason}"
     # 2. Check the power. If the power limit is unknown, a power cap that the device reported is a
     #    cause, unless most others reported one, too.
     watts = device.power_limit_w
@@ -111,19 +113,21 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if watts < _LOWER * usual_watts:
         yield (
             "lower power limit",
-            f"its power limit is {watts:,.0f} W (the fleet's median is {usual_watts:,.0f} W)",
+            f"the device's power limit is {watts:,.0f} W (the fleet's median is "
+            f"{usual_watts:,.0f} W)",
         )
     elif power >= _FULL_POWER * watts:
-        yield "power limit", f"it draws its full power limit, {power:,.0f} of {watts:,.0f} W"
+        yield "power limit", f"the device is at its power limit ({power:,.0f} of {watts:,.0f} W)"
     elif math.isnan(watts) and _capped_unlike_others(speeds, i):
-        yield "power cap", f"it reported {POWER_CAP}, which most others did not"
+        yield "power cap", f"the device reported {POWER_CAP}, which most others did not"
     # 3. Check the temperature.
     temperature = speeds.sensors["temp_c"]
     hotter = temperature - median_of(temperature)
     if hotter[i] > max(_HOTTER, _ORDINARY * deviation_of(hotter)):
         yield (
             "temperature",
-            f"it is {hotter[i]:.0f} °C hotter than the fleet's median, at {temperature[i]:.0f} °C",
+            f"the device is {hotter[i]:.0f} °C hotter than the fleet's median, at "
+            f"{temperature[i]:.0f} °C",
         )
 
 

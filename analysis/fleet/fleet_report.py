@@ -283,7 +283,8 @@ def _interference_sentences(
     if len(sentences) > _LISTED_NODES:
         sentences = [
             *sentences[:_LISTED_NODES],
-            f"The same holds for {counted(len(sentences) - _LISTED_NODES, 'more node')}.",
+            f"The {noun}s of {counted(len(sentences) - _LISTED_NODES, 'more node')} also slow each "
+            "other down.",
         ]
     # 2. Say in one sentence that the other nodes are not slowed.
     if undisturbed:
@@ -292,8 +293,8 @@ def _interference_sentences(
             where = f"{len(undisturbed)} of {len(interference)} nodes"
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
         sentences.append(
-            f"Working in parallel does not significantly slow the {noun}s of {where} by more than "
-            f"1%: anchors take {ratio:.3f} times as long as when one {noun} works at a time."
+            f"Working in parallel causes no significant slowdown above 1% for the {noun}s of "
+            f"{where}: anchors take {ratio:.3f} times as long as when one {noun} works at a time."
         )
     return sentences
 

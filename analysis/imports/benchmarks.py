@@ -173,8 +173,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     readers = [reader for needed_keys, reader in _FORMATS if needed_keys <= document.keys()]
     if not readers:
         raise UserError(
-            f"{path} has no known format. Known formats are the JSON of pytest-benchmark, NVBench "
-            "and Google Benchmark, and measurements of torch.utils.benchmark."
+            f"{path} has no known format. Give a JSON file with the results of pytest-benchmark, "
+            "NVBench, Google Benchmark or torch.utils.benchmark."
         )
     cases = _Cases(path)
     try:
@@ -198,8 +198,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         if all(case.problem is None for case in times.values()):
             first_name, *_ = times
             raise UserError(
-                f"--pattern {pattern.text!r} matches no case name in {path}; one name is "
-                f"{first_name!r}. Write a pattern that matches this name."
+                f"--pattern {pattern.text!r} matches no case name in {path}, such as "
+                f"{first_name!r}. Write a pattern that matches the names."
             )
         times = named_by_problem(
             str(path),

@@ -157,7 +157,7 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     fits = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [
         *sizes,
-        _CellCheck(fits, "m", "too large together with n, k and batch for any machine"),
+        _CellCheck(fits, "m", "which together with n, k and batch is too large for any machine"),
         _CellCheck(is_layout, "layout", f"not one of {', '.join(GEMM_LAYOUTS)}"),
     ]
 

@@ -151,7 +151,7 @@ def test_no_fleet_makes_a_report_stumble(tmp_path: Path, name: str) -> None:
     json.dumps(report_json(report), allow_nan=False)
     assert draw_fleet(report) is not None
     several = SETTINGS[name].per_node > 1
-    assert ("Working in parallel does not significantly slow" in text) == several
+    assert ("Working in parallel causes no significant slowdown" in text) == several
 
 
 def test_of_one_gpu_there_is_nothing_to_compare(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ COMPUTE = {"sustained": 0.9, "burst": 0.9}
 @pytest.mark.parametrize(
     ("options", "explained", "words"),
     [
-        ({"reasons": ("hw_thermal_slowdown",)}, "clock: hw_thermal_slowdown", "it reported hw_"),
+        ({"reasons": ("hw_thermal_slowdown",)}, "clock: hw_thermal_slowdown", "device reported hw"),
         ({"sensors": hot}, "clock: temperature", r"25 °C hotter|24 °C hotter|26 °C hotter"),
-        ({"sensors": at_limit}, "clock: power limit", "full power limit, 699 of 700 W"),
+        ({"sensors": at_limit}, "clock: power limit", "at its power limit (699 of 700 W)"),
         ({"power_limit_w": 500.0}, "clock: lower power limit", "500 W (the fleet's median is 700"),
         ({"sm_limit_mhz": 1350.0}, "clock: clock limit", "1,350 MHz (the fleet's median is 1,980"),
         ({}, "clock: unknown reason", "the recording does not show why"),
