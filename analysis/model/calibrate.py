@@ -95,8 +95,8 @@ def calibrate_query(
         machine: the machine on which the cases were measured.
         query: the measured cases.
         seconds: measured seconds of one launch of each case.
-        folds: number of folds; None for three folds, or for five folds if a group has more than
-            :data:`analysis.model.residual.MANY_ROWS` cases.
+        folds: number of folds of every group. If it is None, a group has three folds, or five if it
+            has more than :data:`analysis.model.residual.MANY_ROWS` cases.
         algorithms: the algorithm that computed each case, empty where it is not known
             (:func:`kernels.names.conv_algorithm`). The held-out prediction of a case does not use
             its algorithm.
@@ -318,8 +318,8 @@ def _weakened_factors(
 ) -> dict[str, tuple[float, float]]:
     """Return the prior's factors for kinds of shapes, moved towards 1.
 
-    The factors belong to the prior. The more cases were measured, the less the interval depends on
-    the prior, and the closer the factors are moved to 1.
+    The more cases were measured, the less the interval depends on the prior, and the closer the
+    factors are moved to 1.
     """
     prior_share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {
@@ -380,12 +380,12 @@ def _conformal_ends(errors: Array) -> tuple[float, float]:
 def _blended(
     low: float | Array, high: float | Array, rows: int, prior_low: float, prior_high: float
 ) -> tuple[Any, Any]:
-    """Return the weighted geometric mean of a range from measured errors and the prior's range.
+    """Return the weighted geometric mean of two ranges: that of measured errors, and the prior's.
 
     The weight of the measured range is ``rows``, the number of measured errors, and the weight of
-    the prior's range is :data:`_PRIOR_ROWS`. Each end is first moved outwards to a distance of at
-    least :data:`_MIN_WIDTH` from 0. ``low`` and ``high`` may be arrays of ends; the results then
-    have the same shape.
+    the prior's range is :data:`_PRIOR_ROWS`. An end that is closer to 0 than :data:`_MIN_WIDTH` is
+    first moved outwards to this distance. ``low`` and ``high`` may be arrays of ends; the results
+    then have the same shape.
     """
     share = rows / (rows + _PRIOR_ROWS)
 

@@ -165,8 +165,8 @@ class Inputs:
         - how many times two divides M, N and K, because libraries choose kernels by alignment;
         - with public tables, the log ratio that each of them predicts;
         - with public tables, the log of the ratio of the problem's bytes to the size of the
-          last-level cache, because operands that fit into this cache were read from it for the
-          times in public tables, but from memory for most of Rooftile's times;
+          last-level cache, because public tables were measured with operands in this cache if
+          they fit into it, but most of Rooftile's times were measured with operands in memory;
         - for a convolution, the logs of these quantities: the number of images, the area of an
           output image, the filter's area, the product of both strides, the alignment, the ratio of
           each algorithm's time to the estimate, and the factor by which the tiles of each of

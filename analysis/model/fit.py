@@ -60,8 +60,9 @@ _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standa
 class SoftwareRange:
     """90% range of log(another framework's time / predicted time).
 
-    Each end has the unit of the attribute of :class:`Fit` with the same name. The class also holds
-    other ranges of a prediction's error, such as the range for constants from another machine.
+    Each attribute has the same unit as the attribute of that name in :class:`Fit`. The class also
+    holds other ranges of a prediction's error, such as the range for constants from another
+    machine.
     """
 
     low: float
@@ -115,8 +116,8 @@ class Fit:
             shapes (see :data:`NEAR`), as a multiple of the square root of the sum of the two
             squared spreads.
         pair_high: upper end of that range.
-        rows: number of measured cases to which the model was fitted; 0 if none of them was measured
-            on the machine.
+        rows: number of cases measured on the machine to which the model was fitted; 0 if the
+            constants come from elsewhere.
         pairs: number of pairs of neighbouring shapes among these cases.
         median: median of |predicted / measured − 1| on held-out measurements; None if no
             measurements of the machine were fitted.

@@ -63,8 +63,8 @@ _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
 _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 for n in BOUNDS])
 """Change of each fitted number if the whole machine is slower by a factor of e.
 
-The numbers of rates fall by 1 and the numbers of durations rise by 1, because the fitted numbers
-are natural logarithms."""
+The fitted number of a rate or a duration is its natural logarithm. It therefore falls by 1 for a
+rate, and rises by 1 for a duration."""
 
 
 class Fitted(NamedTuple):
@@ -91,8 +91,8 @@ def fit_group(
     The trees learn what constants and weights miss. They are kept only if they predict held-out
     cases better than chance. If the prior has collections, the trees' predictions are instead
     multiplied by the factor from 0 to 1 that fits held-out cases best. No trees grow from fewer
-    than :data:`analysis.model.residual.MIN_ROWS` cases. They are not needed for a hand-written
-    kernel with known tiles, because such a kernel does not change from shape to shape.
+    than :data:`analysis.model.residual.MIN_ROWS` cases. No trees grow for a hand-written kernel
+    with known tiles either, because such a kernel does not change from shape to shape.
 
     Cases computed by an algorithm that the formula does not describe, such as an FFT, are not used
     to fit constants and weights, but trees also grow from them. Without any case, the result is

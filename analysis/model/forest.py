@@ -166,7 +166,7 @@ class Forest:
 
     @cached_property
     def _children(self) -> NDArray[np.intp]:
-        """Interleaved positions of each node's two children, which for a leaf are the leaf itself.
+        """Positions of each node's two children, interleaved; for a leaf, its position twice.
 
         The left child is the next node. An inner node raises the count of :meth:`_open_subtrees` by
         one, and its left subtree lowers the count by one. The right child is therefore the next

@@ -60,8 +60,8 @@ class GroupErrors(NamedTuple):
     """Errors of the predictions for one collection, and the kind of each shape.
 
     ``relative`` has log(measured / predicted) of each shape, divided by the absolute value of the
-    interval's end on the same side. The quotient is −1 at the lower end and 1 at the upper end.
-    ``groups`` has the kinds, as :func:`shape_group` names them.
+    interval's end on the same side of 0. The quotient is −1 at the lower end and 1 at the upper
+    end. ``groups`` has the kinds, as :func:`shape_group` names them.
     """
 
     relative: Array
@@ -72,8 +72,8 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
     """Compute the factors of an interval's two ends for each kind of shape.
 
     Each collection has the same weight. In a leave-one-out test over the public tables, the
-    intervals with such factors contain at least 80% of the times of every GPU. They also contain
-    this share of the times in 93 of the 100 pairs of a table and a kind of shape (``model`` in
+    intervals with such factors contain at least 80% of the times of every GPU. In 93 of the 100
+    pairs of a table and a kind of shape, they also contain at least 80% of the times (``model`` in
     results/accuracy/software.json).
 
     Args:

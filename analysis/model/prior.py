@@ -282,8 +282,8 @@ def shift_of(slug: str, group: str = GROUP) -> Shift:
 def floor_sentences(slug: str | None = None) -> list[str]:
     """Say how well the times of a framework's earlier version predict those of a later version.
 
-    No model can be expected to predict the times of another version better, so this error is a
-    floor.
+    No model can be expected to predict the times of another version better, so the error of such
+    a prediction is a floor.
 
     Args:
         slug: slug of the machine; None for all machines.

@@ -110,7 +110,7 @@ def speed(report: PageReport) -> str:
 
 
 def advice(report: PageReport) -> str:
-    """Say how many pad and choose queries are answered with a change that gains."""
+    """Say for how many pad and choose queries the answer is a change that saves time."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     return sizes_line(report.advice) if report.advice else "No shape was checked for a faster size."

@@ -104,7 +104,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     """Return the title: the median error with the fewest and with the most calibration rows.
 
     Args:
-        curve: points of the learning curve, beginning with the points of the hold-out ``rows``.
+        curve: points of the learning curve, beginning with those of the hold-out named ``rows``.
     """
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
@@ -174,8 +174,8 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The cases of this line, or an empty table if no line has enough pairs. ``step`` and
-        ``predicted_step`` are the changes of the measured and of the predicted time with one more
-        row, as fractions of the time at M. They are NaN in a row that does not begin a counted
+        ``predicted_step`` are the changes of the measured and of the predicted time from M to
+        M + 1, as fractions of the time at M. They are NaN in a row that does not begin a counted
         pair.
     """
     # 1. Find the pairs of M and M + 1.

@@ -77,8 +77,9 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, and dashed lines are at wave edges. The result is None if no
-    dtype has enough points along any dimension.
+    Dotted lines are at the tile edges of the first dtype, and dashed lines at its wave edges. The
+    dashed lines are left out if every tile edge is a wave edge, too. The result is None if no dtype
+    has enough points along any dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():
