@@ -222,7 +222,7 @@ def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequ
         return "bf16"
     if len(present) > 1:
         raise UserError(
-            f"{path} has rows in several dtypes; choose one with --dtype: {', '.join(present)}."
+            f"{path} has rows in several dtypes ({', '.join(present)}); choose one with --dtype."
         )
     return present[0]
 
@@ -248,7 +248,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     if not cases:
         raise _no_readable_row(path, machine, slugs)
     cells = pd.DataFrame(cases).assign(time_us=times_us, cache=cache, mode="burst", config="")
-    return FileTimings(cells, "as its publishers measured it", cache)
+    return FileTimings(cells, "times as given in the source", cache)
 
 
 def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
@@ -288,9 +288,9 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
                     "the table as it was published."
                 ) from None
     raise UserError(
-        f"{path} has no known format. Known formats are: a CSV with the columns {HEADER}, files "
-        "from the CUTLASS profiler and TritonBench, Rooftile's measurements.csv, AIConfigurator's "
-        "GEMM tables, NeuSight's linear layers and convolutions, and DeepBench's results."
+        f"{path} has no known format. Give a CSV file with the columns {HEADER}, or a file in "
+        "the format of the CUTLASS profiler, TritonBench, Rooftile's measurements.csv, "
+        "AIConfigurator's GEMM tables, NeuSight's linear layers or convolutions, or DeepBench."
     )
 
 
@@ -303,8 +303,8 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError(
-            f"{path} only has times of hand-written kernels; give a file with times of a vendor "
-            "library."
+            f"{path} has times of hand-written kernels, but none of a vendor library; give a file "
+            "with times of a vendor library."
         )
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
@@ -495,8 +495,8 @@ def _deepbench_dtype(path: Path) -> str:
     match = re.search(r"fp16|fp32", path.name)
     if match is None:
         raise UserError(
-            f"{path} is a DeepBench table, which does not name its dtype; put fp16 or fp32 into "
-            "the file's name."
+            f"{path} is a DeepBench table, which has no column for the dtype; rename the file so "
+            "that its name contains fp16 or fp32."
         )
     return match.group()
 

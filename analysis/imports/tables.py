@@ -142,8 +142,8 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     for name in ("framework", "version", "device"):
         if not isinstance(first_row[name], str):
             raise UserError(
-                f"{path} has {first_row[name]!r} instead of text in the column {name}; give a "
-                "gemm_perf.parquet."
+                f"{path} has {first_row[name]!r} instead of text in the column {name}; give an "
+                "undamaged gemm_perf.parquet."
             )
     return PublicTable(
         path=path,

@@ -185,7 +185,7 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
         )
     present = [name for name in _READ_COLUMNS if name in frame]
     rows = checked(path, frame[["line", *present]], "")
-    return FileTimings(middle(rows), "as its file says", _most_common(rows["cache"]))
+    return FileTimings(middle(rows), "times as given in the file", _most_common(rows["cache"]))
 
 
 # --- The CUTLASS profiler -------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _read_cutlass(path: Path) -> FileTimings:
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
         raise UserError(
-            f"{path} has no dense GEMM or 2-D convolution that passed; profile such an operation."
+            f"{path} has no dense GEMM or 2-D convolution that ran successfully; profile one."
         )
     # 2. Translate the columns.
     cells = _cutlass_gemms(frame) if has_gemms else _cutlass_convs(frame)
@@ -259,7 +259,7 @@ def _read_cutlass(path: Path) -> FileTimings:
     rows = rows.drop_duplicates(identity(rows)).sort_index().reset_index(drop=True)
     rows["kernels"] = [json.dumps([[name, 1.0]]) for name in rows["kernel"]]
     return FileTimings(
-        rows, "Runtime of the CUTLASS profiler, the fastest kernel of each shape", "warm"
+        rows, "Runtime from the CUTLASS profiler for the fastest kernel of each shape", "warm"
     )
 
 
@@ -410,7 +410,9 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
         rows_by_implementation.append(rows_of_name[milliseconds.notna()])
     # 3. Check the rows, and keep the median of repeated ones.
     rows = middle(checked(path, pd.concat(rows_by_implementation), "cublas"))
-    return FileTimings(rows, "latency of TritonBench, cache flushed before each launch", "cold")
+    return FileTimings(
+        rows, "latency from TritonBench, with the cache flushed before each launch", "cold"
+    )
 
 
 def _most_common(words: pd.Series) -> str:

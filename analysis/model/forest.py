@@ -75,7 +75,7 @@ class Forest:
             )
         # scikit-learn takes NaN for a missing value, which predict() does not support.
         if np.isnan(features).any():
-            raise ValueError("a feature is not a number")
+            raise ValueError("a feature is NaN; features must be numbers")
         # For few rows, distributing the work to several cores takes longer than growing the trees.
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
@@ -214,7 +214,7 @@ class Forest:
         if len(feature) != len(number) or not len(feature):
             raise ValueError("the arrays of the trees have different lengths or are empty")
         if feature.min() < _LEAF or feature.max() >= forest.width:
-            raise ValueError("a tree tests a feature that no row has")
+            raise ValueError("a tree tests a feature whose number is out of range")
         if not np.isfinite(number).all():
             raise ValueError("a threshold or a value of a tree is not a finite number")
         # After a complete tree, the count is lower than before any of its nodes. Otherwise an inner

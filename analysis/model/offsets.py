@@ -351,5 +351,7 @@ class Offsets:
         weights = tuple(tuple(row) for row in data["weights"])
         weight_counts = [len(row) for row in weights]
         if not collections or weight_counts != [len(_KINDS)] * len(collections):
-            raise ValueError("each collection must have one weight for each kind of limit")
+            raise ValueError(
+                "there must be a collection, and each must have one weight for each kind of limit"
+            )
         return cls(collections, weights)

@@ -351,7 +351,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
     fit = mean_fit(constants_by_slug, machine, mean_range)
     source = (
         f"mean of the constants of {len(measured_fits)} GPUs, scaled, warm; interval learned by "
-        "leaving each GPU's generation out"
+        "leaving out each GPU's generation in turn"
     )
     measured_generations = {known_machine(slug).generation for slug in measured_fits}
     kind = "generation" if machine.generation in measured_generations else "none"

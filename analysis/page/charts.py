@@ -316,7 +316,7 @@ def pairs() -> figure:
     chart = _figure(
         "pairs-chart",
         "arithmetic intensity, FLOP per byte of minimum traffic",
-        "speed of the second / speed of the first",
+        "speed in the second recording / speed in the first",
         height=340,
         log_x=True,
         log_y=True,

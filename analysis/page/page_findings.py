@@ -142,11 +142,11 @@ def neighbourhood(report: PageReport) -> str:
     # Cliffs along every dimension are looked for in the same rows.
     largest_cliff = steepest(dict.fromkeys(DIMENSIONS, rows))
     if largest_cliff is None:
-        return "No time rises significantly from one measured size to a neighbouring one."
+        return "No time rises significantly from one measured size to the next."
     along, cliff = largest_cliff
     return (
         f"The largest measured cliff is from {along.upper()} = {cliff[along]} to "
-        f"{cliff['after']}: the time is {cliff['ratio']:.2f}× that of "
+        f"{cliff['after']}: the larger GEMM takes {cliff['ratio']:.2f}× as long as "
         f"{problem_of(cliff.to_dict())}."
     )
 
@@ -176,7 +176,7 @@ def tensor_cores(report: PageReport) -> str:
     """Name the model step that uses Tensor Cores for the smallest share of its eligible time."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
-        return "No profiled step has operations that are known to be able to use Tensor Cores."
+        return "No operation of the profiled steps is known to be able to use Tensor Cores."
     least, step = min(shares, key=lambda share_and_step: share_and_step[0])
     return (
         f"{step.name} in {step.dtype} uses Tensor Cores for {least:.0%} of the time in which it "

@@ -23,9 +23,9 @@ _HATCHED = "#BBBBBB"
 # centres of two bars is 1.
 _BAR_HEIGHT, _BELOW_BAR = 0.6, 0.38
 _CAPTION = (
-    "GEMMs, convolutions and attention are measured or predicted. Hatched times are those of other "
-    "operations, estimated from the bytes moved, and of matrix operations whose role is unknown. "
-    "Lines below the bars are 90% intervals."
+    "Times of GEMMs, convolutions and attention are measured or predicted. Times of other "
+    "operations are estimated from the bytes moved. Hatched parts are other operations and matrix "
+    "operations whose role is unknown. Lines below the bars are 90% intervals."
 )
 _TOGETHER = ("q", "k", "v")
 """Roles that are drawn as a single role."""
@@ -123,7 +123,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
         return "no change of a size is worth making"
     machine, best = max(worthwhile, key=lambda machine_lever: machine_lever[1].gain.value)
     where = f" on {machine}" if len(levers) > 1 else ""
-    return f"{best.words} gains {best.gain.value:.1%} of the step{where}"
+    return f"{best.words} makes the step {best.gain.value:.1%} faster{where}"
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
@@ -163,7 +163,7 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
         )
         panel.invert_yaxis()
     caption = (
-        "Points are expected gains for the whole step. Round points are changes that are worth "
+        "Points are estimated gains for the whole step. Round points are changes that are worth "
         "making. Lines are 90% intervals."
     )
     return save(figure, caption, folder, "audit-levers")

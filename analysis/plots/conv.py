@@ -53,7 +53,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
             marker,
             color=color,
             markersize=8,
-            label=f"{dtype}, large: multiples of 8",
+            label=f"{dtype}, large markers: multiples of 8",
         )
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.set(

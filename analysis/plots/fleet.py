@@ -42,10 +42,10 @@ def fleet_title(report: FleetReport) -> str:
         return f"None of {count} {report.noun}s is clearly slow{difference}"
     unexplained = sum(not verdict.explained for verdict in slow)
     if len(slow) > 1:
-        reasons = "all for known reasons"
+        reasons = "the reason is known for all of them"
         if unexplained:
-            reasons = f"{unexplained} of them for an unknown reason"
-        return f"{len(slow)} of {count} {report.noun}s are slow, {reasons}"
+            reasons = f"the reason is unknown for {unexplained} of them"
+        return f"{len(slow)} of {count} {report.noun}s are slow; {reasons}"
     (gpu,) = slow
     # The GPU may be slow in several kinds of anchor. The title is about the first of them.
     kind = gpu.slow[0]

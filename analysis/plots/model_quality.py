@@ -110,8 +110,8 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     fewest = min(same_holdout, key=lambda point: point.count)
     most = max(same_holdout, key=lambda point: point.count)
     return (
-        f"The median error of other rows is {fewest.errors.median:.1%} after calibration on "
-        f"{fewest.count:,} rows, {most.errors.median:.1%} after {most.count:,}"
+        f"The median error on other rows is {fewest.errors.median:.1%} after calibration on "
+        f"{fewest.count:,} rows, and {most.errors.median:.1%} after calibration on {most.count:,}"
     )
 
 
@@ -226,7 +226,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
         "o",
         color=_STYLES["rows"][0],
         markersize=8,
-        label="measured; held out from the model",
+        label="measured (held out from the model)",
     )
     cliff_times = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
     axes.annotate(

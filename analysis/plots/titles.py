@@ -49,7 +49,7 @@ def square_title(rows: pd.DataFrame) -> str:
     if not reached:
         dtypes = _listed(slow_at_end)
         return f"The largest square GEMM is below {NEARLY:.0%} of the best speed in {dtypes}"
-    slower = f"; the largest one is slower in {_listed(slow_at_end)}" if slow_at_end else ""
+    slower = f"; the largest is below that in {_listed(slow_at_end)}" if slow_at_end else ""
     return f"Square GEMMs reach {NEARLY:.0%} of their best speed {_listed(reached)}{slower}"
 
 

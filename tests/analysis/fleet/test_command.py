@@ -84,7 +84,7 @@ def test_plots_are_written_and_the_title_is_the_finding(
     assert said(monkeypatch, folder) == 0
     assert (folder / "plots" / "fleet.png").read_bytes().startswith(b"\x89PNG")
     svg = (folder / "plots" / "fleet.svg").read_text(encoding="utf-8")
-    assert "2 of 64 GPUs are slow, 1 of them for an unknown reason" in svg
+    assert "2 of 64 GPUs are slow; the reason is unknown for 1 of them" in svg
     assert MACHINE.name in svg
     told = capsys.readouterr()
     assert "fleet.png" in told.err

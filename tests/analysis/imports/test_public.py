@@ -123,7 +123,11 @@ def test_deepbenchs_convolutions_have_three_passes(tmp_path: Path) -> None:
         ("a.csv", "", "is not a table that can be read"),
         ("a.parquet", "nonsense", "is not a table that can be read"),
         ("missing.csv", None, r"cannot be read \(No such file or directory\); check its path"),
-        ("gemm.csv", "app,M,N,K,transA,transB,time_ms\nx,1,1,1,N,N,1\n", "does not name its dtype"),
+        (
+            "gemm.csv",
+            "app,M,N,K,transA,transB,time_ms\nx,1,1,1,N,N,1\n",
+            "has no column for the dtype",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence(

@@ -135,7 +135,7 @@ def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None
         (CUTLASS.replace(",Status", ",State", 1), "no column 'Status'"),
         (CUTLASS_CONV.replace("conv_kind", "X", 1), "no column 'conv_kind'"),
         (CUTLASS.replace(",gemm,cutlass", ",spgemm,cutlass").replace(",gemm,cublas", ",spgemm,c"),
-         "no dense GEMM or 2-D convolution that passed"),
+         "no dense GEMM or 2-D convolution that ran successfully"),
     ],
     ids=["blank", "twice", "repeated", "operation", "failed", "cells", "status", "kind", "sparse"],
 )  # fmt: skip

@@ -39,7 +39,7 @@ def report_of(folder: Path, slow: float) -> PageReport:
 
 def test_a_cliff_names_the_batch_and_the_layout(tmp_path: Path) -> None:
     assert neighbourhood(report_of(tmp_path / "nvidia-h100-sxm", 2e-4)) == (
-        "The largest measured cliff is from M = 64 to 65: the time is 2.00× that of "
+        "The largest measured cliff is from M = 64 to 65: the larger GEMM takes 2.00× as long as "
         "8× 64×512×512 bf16 tn."
     )
 
@@ -59,6 +59,6 @@ def test_only_profiled_recordings_have_a_sentence_about_tensor_cores(tmp_path: P
     plain, other = (report_of(tmp_path / name / "nvidia-h100-sxm", 1e-4) for name in ("a", "b"))
     account: Any = SimpleNamespace(operations=[], matrix_share=0.5, bound=2.0)
     profiled = replace(other, steps=[TimedStep("resnet", "bf16", "gpu", account)])
-    sentence = "No profiled step has operations that are known to be able to use Tensor Cores."
+    sentence = "No operation of the profiled steps is known to be able to use Tensor Cores."
     assert page_html([plain, profiled]).count(sentence) == 1
     assert sentence not in page_html([plain])

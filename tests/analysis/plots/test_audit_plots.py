@@ -27,6 +27,6 @@ def test_the_title_of_changes_names_one_of_several_machines() -> None:
         return SimpleNamespace(words=words, gain=SimpleNamespace(value=gain), verdict="do it")
 
     levers = {"one": [lever("vocab 100 → 128", 0.01)], "two": [lever("width 60 → 64", 0.02)]}
-    assert levers_finding(levers) == "width 60 → 64 gains 2.0% of the step on two"
-    assert levers_finding({"one": levers["one"]}) == "vocab 100 → 128 gains 1.0% of the step"
+    assert levers_finding(levers) == "width 60 → 64 makes the step 2.0% faster on two"
+    assert levers_finding({"one": levers["one"]}) == "vocab 100 → 128 makes the step 1.0% faster"
     assert levers_finding({"one": []}) == "no change of a size is worth making"

@@ -33,7 +33,7 @@ def test_squares_say_from_which_size_on_they_are_fast() -> None:
         == "The largest square GEMM is below 90% of the best speed in fp32"
     )
     both = pd.concat([rows.assign(dtype="bf16"), slower])
-    assert titles.square_title(both) == f"{title}; the largest one is slower in fp32"
+    assert titles.square_title(both) == f"{title}; the largest is below that in fp32"
 
 
 def line(*times: float, error: float = 0.001) -> pd.DataFrame:
