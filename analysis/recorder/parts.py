@@ -180,11 +180,12 @@ def _sweeps(
     place: str = "",
     options: str = "",
 ) -> RecorderStep:
-    """Return a step that measures sweeps, and adds the results to those already in its folder.
+    """Return a step that measures sweeps and adds the results to those already in its folder.
 
     Args:
         name: name of the step, without ``sweep-``.
-        groups: arguments of ``sweeps run``, each of which is one sweep or several joined by commas.
+        groups: arguments of ``sweeps run``, each of which is the name of one sweep, or several
+            names joined by commas.
         seconds: expected seconds, as in :class:`RecorderStep`.
         place: folder that the step writes to, as in :class:`RecorderStep`.
         options: further options of ``sweeps run``, separated by spaces.
@@ -205,7 +206,7 @@ def _gpu_tests() -> tuple[RecorderStep, ...]:
 
 
 def _tests(name: str, options: str, seconds: float) -> RecorderStep:
-    """Return a step that runs tests on a GPU, and saves what pytest prints."""
+    """Return a step that runs tests on a GPU and saves what pytest prints."""
     command = ("pytest", "-q", "--tb=line", *options.split())
     return RecorderStep(name, command, (seconds, None), output=f"{name}.txt", on_device=False)
 

@@ -38,8 +38,8 @@ It returns the exit code and the text on stdout. The exit code is None if the co
 the limit."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
-"""Seconds that a command needs before it measures, by kind of machine: to import PyTorch, create a
-context and fill operands."""
+"""Seconds that a command needs to import PyTorch, create a context and fill operands before it
+begins to measure, by kind of machine."""
 
 _IMPORT_SECONDS = 4.0
 """Seconds from the start of ``sweeps run`` until its ``--stop-after`` begins to count."""
@@ -267,7 +267,7 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """Return a line for each incomplete part, with the reason for each unfinished step.
+        """Return a line for each incomplete part, which says why its unfinished steps are not done.
 
         Raises:
             UserError: if a run.json that a step has written cannot be read.
@@ -377,9 +377,9 @@ class Recorder:
         """Count the unmeasured cases of a step's sweeps.
 
         Returns:
-            The number of cases that are planned but not yet measured, and the number that the plan
-            left out for lack of time. Both are 0 for a step that has no sweeps, or whose folder has
-            no run.
+            The number of cases that are planned but not yet measured, and the number of cases that
+            the plan left out for lack of time. Both are 0 for a step that has no sweeps, or whose
+            folder has no run.
         """
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
@@ -402,8 +402,9 @@ class Recorder:
         """Return True if there is enough time left to begin a step.
 
         A sweep only needs time to start, because another slice can resume it. Any other command
-        loses its work if it is stopped, so it needs its whole expected time. The first step is
-        exempt, because small budgets could otherwise never begin a long command.
+        loses its work if it is stopped, so it needs its whole expected time. The first step of a
+        slice also needs only time to start, because a small budget could otherwise never begin a
+        long command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
@@ -480,7 +481,7 @@ class Recorder:
 
 
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
-    """Return a line with the expected seconds of all parts, including the start of each command."""
+    """Return a line with the expected seconds of all parts together, including command starts."""
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
     step_seconds = sum(step.expected(kind) or 0.0 for step in steps)
     start_seconds = _START_SECONDS[kind] * len(steps)

@@ -51,7 +51,7 @@ class CaseTimes:
     def from_summary(
         cls, seconds: float, deviation: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Convert the mean and the standard deviation of ``count`` samples, both in seconds.
+        """Summarise ``count`` samples, given their mean and their standard deviation in seconds.
 
         The mean must be positive. With fewer than two samples, or without a positive deviation, no
         scatter is known.
@@ -66,11 +66,11 @@ class CaseTimes:
     def from_interval(
         cls, seconds: float, lo: float, hi: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Convert a median and its 95% interval in seconds; a NaN end means an unknown interval.
+        """Summarise samples, given their median and its 95% interval in seconds.
 
-        The median and the known ends must be positive. ``count`` is the number of samples, or 1 if
-        this number is unknown. With an unknown number, the error from an interval has one degree of
-        freedom.
+        The interval is unknown if an end is NaN. The median and the known ends must be positive.
+        ``count`` is the number of samples, or 1 if this number is unknown. In that case, the error
+        from an interval has one degree of freedom.
         """
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)

@@ -85,7 +85,7 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
 
     Args:
         repeats: the entry ``repeats`` of run.json, with the result of re-timing; None if too few
-            cases were re-timed; only the assumed variance is then used.
+            cases were re-timed, so that only the assumed variance is used.
     """
     # Each variance is weighted by its number of cases.
     cases = _AS_CASES

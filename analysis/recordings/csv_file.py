@@ -61,7 +61,8 @@ class Faults:
 
         Args:
             wrong: mask of the rows that have the fault.
-            why: the fault in words: one text for all rows, or one text for each row of the table.
+            why: description of the fault, as one text for all rows or one text for each row of the
+                table.
         """
         newly_wrong = np.asarray(wrong, dtype=bool) & self.sound
         if newly_wrong.any():
@@ -80,8 +81,8 @@ class Faults:
         reads a file several times does not repeat its report.
 
         Raises:
-            UserError: if all lines are damaged, or if several lines are damaged and they are more
-                than a tenth of all.
+            UserError: if all lines are damaged, or if several lines are damaged and make up more
+                than a tenth of all lines.
         """
         # 1. Find the fault of each damaged line. Lines are counted instead of rows, because several
         #    rows may come from one line.

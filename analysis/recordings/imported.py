@@ -31,7 +31,7 @@ FILE = "file"
 VALIDATION = "validation.json"  # written last; if it exists, the import is complete
 CACHE = "warm"
 """Cache state in which public tables were measured. CUDA graphs were replayed without flushing the
-cache, so operands that fit in the cache are read from it."""
+cache, so operands that fit in the cache were read from it."""
 
 OTHERS_PROTOCOL = 0
 """Protocol version of imported recordings, which were not measured with our protocol."""

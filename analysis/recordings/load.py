@@ -43,7 +43,7 @@ _RESTORE = (
     f"{target('sweep FRESH=1', 'run --fresh')}, which sets the recording aside and starts a new "
     "run."
 )
-"""Sentences that say what to do about a damaged recording, which another machine may have made."""
+"""Sentences that say what to do about a damaged recording, whichever machine made it."""
 
 _CPU_SLUG = re.compile(r"cpu-.+-\d+t")
 """Pattern of a CPU's slug, which ends in the number of threads, as in ``-16t``."""
@@ -122,7 +122,7 @@ class Recording:
 
     @property
     def cache(self) -> str:
-        """Cache state of most cases: ``cold`` in our runs; an imported table records its state."""
+        """Cache state of most cases: ``cold`` in our runs, the recorded state in an import."""
         return str(self.run["public"]["cache"]) if self.public else "cold"
 
     @property
@@ -265,7 +265,7 @@ def load(folder: Path) -> Recording:
 
 
 def load_run(folder: Path) -> dict[str, Any]:
-    """Read the run.json of a folder, and check that this code reads its schema and protocol.
+    """Read a folder's run.json, and check that this code can read its schema and protocol.
 
     Unprintable characters in the file's strings are replaced by spaces.
 

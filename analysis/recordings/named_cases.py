@@ -58,11 +58,12 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
     ``choice`` is the config. It is empty for a hand-written kernel if only one config was recorded
     for the same problem and settings. The kernel is then assumed to have chosen the config itself.
-    The case then still matches if another version of the kernel chooses a different config.
+    Without the config in its name, the case still matches if another version of the kernel chooses
+    a different config.
 
     Args:
-        rows: all rows of a recording. Without the rows that failed, a case might seem to have only
-            one config.
+        rows: all rows of a recording. If the rows of failed cases were missing, a problem might
+            seem to have only one config.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
     identity = rows[list(IDENTITY)].astype(object)

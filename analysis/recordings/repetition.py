@@ -1,6 +1,6 @@
 """Compute repetition intervals: 95% intervals of what a second run would measure.
 
-These intervals are wider than the confidence interval of a run's median, for two reasons. The
+A repetition interval is wider than the confidence interval of a run's median, for two reasons. The
 median of the second run is as noisy as that of the first. In addition, the second run is another
 process, which gets memory at other addresses. At its end, a run re-times some of its cases in a new
 process to measure how much medians differ between processes (``repeats`` in run.json). Comparisons,
@@ -99,8 +99,8 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 
     A change of speed that all cases share between two processes does not widen the interval. The
     result is None if the times were measured at different places, because such times are not
-    comparable. The result is also None if both cases were sampled together in fewer than six
-    rounds, and the interval of one of the times is unknown.
+    comparable. The result is also None if fewer than six rounds have samples of both cases, and the
+    interval of at least one of the times is unknown.
     """
     if one.place != other.place:
         return None
@@ -169,8 +169,9 @@ def between_cases(recording: Recording) -> dict[str, float]:
 def _deviation(run: Mapping[str, Any], name: str) -> float:
     """Return a run's standard deviation of log medians between processes.
 
-    If no case was re-timed, it is estimated from the scatter of the canary GEMM within the run, for
-    both names. It is 0 if the run has no canary either.
+    If no case was re-timed, it is estimated from the scatter of the canary GEMM within the run, and
+    the estimate is the same for both values of ``name``. It is 0 if the run has no canary GEMM
+    either.
 
     Args:
         run: content of the run's run.json.
@@ -190,7 +191,7 @@ def _deviation(run: Mapping[str, Any], name: str) -> float:
 
 
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
-    """Return the recorded samples of each case by run and case id; other cases are left out.
+    """Return the samples of each case with recorded samples, by run and case id.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.

@@ -72,9 +72,10 @@ def load_runs(folder: Path) -> Recording:
 
 
 def usable_runs(folder_run: Recording) -> list[Recording]:
-    """Return a machine's usable runs: the given run, and others with this PyTorch and driver.
+    """Return a machine's usable runs that have the PyTorch and the driver of the given run.
 
-    The quietest run comes first. Among equally quiet runs, the newest run comes first.
+    The given run is one of them if it is usable. The quietest run comes first. Among equally quiet
+    runs, the newest run comes first.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]

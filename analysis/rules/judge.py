@@ -42,7 +42,7 @@ _UNUSABLE = "measured, but unusable"
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Result of a rule: the verdict, the effect with its interval, and their basis.
+    """Result of a rule: the verdict, the effect with its interval, and what both are based on.
 
     Attributes:
         statement: the claim that was judged.
@@ -321,7 +321,7 @@ def judge_all(
 
 
 def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
-    """Return a sort key of evidence: whether pairs have a control, then the number of pairs.
+    """Return a sort key of matches: whether any has a control, then the number of matches.
 
     Pairs with a control are better than any number of pairs without a control, because the rule's
     claim is about such pairs.
@@ -404,7 +404,7 @@ def _judge_rule(
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
-    """Say what was compared, what the source claims, and which effects several groups have."""
+    """Say what was compared, what the source claims, and the effect of each of several groups."""
     prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
     text = f"{prefix}{rule.effect}{claim}; {counted(pairs, 'pair')}"

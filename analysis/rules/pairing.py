@@ -1,7 +1,7 @@
 """Find pairs of cases in a run: a case against a rule's advice, and a case following it.
 
 Every pairing takes the timed cases of one run, the machine that timed them, and the ``options`` of
-a rule in ``rules.toml``, and yields matches. Some pairings do not need the machine.
+a rule in ``rules.toml``, and yields matches. Some pairings make no use of the machine.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def rounded(
 ) -> Iterator[Match]:
     """Pair sizes that are not a multiple of ``unit`` with the nearest measured multiples.
 
-    Multiples that differ by more than an eighth of the size are too far away to be paired. All
-    other properties of the two cases of a pair are equal.
+    A multiple that differs from a size by more than an eighth of the size is not paired with it.
+    All other properties of the two cases of a pair are equal.
 
     - ``dims``: fields of the workload, one of which differs; ``m+n`` means two equal fields that
       change together.
@@ -218,9 +218,9 @@ def threshold(
     - ``claim``: ratio that the rule's source claims; NaN if it claims no number.
     - ``least``: smallest size that counts as small.
     - ``dtypes``: dtypes whose cases are paired; all if empty.
-    - ``over``: if given, the claim is about speed-ups over this dtype. Then only pairs that were
-      also measured in this dtype are compared, by their speed-ups. If there are no such pairs, the
-      speeds of all pairs are compared, without a claim.
+    - ``over``: if given, the claim is about speed-ups over this dtype. In that case, only pairs
+      that were also measured in this dtype are compared, by their speed-ups. If there are no such
+      pairs, the speeds of all pairs are compared, without a claim.
     """
     matches = []
     for dim, by_size in _lines(cases, dims):
@@ -300,7 +300,7 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    All layers only move memory, except for one: the linear layer with the same N and K at batch 1.
+    Each of these layers only moves data, except the linear layer with the same N and K at batch 1.
     The claim is the ratio of the speeds that the machine's roofline allows. There are no pairs in a
     dtype that the machine does not support. Several GPUs of one run may have timed the cases of a
     pair.

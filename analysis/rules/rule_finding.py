@@ -219,7 +219,7 @@ def _independent_half_width(ratios: Array, level: float) -> float:
 def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
     """Return the mean log ratio of each distinct key.
 
-    If there is only one key, return the ratios themselves, because one mean shows no scatter.
+    If there is only one key, return the ratios themselves, because a single mean has no scatter.
     """
     _, group = np.unique(keys, return_inverse=True)
     means = np.bincount(group, ratios) / np.bincount(group)

@@ -45,8 +45,8 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 
     Args:
         group: rows of :func:`square_series` in one dtype.
-        speeds: column with the speeds that must reach the share of the best measured speed. The
-            results for the two columns :data:`ENDS` show how certain the size is.
+        speeds: column with the speeds that must reach the share of the best measured speed. Results
+            for the two columns :data:`ENDS` show how certain the result for ``tflops`` is.
     """
     # Speeds without an interval are compared by their measured value.
     judged = group[speeds].fillna(group["tflops"])

@@ -1,12 +1,12 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is the time of its kernels. Copies and memsets are treated as kernels
-here. A kernel belongs to the matrix operation with known shapes in which it was launched. The
-operation's time therefore includes the copies and transposes that the operation launches. A matrix
-operation that contains another matrix operation with known shapes does not count. If no matrix
-operation counts, the kernel belongs to the innermost operation of any kind. Kernels of several
-streams may overlap. Each kernel adds its full time to its operation, and the GPU is busy while any
-kernel runs. On a CPU, an operation's time excludes the time of the operations within it.
+On a GPU, an operation's time is the time of its kernels. Here, kernels include copies and memsets.
+A kernel belongs to the matrix operation with known shapes in which it was launched. The operation's
+time therefore includes the copies and transposes that the operation launches. A matrix operation
+that contains another matrix operation with known shapes does not count. If no matrix operation
+counts, the kernel belongs to the innermost operation of any kind. Kernels of several streams may
+overlap. Each kernel adds its full time to its operation. The GPU is busy while any kernel runs. On
+a CPU, an operation's time excludes the time of the operations within it.
 """
 
 from __future__ import annotations

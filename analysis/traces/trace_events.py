@@ -189,7 +189,7 @@ def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...
     """Return the names of the GPUs that have events, without repetitions.
 
     If the trace lists none of these GPUs, the result has the names of all GPUs of the node. Entries
-    that are not mappings and GPUs without a name are ignored.
+    that are not mappings are ignored, and so are GPUs without a name.
 
     Args:
         device_list: the trace's list of the node's GPUs, which may be missing or damaged.

@@ -3,7 +3,7 @@
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only a
 window of the text is in memory at a time. Python's JSON decoder reads one value after another from
 this window, which takes about as long as ijson with its C library. For a trace of 50 MB, this
-method needs a tenth of the memory that is needed to read the whole file at once
+method needs a tenth of the memory that reading the whole file at once needs
 (results/accuracy/trace-speed.jsonl).
 """
 
@@ -29,8 +29,8 @@ this list and the list of events."""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
-"""Largest number of characters in one value. If a value has not ended by then, the trace counts as
-damaged. An event has hundreds of characters, or thousands with a long stack."""
+"""Largest number of characters in one value. If a value is longer, the trace counts as damaged. An
+event has hundreds of characters, or thousands with a long stack."""
 
 _LONGEST_TAIL = len("e+5")  # characters after which the decoder knows that a number ended
 
