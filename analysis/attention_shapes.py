@@ -26,7 +26,7 @@ class AttentionShapes(NamedTuple):
         queries: query tokens per sequence.
         keys: key tokens per sequence.
         width: elements of a query, key or value in one head.
-        seen: number of keys that one query may see: all keys, or those of a sliding window. A
+        seen: number of keys that one query may see (all keys, or those of a sliding window). A
             causal mask does not reduce this number.
     """
 

@@ -1,4 +1,4 @@
-"""Answer pad/choose queries: return advice on each problem, with the source of the data."""
+"""Answer pad/choose queries: return advice on each problem, with the source of its data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer:
 
 
 def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) -> list[Answer]:
-    """Return an answer about each problem.
+    """Return an answer for each problem.
 
     Raises:
         UserError: if the machine's recording cannot be read, if the machine does not support a

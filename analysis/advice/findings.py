@@ -60,7 +60,7 @@ class AdviceFinding:
         """Say what to do, such as ``bf16, N: make it a multiple of 64``."""
         best = self.best
         if not best.changed:
-            return f"{best.problem.dtype}: use {best.implementation} instead"
+            return f"{best.problem.dtype}: use {best.implementation} instead of the vendor library"
         dimensions = _dimensions(best)
         names = " and ".join(name.upper() for name in dimensions)
         if len(dimensions) == 1:
@@ -129,7 +129,7 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     reasons = Counter(answer.reason for answer in unchanged).most_common(4)
     reason_text = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
     reasons_in_brackets = f" ({reason_text})" if reason_text else ""
-    lines.append(f"- **leave it** is the answer for {query_count}{reasons_in_brackets}.")
+    lines.append(f"- **leave it** is the answer to {query_count}{reasons_in_brackets}.")
     return lines
 
 

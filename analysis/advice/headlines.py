@@ -36,14 +36,14 @@ _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fra
 
 @dataclass(frozen=True)
 class Headline:
-    """A fact about a recording in words, its most important number, and the number's interval.
+    """A statement about a recording, with the statement's most important number and its interval.
 
     Depending on ``id``, ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``,
     ``alignment``, ``layout``), a size (``size``), a relative error (``accuracy``) or a gain
     (``change``). The interval of ``value``, from ``lo`` to ``hi``, is computed from 95% intervals,
     or from a 90% interval if ``value`` is a predicted gain. Both ends are NaN if the interval is
-    unknown. ``count`` is the number of cases that ``value`` is computed from; for ``layout`` it
-    counts pairs, and for ``steady`` sustained runs.
+    unknown. ``count`` is the number of cases that ``value`` is computed from; for ``layout``, it is
+    the number of pairs, and for ``steady``, the number of sustained runs.
     """
 
     id: str
@@ -101,8 +101,8 @@ def peak(analysis: Analysis) -> Headline | None:
     raised_peaks = ceilings.get("raised") or {}
     for dtype, raised in raised_peaks.items():
         sentences.append(
-            f"The {dtype} peak was raised from {rate(raised['from'] / 1e12)}: {raised['case']} was "
-            "faster than the measured peak in two processes."
+            f"The {dtype} peak was raised from the measured {rate(raised['from'] / 1e12)}, because "
+            f"{raised['case']} was faster in two processes."
         )
     best = max(fastest, key=lambda gemm: gemm.tflops)
     return Headline(
@@ -185,7 +185,7 @@ def steady(analysis: Analysis) -> Headline | None:
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:
-    """Report the speed of sizes that are not a multiple of 8, and which multiple is fast enough.
+    """Report the speed of sizes that are not multiples of 8, and which multiples are fast enough.
 
     Dimensions are reported separately if each has enough of these sizes; otherwise, they are
     reported together. The value, the interval and the count are those of the slowest dimension that
@@ -211,8 +211,8 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     affected = rows[rows["along"] == slowest.lower()] if slowest else rows
     return Headline(
         "alignment",
-        f"Speed of sizes that are not a multiple of {_WIDE}, relative to the round size just below "
-        f"them: {', '.join(texts)}. On average, {_sufficient_multiple(affected)}.",
+        f"Speed of sizes that are not multiples of {_WIDE}, relative to the round size just below "
+        f"each: {', '.join(texts)}. On average, {_sufficient_multiple(affected)}.",
         *means[slowest],
         len(groups[slowest]),
     )
@@ -239,7 +239,7 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
     *_, second_largest, largest = _MULTIPLES
     if smallest == largest:
         return (
-            f"multiples of {second_largest} are over {_HARDLY:.0%} slower than multiples of "
+            f"multiples of {second_largest} are more than {_HARDLY:.0%} slower than multiples of "
             f"{largest}"
         )
     return f"multiples of {smallest} are less than {_HARDLY:.0%} slower than multiples of {largest}"
@@ -287,7 +287,7 @@ def size(table: pd.DataFrame) -> Headline | None:
         hi = fast_from(group, "tflops_lo")
         largest = int(group["m"].max())
         if fast_size is None:
-            slow.append(f"M = {largest} in {dtype}")
+            slow.append(f"{dtype} (M = {largest})")
         else:
             fast.append(f"at M = {fast_size}{_size_interval(lo, hi)} in {dtype}")
         figures.append((fast_size or largest, lo or largest, hi or largest, len(group)))
@@ -298,7 +298,8 @@ def size(table: pd.DataFrame) -> Headline | None:
         sentences.append(f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(fast)}.")
     if slow:
         sentences.append(
-            f"The largest square GEMM is below {NEARLY:.0%} of the best speed: {', '.join(slow)}."
+            f"The largest square GEMM is below {NEARLY:.0%} of the best speed in "
+            f"{' and in '.join(slow)}."
         )
     value, lo_of_value, hi_of_value, count = figures[0]
     return Headline(
@@ -385,7 +386,7 @@ def _verdict_and_evidence(answer: Advice) -> str:
 
 
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
-    """Return a sort key, largest for the best answer: verdict, evidence, lower end of the gain."""
+    """Return a sort key (verdict, evidence, lower end of the gain), largest for the best answer."""
     # The positions are negated, because VERDICTS and EVIDENCE begin with the best.
     verdict_position = VERDICTS.index(answer.verdict)
     evidence_position = EVIDENCE.index(answer.evidence)
@@ -398,10 +399,10 @@ def sizes_line(advice: Sequence[Advice]) -> str:
     likely = sum(answer.verdict == LIKELY for answer in advice)
     shapes = counted(len({answer.problem for answer in advice}), "shape")
     if not confirmed and not likely:
-        return f"{shapes} checked: no better size was found nearby."
+        return f"{shapes} checked: no better size or implementation was found."
     return (
         f"{len(advice):,} queries (pad and choose for {shapes}): "
-        f"{confirmed:,} confirmed and {counted(likely, 'likely improvement')}."
+        f"{counted(confirmed, 'confirmed improvement')}, {counted(likely, 'likely improvement')}."
     )
 
 

@@ -29,8 +29,8 @@ _MOST_FILTERED = 64  # problems; with more, filtering the table once per problem
 _ROUNDED = 1e-9  # tolerance, because rounding may move the ratio of two sizes past its limit
 
 KINDS = ("pad", "choose")
-"""Kinds of queries: ``pad`` needs at least the given sizes, and ``choose`` may pick any sizes near
-them."""
+"""Kinds of queries: ``pad`` asks for sizes that are at least the given ones, and ``choose`` for any
+sizes near them."""
 
 Ratio = tuple[float, float, float]
 """A time ratio and the two ends of its interval."""
@@ -54,8 +54,8 @@ class Measurements:
                 every operand that fits in it.
             pairs: pairs of contenders that were re-timed together.
             repeats: all times of each contender that was measured several times; ``times`` has only
-                one of them. Times are compared only if they come from the same place (run, worker
-                and GPU).
+                one of these times. Times are compared only if they come from the same place (run,
+                worker and GPU).
         """
         self._repeats = repeats or {}
         self.warm = warm

@@ -1,4 +1,4 @@
-"""Generate the other sizes that a problem might have, and predict the time of each."""
+"""Generate variants of a problem with other sizes, and predict the time of each variant."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def question_of(
             share from 0 to :data:`MOST`.
     """
     if pad is not None and choose is not None:
-        raise UserError("give either --pad or --choose, not both.")
+        raise UserError("--pad and --choose are different queries; give one of them, not both.")
     if choose is not None:
         return Question("choose", share_of(choose, "choose", MOST), constraints)
     if pad is not None:
@@ -111,7 +111,8 @@ def options_of_each(
 ) -> list[Options]:
     """Return the options of many problems, given as a mapping from problems to vendor libraries.
 
-    The options of all problems are predicted together, which is faster than one by one.
+    The options of all problems are predicted together, which is faster than predicting them one by
+    one.
     """
     libraries = list(problems.values())
 
@@ -202,7 +203,7 @@ def _combinations_of_best(
     time_us_of = dict(zip(options, frame["time_us"], strict=True))
 
     def best_sizes(name: str) -> list[int]:
-        """Return the current size of a dimension, and its best sizes if no other size changes."""
+        """Return a dimension's current size, then the best sizes if no other dimension changes."""
         candidates = [option for option in options if set(changed(problem, option)) <= {name}]
         # The time per unit of work ranks the options of both kinds of queries.
         candidates.sort(key=lambda option: time_us_of[option] / question.work(problem, option))

@@ -39,8 +39,8 @@ def why(
     """Attribute the percentage points of a gain to causes, such as fuller tiles or alignment.
 
     The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
-    parts of tiles, waves and bytes. The remainder is attributed to the first of these causes that
-    applies:
+    parts that tiles, waves and bytes contribute. The remainder is attributed to the first of these
+    causes that applies:
 
     - alignment, if the remainder is a gain and the alignment improves;
     - on a GPU, another kernel of the vendor library, if the tile or the split of K changes;
@@ -72,7 +72,7 @@ def why(
     elif kind == "gpu" and _kernel(before) != _kernel(after):
         parts[_kernel_cause(before, after)] = remainder
     else:
-        parts["a cause unknown to the model" if measured else _SIMILAR] = remainder
+        parts["effects that the model lacks" if measured else _SIMILAR] = remainder
     # 2. Convert the parts to percentage points, and name only the large ones. A gain of exactly 0
     #    has no parts.
     points: dict[str, float] = {}
@@ -134,8 +134,8 @@ def _known_parts(
         tiles_each = f"{before['waves']} → {after['waves']} tiles each"
         wave_text = f"{degree} evenly loaded threads ({tiles_each})"
     else:
-        waves_before = f"{before['waves']}, {before['tail_efficiency']:.0%} full"
-        waves_after = f"{after['waves']}, {after['tail_efficiency']:.0%} full"
+        waves_before = f"{counted(before['waves'], 'wave')} {before['tail_efficiency']:.0%} full"
+        waves_after = f"{counted(after['waves'], 'wave')} {after['tail_efficiency']:.0%} full"
         wave_text = f"{_fullness(wave_gain)} waves ({waves_before} → {waves_after})"
     return {tile_text: area_gain, wave_text: wave_gain}
 
@@ -158,12 +158,12 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     if tile != new_tile:
         changes.append(f"{tile} → {new_tile}")
     if split != new_split:
-        changes.append(f"K in {split} → {new_split} parts")
+        changes.append(f"parts of K: {split} → {new_split}")
     return f"another kernel ({', '.join(changes)})"
 
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
-    """Name the misaligned sizes that change, and say if the price of misalignment is assumed."""
+    """Name the misaligned sizes that change, and say whether the misalignment price is assumed."""
     multiple = aligned_multiple(problem)
     misaligned = [
         name.upper() for name in changed(problem, option) if getattr(problem, name) % multiple
@@ -183,7 +183,7 @@ def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncert
         reason = "too little is known about nearby sizes to recommend one"
         if problem.dtype not in TIMED_DTYPES:
             return reason
-        return f"{reason}; `recommend --measure` would time them"
+        return f"{reason}, so time them with `recommend --measure`"
     if question.choose:
         return "no size within the limits is expected to raise the speed enough"
     # These two limits are themselves a reason why a larger size does not help.

@@ -157,7 +157,7 @@ def advise(
 def _advise_among(
     candidates: Options, model: Model, measured: Measurements, library: str, question: Question
 ) -> Advice:
-    """Return the best advice among the given options; the first option is the problem itself."""
+    """Return advice on a problem, given the options; the first option is the problem itself."""
     # 1. Choose the best size. Position 0 is the problem itself.
     options, frame = candidates
     problem = options[0]
@@ -215,7 +215,7 @@ def _advise_among(
 
 
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
-    """Return True if a predicted gain is clearly worth a change, and no option was re-timed.
+    """Return True if a predicted gain would clearly be worth a change, but no option was re-timed.
 
     If options were re-timed, the gains of the best options are no longer uncertain.
     """

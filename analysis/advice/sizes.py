@@ -177,7 +177,7 @@ def sizes_near(
     all sizes in the window are tried. A dimension that may not change has only its current size.
 
     ``allowance`` has the meaning of :attr:`analysis.advice.options.Question.allowance`. ``tiles``
-    are edges of the vendor library's tiles, whose multiples are tried, too.
+    are edges of the vendor library's tiles; multiples of these edges are tried, too.
     """
     sizes = {}
     free = constraints.free(problem)

@@ -56,7 +56,7 @@ _REACH = 1.2  # largest ratio of a recommended size to the original size, or the
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
-    """Return the advice on both queries for the problems that a vendor library computed.
+    """Return advice for both queries on the problems that a vendor library computed.
 
     All answers to the *pad* query come first. The answers to each query are sorted by verdict, then
     by gain. If there are thousands of problems, as in a public table, only a sample and the
@@ -144,7 +144,7 @@ def _with_libraries(problems: Iterable[Problem], measured: Measurements) -> dict
 
 
 def _table_rows(recording: Recording) -> pd.DataFrame:
-    """Return the rows of vendor libraries, except cases that were timed for advice."""
+    """Return the rows of vendor libraries, except the rows of cases that were timed for advice."""
     rows = library_rows(recording.products)
     return rows[rows["sweep"] != CONFIRM]
 
@@ -180,7 +180,7 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """Return the text of recommendations.md, which only counts the shapes to leave."""
+    """Return the text of recommendations.md, in which shapes to leave are only counted."""
     # 1. Introduce the recording. The caption of its plots separates its parts by dots.
     caption = plain(analysis.recording.caption()).replace("  ·  ", ", ")
     lines = [
@@ -208,8 +208,8 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
             "",
             f"Sizes and FLOPs within {question.allowance:.1%} of the original were checked "
             f"for {len(answers):,} of {counted(shape_count, 'measured shape')}{sample}. "
-            f"Result: {verdict_counts[DO_IT]:,} to do, {verdict_counts[LIKELY]:,} likely, "
-            f"{verdict_counts[LEAVE_IT]:,} to leave. {_GAINS[question.kind]}",
+            f"Verdicts: {verdict_counts[DO_IT]:,} *do it*, {verdict_counts[LIKELY]:,} *likely*, "
+            f"{verdict_counts[LEAVE_IT]:,} *leave it*. {_GAINS[question.kind]}",
             "",
         ]
         for op in ("gemm", "conv"):

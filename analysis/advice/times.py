@@ -54,7 +54,9 @@ def _remarks(problem: Problem, basis: Basis) -> str:
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:
         needed = f"{problem.bytes / 1e9:,.0f} GB"
-        remarks += f"; the problem needs {needed}, and the machine has {memory / 1e9:.0f} GB"
+        remarks += (
+            f"; the problem needs {needed} of memory, and the machine has {memory / 1e9:,.0f} GB"
+        )
     return remarks
 
 

@@ -159,7 +159,7 @@ def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -
 
 
 def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]]) -> float:
-    """Return an upper limit of the seconds that re-timing one pair of the trial takes.
+    """Return an upper bound on the seconds that re-timing one pair of the trial takes.
 
     ``seconds`` is described in :func:`affordable`.
     """
@@ -178,8 +178,8 @@ def affordable(
 
     Args:
         trials: trials that may be measured.
-        seconds: two times for each contender: the seconds to explore it, and the seconds to re-time
-            it in a pair.
+        seconds: for each contender, the seconds to explore it and the seconds to re-time it in a
+            pair.
         budget: seconds for exploring all contenders of the trials, and for re-timing the costliest
             pair of each trial.
     """

@@ -18,7 +18,7 @@ from typing import NamedTuple
 DO_IT, LIKELY, LEAVE_IT = VERDICTS = ("do it", "likely", "leave it")
 
 CONFIRMED, MEASURED, PREDICTED = EVIDENCE = "confirmed", "measured", "predicted"
-"""Evidence for a gain: samples taken after the change was chosen, earlier samples, or the model."""
+"""Kinds of evidence for a gain: samples taken after the choice, earlier samples, or the model."""
 
 MIN_GAIN = 0.01
 """Smallest gain that is worth changing a model, as a fraction."""

@@ -394,4 +394,4 @@ def reached_bandwidth(basis: Basis) -> float:
             large_gemm = Gemm(8192, 8192, 8192, dtype)
             fit = basis.model.fit_of(group_of(basis.library(large_gemm), large_gemm))
             return machine.bandwidth * fit.constants.dram
-    raise UserError(f"{machine.name} supports none of bf16, fp16 and fp32; name another machine.")
+    raise UserError(f"{machine.name} supports none of bf16, fp16 and fp32; give another --machine.")

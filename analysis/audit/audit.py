@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """Audit of a model on one machine; printing it shows the text of ``rooftile audit``.
+    """Audit of a model on one machine; printing the audit shows the text of ``rooftile audit``.
 
     Attributes:
         report: time and memory of the step, and the changes of dimensions (levers).
-        basis: model and measurements of the machine that the times are based on.
+        basis: the machine's model and measurements, on which the times are based.
         step: the step that was audited.
     """
 
@@ -59,9 +59,9 @@ class Audit:
 
     @property
     def products(self) -> pd.DataFrame:
-        """Table of the matrix operations, with the time of one instance and the share of the step.
+        """Table of the matrix operations.
 
-        Times are in µs.
+        Times are for one instance, in µs. Shares of the step's time are for all instances.
         """
         return products_frame(self.account)
 
@@ -92,7 +92,8 @@ class LeverSearch:
             fraction.
         multiple: number that widths have to be multiples of; None to use the numbers that
             :func:`analysis.audit.candidates.candidates` prefers.
-        tries: values of dimensions. If given, only their combinations are compared.
+        tries: values to try for each dimension. If given, only combinations of these values are
+            compared.
     """
 
     vary: tuple[str, ...] = ()
@@ -103,7 +104,7 @@ class LeverSearch:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Postpone garbage collection, which would take up to a fifth of the time of many captures."""
+    """Postpone garbage collection, which can take up to a fifth of the time of many captures."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -298,8 +299,8 @@ def _assumptions(
         assumptions.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
     if runtime.tp > 1:
         assumptions.append(
-            "memory divided evenly among the GPUs (activations with sequence parallelism)"
+            "memory divided evenly among the GPUs, including activations (sequence parallelism)"
         )
     if not varied:
-        assumptions.append("no dimension that changes a GEMM was found")
+        assumptions.append("no dimension was found whose change affects a GEMM")
     return (*assumptions, *captured.assumptions)

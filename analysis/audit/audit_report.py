@@ -30,8 +30,8 @@ class AuditReport:
         fits_with: command-line options, each of which would make the step fit in memory; there are
             none if the step fits already, or if no option would help.
         levers: changes of dimensions. The joint change, if there is one, comes first, followed by
-            the other changes from best to worst. Changes that the user gave are in the user's
-            order.
+            the other changes from best to worst. If the user gave the changes, they are in the
+            user's order instead.
         refused: changes that the user gave and that cannot be judged, each with the reason.
         warnings: sentences about arguments that are probably mistakes.
         source: description of the measurements or constants that the times are based on.
@@ -205,7 +205,7 @@ def summary_lines(report: AuditReport) -> list[str]:
     available_gb = three_digits(memory.available / 1e9)
     memory_text = f"Memory: {needed_gb} of {available_gb} GB"
     worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
-    change_text = "Best change: none is worth making."
+    change_text = "Best change: no change is worth making."
     if worthwhile:
         best = max(worthwhile, key=lambda lever: lever.expected_gain)
         verdict_words = verdict_text(best.verdict, best.probability)
@@ -227,7 +227,7 @@ def time_line(account: Account) -> str:
 
 
 def memory_line(memory: Memory) -> str:
-    """Format the memory of a step by use."""
+    """Format the memory that a step needs for each use."""
     uses = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -338,8 +338,8 @@ def as_text(report: AuditReport) -> str:
     lines += aligned_lines([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
     if len(rows) > _MOST_ROWS:
         lines.append(
-            f"The table shows the {_MOST_ROWS} of {len(rows)} matrix operations that take the most "
-            "time; --json lists all."
+            f"Only the {_MOST_ROWS} matrix operations that take the most time are shown; --json "
+            f"lists all {len(rows)}."
         )
     lines += ["", f"Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:

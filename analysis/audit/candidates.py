@@ -257,7 +257,8 @@ def _changed_heads(
     """Return the heads of an attention layer with new values of dimensions.
 
     Return None if any size of these heads would not be a whole number. ``before`` has the current
-    heads, and ``places`` the places that their sizes come from; both are from :func:`_heads_of`.
+    heads, and ``places`` has the places that their sizes come from. Both are from
+    :func:`_heads_of`.
     """
     sizes = {
         name: getattr(before, name) + _size_change(values, place) for name, place in places.items()

@@ -192,10 +192,10 @@ class _Baseline:
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Baseline:
-        """Create a baseline with the measurements of problems of similar size.
+        """Create a baseline with measurements of problems similar to the model's operations.
 
-        The measured sizes differ from the sizes of the model's operations by at most twice
-        :data:`REACH`, because a number of heads, for example, may change by more than this reach.
+        The measured sizes differ from the sizes of these operations by at most twice :data:`REACH`,
+        because a number of heads, for example, may change by more than this reach.
         """
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
@@ -251,7 +251,7 @@ class _Baseline:
         moved_after = _moved_bytes(changed, self.runtime)
         reason = _reason(changes, pairs, products_gain, share, more_flops)
         if has_uncounted:
-            reason += " Attention is not counted."
+            reason += " The effect on attention is not counted."
         return Lever(
             changes=changes,
             pairs=_changed_problems(pairs),
@@ -490,9 +490,10 @@ def _resized(
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
     """Combine the worthwhile levers one by one, and keep each that raises the expected gain.
 
-    A lever is left out if, with the lever or the combination, the number of parameters would grow
-    by more than the fraction ``more_parameters``. It is also left out if it changes a dimension
-    that a chosen lever changes. Return None if no combination of levers raises the expected gain.
+    A lever is left out if the number of parameters would grow by more than the fraction
+    ``more_parameters``, either with this lever by itself or with the combination. It is also left
+    out if it changes a dimension that a chosen lever changes. Return None if no combination of
+    levers raises the expected gain.
     """
     chosen: Lever | None = None
     for lever in best:

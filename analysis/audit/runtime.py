@@ -59,8 +59,8 @@ class Runtime:
             unknown.
         causal_half: True if the attention kernel skips the half of the query–key pairs that a
             causal mask hides.
-        skew: only one in ``skew`` experts gets tokens, and all experts with tokens get the same
-            share.
+        skew: number of experts for each expert that gets tokens. All experts with tokens get the
+            same share.
     """
 
     kind: str = EAGER
@@ -82,7 +82,7 @@ class Runtime:
         check_counts(self, "tp", "loss_chunks")
         if self.attention is not None and not 0 < self.attention <= 1:
             raise UserError(
-                f"--attention is {100 * self.attention:.3g}% of the peak; give a share above 0% "
+                f"--attention is {100 * self.attention:.6g}% of the peak; give a share above 0% "
                 "and up to 100%."
             )
         if not 1 <= self.skew < math.inf:
@@ -125,13 +125,11 @@ class Runtime:
         descriptions = [f"{role} as one GEMM" for role in fusing]
         if self.tp > 1:
             descriptions.append(
-                f"widths divided by {self.tp}; other operations are not divided, and "
-                "communication is not counted"
+                f"the widths of matrix operations divided by {self.tp} (other operations are not "
+                "divided, and communication is not counted)"
             )
         if self.recompute:
-            descriptions.append(
-                "matrix operations of repeated layers are recomputed; other operations are not"
-            )
+            descriptions.append("only the matrix operations of repeated layers are recomputed")
         if self.loss_chunks > 1 and any(product.role == "head" for product in products):
             descriptions.append(
                 f"the head is computed in at most {self.loss_chunks} chunks of tokens"
@@ -142,10 +140,11 @@ class Runtime:
                 descriptions.append(f"fused attention at {self.attention:.0%} of the peak")
             descriptions.append(f"causal masks counted {masks}")
         if "grouped" in kinds:
-            recipients = "each gets"
             if self.skew > 1:
-                recipients = f"only one in {self.skew:g} gets tokens; each of these gets"
-            descriptions.append(f"experts: {recipients} the same share of the tokens")
+                experts = f"only one in {self.skew:g} experts gets tokens, and each of these"
+            else:
+                experts = "each expert"
+            descriptions.append(f"{experts} gets the same share of the tokens")
         return descriptions
 
 
@@ -207,12 +206,12 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     work = product.work
     # 1. Attention is divided by heads, and a layer of experts by experts with their tokens.
     if isinstance(work, Attention):
-        heads = _divided(work.heads, tp, "heads")
-        kv_heads = _divided(work.kv_heads, tp, "KV heads")
+        heads = _divided(work.heads, tp, "the number of heads")
+        kv_heads = _divided(work.kv_heads, tp, "the number of KV heads")
         part_of_heads = product.resized({"heads": heads, "kv_heads": kv_heads})
         return _named(part_of_heads, ("heads", "kv_heads"), tp)
     if isinstance(work, GroupedGemm):
-        experts = _divided(work.experts, tp, "experts")
+        experts = _divided(work.experts, tp, "the number of experts")
         part_of_experts = product.resized({"experts": experts, "m": max(1, work.m // tp)})
         return _named(part_of_experts, ("experts",), tp)
     # 2. Layers of known roles are divided by their output or their input features, and batched
@@ -220,7 +219,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
-        return product.resized({"batch": _divided(work.batch, tp, "batched GEMMs")})
+        return product.resized({"batch": _divided(work.batch, tp, "the number of batched GEMMs")})
     if product.role in _BY_COLUMNS or _COLUMNS_BY_PATH.search(product.path):
         size = out_size(product, forward)
     elif product.role in _BY_ROWS:
@@ -230,7 +229,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     if product.role == "head":  # a vocabulary is padded to a multiple of tp
         part = int(ceil_div(product.sizes[size], tp))
     else:
-        part = _divided(product.sizes[size], tp, product.role)
+        part = _divided(product.sizes[size], tp, f"a width of {product.role}")
     return _named(product.resized({size: part}), (size,), tp)
 
 

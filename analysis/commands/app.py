@@ -51,7 +51,7 @@ def problems_given(
     if file is not None:
         parsed += read_problems(file)
     if not parsed:
-        raise UserError("give at least one --gemm or --conv, or a --file.")
+        raise UserError("no shape is given; add --gemm, --conv or --file.")
     return parsed
 
 

@@ -78,7 +78,7 @@ def predict_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Predict the time of shapes, and say what limits it.
+    """Predict the time of each shape, and say what limits its speed.
 
     Works for every machine in machines.toml, measured or not.
     """
@@ -88,9 +88,12 @@ def predict_command(
     # 1. Read the shapes. `problems_given` raises an error if no shape is given, so it is not called
     # if only --attention is given.
     if not (gemm or conv or attention or file):
-        raise UserError("give at least one --gemm, --conv or --attention, or a --file.")
+        raise UserError("no shape is given; add --gemm, --conv, --attention or --file.")
     if attention_kernel and not attention:
-        raise UserError("--attention-kernel needs --attention; add a call, or leave it out.")
+        raise UserError(
+            "--attention-kernel needs --attention; add --attention, or leave "
+            "--attention-kernel out."
+        )
     calls = [parse_attention(text) for text in attention or ()]
     problems = problems_given(gemm, conv, file) if gemm or conv or file else []
     # 2. Predict all shapes on each machine.
@@ -197,8 +200,8 @@ def recommend_command(
         question_options = (pad, choose, change, fix, multiple > 1, any_size)
         if machine is not None or json or any(question_options):
             raise UserError(
-                "give --gemm, --conv or --file; without a shape, --measure takes only --budget, "
-                "--device, --gpu, --gpus and --results."
+                "without a shape, --measure takes only --budget, --device, --gpu, --gpus and "
+                "--results; leave the other options out, or add --gemm, --conv or --file."
             )
         from analysis.commands.confirm import measure_best_guesses
 
@@ -206,7 +209,7 @@ def recommend_command(
         return
     if budget or gpus:
         raise UserError(
-            "--budget and --gpus are only for --measure without a shape; leave them out."
+            "--budget and --gpus are only for --measure without a shape; leave both out."
         )
     # 2. Read the shapes and the limits on how their sizes may change. With --measure, time
     # candidates on this machine; otherwise, find the basis of the answers.
@@ -268,11 +271,11 @@ def _print_answers(answers: Sequence[Advice]) -> None:
             continue
         per_flop = " per FLOP" if answer.question == "choose" else ""
         # The advice may also be to use another implementation at the same size.
-        action = f"{answer.question} {answer.change}" if answer.changed else "unchanged size, but"
-        print(
-            f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action} "
-            f"with {answer.implementation}."
-        )
+        if answer.changed:
+            action = f"{answer.question} {answer.change} with {answer.implementation}"
+        else:
+            action = f"keep the size, but use {answer.implementation}"
+        print(f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action}.")
         print(
             f"    Expected gain{per_flop} {answer.gain.value:+.1%} ({answer.gain.lo:+.1%} to "
             f"{answer.gain.hi:+.1%}, {answer.evidence}), FLOPs {answer.extra_flops:+.2%}; "

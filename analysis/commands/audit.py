@@ -133,8 +133,8 @@ def audit_command(
         typer.Option(
             "--try",
             help=(
-                "Values of a dimension to compare, such as hidden=768,1024; repeatable, to compare "
-                "every combination."
+                "Values of a dimension to compare, such as hidden=768,1024; repeatable, which "
+                "compares every combination."
             ),
         ),
     ] = None,
@@ -150,7 +150,7 @@ def audit_command(
     ] = None,
     parameters: Annotated[
         str,
-        typer.Option(help="Largest growth of the number of parameters when changes are combined."),
+        typer.Option(help="Largest growth in the number of parameters from combined changes."),
     ] = "1%",
     arg: Annotated[
         list[str] | None,
@@ -163,12 +163,14 @@ def audit_command(
         typer.Option(
             "--input",
             help=(
-                "Input to the factory's module as dtype[shape], such as int64[8,2048]; repeatable."
+                "Input to the module that the factory returns, as dtype[shape], such as "
+                "int64[8,2048]; repeatable."
             ),
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", help="CSV file to write, one row per matrix operation.")
+        Path | None,
+        typer.Option("--csv", help="CSV file to write, with one row per matrix operation."),
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Markdown file to write for a pull request.")
@@ -193,7 +195,7 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and the time saved.
+    """Say which dimension of a model to change, and how much time this saves.
 
     Lists the GEMMs, convolutions and attention calls of a step, how long each takes, and what
     limits each.
@@ -217,7 +219,7 @@ def audit_command(
         if error.name != "torch":
             raise
         raise UserError(
-            f"{needs_extra('torch', 'models')} PyTorch's CPU build is enough."
+            f"{needs_extra('torch', 'models')} PyTorch's CPU build is enough without --measure."
         ) from None
     check_option("--causal", causal, ("half", "full"))
     for file in (csv, markdown):

@@ -162,7 +162,7 @@ def measure_questions(
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
-    """Return the basis of answers about this machine that is available before measuring.
+    """Return the basis of answers about this machine, as it is before measuring.
 
     Raises:
         UserError: if ``machine`` is not this machine, the device cannot be used, or the machine's

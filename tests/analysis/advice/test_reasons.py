@@ -35,7 +35,7 @@ def test_tiles_and_waves_explain_what_they_do_and_another_kernel_the_rest() -> N
     after = row(tile="160x192", tile_efficiency=1.0, tail_efficiency=0.75, waves=1)
     reason = why(PROBLEM, OPTION, row(), after, gain=1.25 * 1.5 * 1.2 - 1, measured=True)
     assert "fuller tiles (80% → 100% of their area)" in reason
-    assert "fuller waves (2, 50% full → 1, 75% full)" in reason
+    assert "fuller waves (2 waves 50% full → 1 wave 75% full)" in reason
     assert "another kernel (128x256 → 160x192)" in reason
     assert sum(points(reason)) == pytest.approx(125, abs=2)
 
@@ -49,9 +49,9 @@ def test_an_uncertain_shape_is_only_to_be_measured_if_it_can_be(dtype: str, is_t
 
 def test_one_cause_needs_no_points() -> None:
     split = why(PROBLEM, OPTION, row(), row(split=4), gain=0.5)
-    assert split == "because of another kernel (K in 1 → 4 parts)"
+    assert split == "because of another kernel (parts of K: 1 → 4)"
     unknown = why(PROBLEM, OPTION, row(), row(), gain=0.5, measured=True)
-    assert unknown == "because of a cause unknown to the model"
+    assert unknown == "because of effects that the model lacks"
     assert (
         why(PROBLEM, OPTION, row(), row(), 0.5) == "because of a measured trend of similar shapes"
     )
@@ -84,7 +84,7 @@ def test_padding_within_a_tile_fills_it_and_saves_nothing() -> None:
     wider = Gemm(1408, 768, 10240, "bf16")
     before, after = row(tile_efficiency=1281 / 1408), row(tile_efficiency=1.0)
     reason = why(PROBLEM, wider, before, after, gain=0.05, measured=True)
-    assert reason == "because of a cause unknown to the model"
+    assert reason == "because of effects that the model lacks"
     per_flop = why(PROBLEM, wider, before, after, gain=1408 / 1281 - 1, choose=True)
     assert per_flop == "because of fuller tiles (91% → 100% of their area)"
 
@@ -98,7 +98,7 @@ def test_more_work_for_the_same_bytes_is_a_gain_per_flop() -> None:
 def test_what_costs_is_named_so_that_points_add_up() -> None:
     after = row(tile_efficiency=0.96, tail_efficiency=0.4)
     reason = why(PROBLEM, OPTION, row(), after, gain=0.2, choose=True, measured=True)
-    assert "from emptier waves (2, 50% full → 2, 40% full)" in reason
+    assert "from emptier waves (2 waves 50% full → 2 waves 40% full)" in reason
     less = [int(number) for number in re.findall(r"minus (\d+) from", reason)]
     assert sum(points(reason)) - sum(less) == pytest.approx(20, abs=2)
 

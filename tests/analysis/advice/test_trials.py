@@ -227,7 +227,7 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     assert "; gain 50% for 10.8% more FLOPs (64×" in found[0].text()
     assert "6 shapes, such as 400×" in text
     lines = findings_lines([*advice, one, left])
-    assert lines[-1] == "- **leave it** is the answer for 1 of 8 queries (1: because)."
+    assert lines[-1] == "- **leave it** is the answer to 1 of 8 queries (1: because)."
 
 
 def test_a_finding_names_a_multiple_that_its_example_has() -> None:

@@ -139,7 +139,7 @@ def test_tensor_parallelism_divides_every_wide_product(llama: Captured, degree: 
 
 
 def test_what_a_degree_cannot_divide(llama: Captured, gpt2: Captured, h100: Basis) -> None:
-    with pytest.raises(UserError, match="--tp 16 does not divide KV heads .8."):
+    with pytest.raises(UserError, match="--tp 16 does not divide the number of KV heads .8."):
         Runtime(tp=16).products(llama)
     heads = [p for p in Runtime(tp=4).products(gpt2) if p.role == "head" and p.pass_ == "forward"]
     assert [p.sizes["n"] for p in heads] == [12565]  # a quarter of 50257, rounded up
@@ -200,9 +200,9 @@ def test_tokens_may_go_to_few_experts_alone() -> None:
     (one,) = Runtime(skew=100).products(captured)
     assert as_problem(one.work) == Gemm(1024, 4096, 2048, "bf16", "nt", 1)
     assert Runtime(skew=4).changes(captured) == [
-        "experts: only one in 4 gets tokens; each of these gets the same share of the tokens"
+        "only one in 4 experts gets tokens, and each of these gets the same share of the tokens"
     ]
-    assert "each gets the same share" in Runtime().changes(captured)[0]
+    assert "each expert gets the same share" in Runtime().changes(captured)[0]
 
 
 def test_causal_attention_counts_half_or_in_full(gpt2: Captured) -> None:

@@ -102,8 +102,8 @@ def test_calibrate_plot_and_table(results: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("predict", "--machine", "nvidia-h200"), "--gemm, --conv or --attention, or a --file."),
-        (("recommend", "--machine", "nvidia-h200"), "give at least one --gemm or --conv"),
+        (("predict", "--machine", "nvidia-h200"), "add --gemm, --conv, --attention or --file."),
+        (("recommend", "--machine", "nvidia-h200"), "add --gemm, --conv or --file."),
         (("predict", "--machine", "nvidai-h200", "--gemm", "8,8,8,bf16"), "'nvidia-h200'"),
         (("predict", "--machine", "nvidia-h200", "--gemm", "8,8"), "--gemm takes"),
         (("recommend", "--machine", "nvidia-h200", "--gemm", "8,8,8,bf16", "--pad", "x"), "--pad"),
