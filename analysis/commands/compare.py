@@ -45,8 +45,8 @@ def compare_command(
         typer.Option(
             "--kernels",
             help=(
-                "Compare hand-written kernels with the vendor library within one recording: OLD, "
-                "or without it that of the machine measured last."
+                "Compare hand-written kernels with the vendor library, using the recording OLD "
+                "[default: the recording of the machine measured last]."
             ),
         ),
     ] = False,
@@ -81,7 +81,8 @@ def compare_command(
     if kernels:
         if new is not None or gate is not None or pattern is not None:
             raise UserError(
-                "--kernels takes one recording; leave the second one, --gate and --pattern out."
+                "--kernels cannot be combined with a second result, --gate or --pattern; leave "
+                "them out."
             )
         _compare_kernels(old, results, json)
         return
@@ -198,7 +199,9 @@ def _read_changes(
     if not shared:
         for place, names in ((old, old_names), (new, new_names)):
             if not names:
-                raise UserError(f"{place} has no case with a time. Run its sweeps again.")
+                raise UserError(
+                    f"{place} has no case with a time. Run its sweeps or benchmarks again."
+                )
         # The first name in alphabetical order is an example that is always the same.
         common = old_names & new_names
         if common:  # with several results of a version
@@ -206,7 +209,7 @@ def _read_changes(
             lacking = next(process.name for process in processes if example not in process.cases)
             raise UserError(
                 f"no case has a time in every result: for example, {lacking} has no time for "
-                f"{example!r}. Leave this result out, or measure the same cases in every result."
+                f"{example!r}. Leave {lacking} out, or measure the same cases in every result."
             )
         raise UserError(
             f"{old} and {new} have no timed case in common: for example, {old} has "
@@ -220,7 +223,10 @@ def _read_changes(
     # 3. Estimate the changes.
     changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():
-        note("All old times are identical to the new ones, so one may be a copy of the other.")
+        note(
+            "Every case has exactly the same time in the old and the new results. Check that they "
+            "are not copies of the same result."
+        )
     return changes, lost
 
 
@@ -243,7 +249,7 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     if not path.is_dir() or (path / "run.json").exists():
         recording = recording_at(place, results)
         if recording.unusable:
-            note(f"{place} is an unusable run: {'; '.join(recording.health['reasons'])}.")
+            note(f"The run of {place} is unusable: {'; '.join(recording.health['reasons'])}.")
         process = timed_process(recording)
         if pattern is None:
             return [process]

@@ -201,7 +201,7 @@ def usable(folder: Path, request: Request) -> Basis:
     recording = load_runs(folder)
     if recording.unusable:
         raise UserError(
-            f"The new measurements are unusable: {' '.join(health_lines(recording))} Try again "
+            f"The new measurements are unusable. {' '.join(health_lines(recording))} Try again "
             "when the machine is idle.",
             exit_code=1,
         )

@@ -19,7 +19,7 @@ def explain_command(
         list[Path],
         typer.Argument(
             metavar="TRACE…",
-            help="Trace from PyTorch's profiler, .json or .json.gz; one per rank of a job.",
+            help="Traces from PyTorch's profiler (.json or .json.gz), one for each rank of a job.",
         ),
     ],
     machine: Annotated[
@@ -33,8 +33,7 @@ def explain_command(
         typer.Option(
             "--against",
             help=(
-                "Folder with the results of one or more machines, which is searched before "
-                "--results."
+                "Folder to search before --results for the results of the machine to compare with."
             ),
         ),
     ] = None,

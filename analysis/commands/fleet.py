@@ -30,8 +30,8 @@ def fleet_command(
         typer.Option(
             "--margin",
             help=(
-                "Share by which a GPU's speed must be below the median of all GPUs for the GPU to "
-                "be reported as slow."
+                "Margin below the median speed of all GPUs, as a share of that median. A GPU is "
+                "reported as slow only if the whole interval of its speed is further below."
             ),
         ),
     ] = "5%",

@@ -88,14 +88,15 @@ def import_command(
     if timing_files:
         if len(files) > 1:
             raise UserError(
-                "give one file of times at a time: each becomes the recording of its machine."
+                "a file of times has to be imported by itself, because it becomes the recording of "
+                "one machine; run the command once for each file."
             )
         _import_file(timing_files[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
         raise UserError(
-            "--dtype and --layout are only for CSV files that lack these columns; leave both "
-            "options out."
+            "--dtype and --layout are only for a CSV file that lacks these columns; leave them "
+            "out, or name the file."
         )
     # 2. Choose one table for each machine, or only for the named machine.
     tables = [read_table(path) for path in files] if files else find_tables()
@@ -117,8 +118,8 @@ def import_command(
         if not _is_imported(table, folder_of(results, slug))
     }
     for slug in sorted(chosen.keys() - missing.keys()):
-        purpose = ", as a prior for your file" if is_of_file(folder_of(results, slug)) else ""
-        note(f"{slug}: already imported, {chosen[slug].source}{purpose}.")
+        purpose = " as the prior of your file" if is_of_file(folder_of(results, slug)) else ""
+        note(f"{slug}: {chosen[slug].source} is already imported{purpose}.")
     if missing:
         _import_all(missing, tables, results)
 
@@ -157,7 +158,7 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
         raise UserError(f"{path} {fault}; give a CSV file with times or the folder of a recording.")
     earlier = folder_of(results, target.slug)
     if path.exists() and is_complete(earlier) and is_same_file(earlier, path, defaults):
-        note(f"{target.slug}: already imported, {path}.")
+        note(f"{target.slug}: {path} is already imported.")
         return
     timings = None if is_recording else read_timings(path, defaults)
     if timings is None:  # a recording, or the table of a published study
@@ -165,7 +166,10 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     # 3. Write the recording, and all results that are computed from it.
     folder = write_timings(timings, path, defaults, target, results)
     print(f"{target.slug}: {_write_results(folder)}")
-    note(f"{target.slug}: {timings.how}, {timings.cache} operands; {folder}.")
+    note(
+        f"{target.slug}: the times are for {timings.cache} operands ({timings.how}) and are saved "
+        f"in {folder}."
+    )
 
 
 def _is_imported(table: PublicTable, folder: Path) -> bool:
@@ -211,7 +215,10 @@ def _import_all(
     to tables, and has at least one table. The imported tables are validated against ``all_tables``.
     """
     machines = counted(len(tables), "machine")
-    note(f"Calibrating on the public tables of {machines}, one or two minutes per machine:")
+    note(
+        f"Calibrating on the public tables of {machines}, which takes one or two minutes per "
+        "machine:"
+    )
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {

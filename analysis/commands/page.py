@@ -68,7 +68,7 @@ def lacks_page() -> str:
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
         if (int(major), int(minor)) >= _OLDEST_BOKEH:
             return ""
-    return f"needs the extra `page`: {extra('page')}"
+    return f"needs the extra `page`; {extra('page')}"
 
 
 def write_page(

@@ -95,7 +95,7 @@ def plot_command(
     for kind in kinds:
         check_option("--format", kind, _FORMATS)
     if _WAVE in (names or []) and names != [_WAVE]:
-        raise UserError("the plot wave is drawn by itself; leave the other names out.")
+        raise UserError("the plot `wave` is drawn by itself; leave the other names out.")
     has_size = bool(n or k or m)
     # 2. Draw the wave plot, or list the cliffs that it could show.
     if names == [_WAVE]:
@@ -155,16 +155,16 @@ def _draw_recording(
     written = write_plots(replace(analysis, table=table), names, kinds)
     if not written:
         chosen = [f"--{column} {value}" for column, value in filters.items() if value is not None]
-        wanted = ", ".join(names or PLOTS)
+        wanted = ", ".join(names) or "any plot"
         if chosen:
             raise UserError(
                 f"{analysis.recording.folder} has too little data for {wanted} with "
-                f"{' and '.join(chosen)}; leave {'this' if len(chosen) == 1 else 'an'} option out, "
-                "or name other plots."
+                f"{' and '.join(chosen)}; leave {'this' if len(chosen) == 1 else 'either'} option "
+                f"out{', or name other plots' if names else ''}."
             )
         raise UserError(
-            f"{analysis.recording.folder} has too little data for {wanted}; name other plots, or "
-            "run more sweeps."
+            f"{analysis.recording.folder} has too little data for {wanted}; "
+            f"{'name other plots, or ' if names else ''}run more sweeps."
         )
     for path in written:
         print(path)

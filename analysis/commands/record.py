@@ -121,7 +121,7 @@ def record_command(
         print("\n".join(recorder.plan()))
         return
     # 3. Record, and say what is missing.
-    note(f"Recording {place.name} into {place.folder}, for {seconds:,.0f} s:")
+    note(f"Recording {place.name} into {place.folder}, with a budget of {seconds:,.0f} s:")
     for line in recorder.plan():
         note(f"  {line}")
     with terminated_as_interrupt():

@@ -47,7 +47,7 @@ def rules_command(
         bool,
         typer.Option(
             "--sweeps",
-            help="List the sweeps that are needed to judge the rules, and judge nothing.",
+            help="List the sweeps that are needed to judge the rules, without judging them.",
         ),
     ] = False,
     plots: Annotated[
@@ -144,7 +144,10 @@ def _judge_and_write(
     for recording in inputs.recordings:
         if recording.unusable:
             reasons = "; ".join(recording.health["reasons"])
-            note(f"{recording.folder} is not used to judge rules: it is unusable ({reasons}).")
+            note(
+                f"{recording.folder} is not used to judge the rules, because its run is unusable: "
+                f"{reasons}."
+            )
     rows = judge_inputs(inputs)
     return rows, [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
 

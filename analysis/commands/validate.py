@@ -157,8 +157,8 @@ def validate_command(
     counts = _parse_counts(measured)
     if counts and not (advice and again):
         raise UserError(
-            "--measured needs --advice and --again; add both, and give --again the repeated "
-            "measurements."
+            "--measured needs --advice, and --again with the repeated measurements; add what is "
+            "missing."
         )
     # 1. Read the file, and judge the model that is calibrated on part of its rows.
     judged_machine = _machine_of(file, machine)
@@ -172,7 +172,7 @@ def validate_command(
         if constants is not None:
             raise UserError(
                 "--prior and --constants cannot be combined, because the tables that --prior names "
-                "also set the constants; leave one of them out."
+                "also set the constants; leave one of the two options out."
             )
         if judged_machine.kind == "cpu":
             raise UserError("--prior works only for GPUs; to judge a CPU, leave --prior out.")

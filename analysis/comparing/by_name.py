@@ -92,7 +92,7 @@ def named_text(comparison: NamedComparison) -> str:
     """
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())
-    lines = [f"{counted(len(table), 'case')} in both results: {counts}"]
+    lines = [f"{counted(len(table), 'case')} compared: {counts}"]
     if shift is not None:
         lines.append(f"common shift of all cases: {signed_percent(math.expm1(shift.log))}")
     for verdict, ascending in (("slower", False), ("faster", True), ("ambiguous", False)):

@@ -4,21 +4,21 @@ The difference between a case's log times on the two sides has three parts that 
 the case:
 
 1. **Within a process**: samples scatter. More rounds make this part smaller.
-2. **Between processes, case by case**: each process places the operands at other memory addresses,
-   so the time of a case differs by a few percent from process to process. Only more processes make
-   this part smaller.
-3. **Between processes, all cases together**: the whole machine may be slower than in the earlier
-   processes. This *common shift* is estimated as a robust mean over the cases and judged
+2. **Between processes, case by case**: each process places the operands at different memory
+   addresses, so the time of a case differs by a few percent from process to process. Only more
+   processes make this part smaller.
+3. **Between processes, all cases together**: the whole machine may be slower during some processes
+   than during others. This *common shift* is estimated as a robust mean over the cases and judged
    separately. If it were not, a slower machine would make every case look slower.
 
 With several processes on a side, the second part is measured for each case. A variance that is
 estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
-(the moderated t test of Smyth, 2004). It is shrunk more if the variances of the cases agree better.
-With a single process on each side, the second part is estimated from the scatter among the ratios
-of all cases: the part of that scatter that the errors within processes do not explain. The estimate
-is robust, because a few cases may have changed, and describes a typical case. A single pair of
-processes cannot show whether a case has changed, or whether its time merely varies far more between
-processes than the times of other cases do.
+(the moderated t test of Smyth, 2004). The better the variances of all cases agree, the more each of
+them is shrunk. With a single process on each side, the second part is estimated from the scatter
+among the ratios of all cases: the part of that scatter that the errors within processes do not
+explain. The estimate describes a typical case. It is robust, because a few cases may have changed.
+A single pair of processes cannot show whether a case has changed, or whether its time merely varies
+far more between processes than the times of other cases do.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CommonShift:
 
     Attributes:
         log: logarithm of the ratio, new over old.
-        error: standard error of ``log`` between processes; NaN if it is unknown.
+        error: standard error of ``log``, from the scatter between processes; NaN if it is unknown.
         freedom: degrees of freedom of ``error``.
     """
 
@@ -238,8 +238,9 @@ def _deviations_from_others(
     """Compare the log ratio of each case with the centre of the other cases.
 
     Return three values per case: its deviation from the centre of the other cases, the variance of
-    that centre, and the variance between processes of a typical other case. ``within`` is the
-    variance of each log ratio within processes, with ``freedom`` degrees of freedom.
+    that centre, and the variance that differences between processes add to a typical other case.
+    ``within`` is the variance of each log ratio within processes, with ``freedom`` degrees of
+    freedom.
     """
     count = len(log_ratios)
     # 1. With many cases, one robust centre serves all of them.
@@ -288,7 +289,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         return np.asarray(special.ndtri(probabilities))
 
     def surplus(extra: float, centre: float) -> float:
-        """Return the scatter that ``extra`` does not explain; negative if it explains too much."""
+        """Return the scatter that ``extra`` leaves over; negative if ``extra`` is too large."""
         capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
         degrees = len(values) / (len(values) - 1)  # the centre is estimated from the same values
         return float(degrees * capped.mean() - _CUT_SQUARE)

@@ -1,12 +1,12 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
 Two cases match if all their identifying columns are equal, such as problem, implementation and
-config. Where a hand-written kernel chose the config, the cases match even if its choice changed
-between the recordings.
+config. If the config of a hand-written kernel was chosen automatically, two cases match even if the
+choice differs between the recordings.
 
-A ratio is the new time over the old one. Its interval has 99% confidence to limit false alarms,
-because a comparison judges hundreds of cases. The interval combines the intervals of both medians
-with the scatter of medians between processes (:mod:`analysis.recordings.repetition`).
+A ratio is the new time over the old one. Its interval has a confidence of 99%, because a comparison
+judges hundreds of cases and should raise few false alarms. The interval combines the intervals of
+both medians with the scatter of medians between processes (:mod:`analysis.recordings.repetition`).
 
 The verdict is the first of these that applies:
 
@@ -89,8 +89,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
     """
     if old.machine.slug != new.machine.slug:
         raise UserError(
-            f"{old.folder} is from {old.machine.slug}, {new.folder} from {new.machine.slug}; give "
-            "two recordings of one machine."
+            f"{old.folder} is from {old.machine.slug}, but {new.folder} is from "
+            f"{new.machine.slug}; give two recordings of one machine."
         )
     # 1. Match the cases by their identity, with the column ``choice`` in place of the config.
     #    Failed cases count, too: a kernel that was timed with several configs did not choose one.
@@ -139,8 +139,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
 def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, pd.Series]:
     """Return how far the 99% interval of each log ratio extends below and above the ratio.
 
-    Both distances are NaN where a median has no interval. ``between`` contains one standard
-    deviation of log medians between processes for each run of the two recordings.
+    Both distances are NaN where a median has no interval. For each run of the two recordings,
+    ``between`` contains the standard deviation of log medians between processes.
     """
 
     def error(which: str, end: str) -> pd.Series:
@@ -238,9 +238,10 @@ def comparison_text(comparison: Comparison) -> str:
         f"{comparison.new.health.get('verdict', 'not judged')}",
         f"{counted(len(table), 'case')} in both recordings: "
         + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
-        + f"; geometric mean of the ratios {geometric_mean(table['ratio']):.3f}",
-        f"cases only in the old recording: {comparison.only_old:,}, only in the new one: "
-        f"{comparison.only_new:,}, no longer timed: {len(comparison.lost):,}",
+        + f"; geometric mean of the ratios new/old: {geometric_mean(table['ratio']):.3f}",
+        f"only in the old recording: {counted(comparison.only_old, 'case')}",
+        f"only in the new recording: {counted(comparison.only_new, 'case')}",
+        f"no longer timed: {counted(len(comparison.lost), 'case')}",
     ]
     # 2. List the most changed cases, and those that are no longer timed.
     for verdict, ascending in (("slower", False), ("faster", True)):

@@ -65,8 +65,8 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     if pairs.empty:
         raise UserError(
             "this recording did not time the same shapes with Triton kernels and the vendor "
-            f"library; {target('families', 'record --part kernels')} measures both on a GPU with "
-            "sm_80 or later."
+            f"library; run {target('families', 'record --part kernels')} on a GPU with sm_80 or "
+            "later to time both."
         )
     # 2. Compute the ratios.
     library_times = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)

@@ -55,8 +55,8 @@ _FALSE_BELOW = 0.05
 """Probability that the upper limit of a slowdown is below the threshold, if the slowdown equals the
 threshold."""
 _MOST_ROUNDS = 10
-"""Largest factor by which more rounds are recommended. If more would be needed, it is better to add
-processes."""
+"""Largest recommended number of rounds, as a multiple of the number that was timed. If more would
+be needed, it is better to add processes."""
 _MOST_PROCESSES = 100
 """Largest recommended number of further processes of each version."""
 _LEAST_PROCESSES = 3
@@ -91,8 +91,8 @@ class GateResult:
             if no common shift was estimated.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
         found: whether each case is significantly slower than the others, by any amount.
-        p: probability of a deviation at least this large if the case did not change; NaN if the
-            error of the deviation is unknown.
+        p: probability that a case that did not change has at least the measured deviation; NaN if
+            the error of the deviation is unknown.
         detectable: the detectable change, as a logarithm; NaN if the error is unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
             this is unknown, if rounds do not help, or if more than ten times as many rounds in all
@@ -139,7 +139,7 @@ class GateResult:
 
     @property
     def suspects(self) -> np.ndarray:
-        """Mask of the unclear cases that are significantly slower, but in too few processes."""
+        """Mask of the unclear cases that are significantly slower, but have too few processes."""
         return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 
@@ -266,7 +266,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, not below 0."""
+    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, at least 0."""
     probability = _FALSE_CASES / len(changes.names)
     sizes = changes.processes
     least = max(0, _LEAST_PROCESSES - min(sizes))
@@ -291,7 +291,7 @@ def gate_json(result: GateResult) -> dict[str, Any]:
 
     A detectable change is None if it is unknown or over 1,000%. At the top, ``detectable`` is the
     largest over all cases. ``more_rounds`` and ``more_processes`` are the largest over the unclear
-    cases: 0 if there are none, and None if any of them is unknown.
+    cases: 0 if no case is unclear, and None if the value of any unclear case is unknown.
     """
     changes, shift = result.changes, result.changes.shift
     unclear = result.has(UNCLEAR)
@@ -427,7 +427,7 @@ def _listed(result: GateResult, cases: np.ndarray, title: str, sort_values: Real
 
 
 def _count_of_unlisted(count: int) -> str:
-    """Return the line that counts the cases left out of a list of the first of ``count`` cases."""
+    """Return the line that says how many of ``count`` cases a list leaves out."""
     return f"  and {count - _MAX_LISTED:,} more (--json lists all)"
 
 
@@ -521,7 +521,7 @@ def _detectable_shift(shift: CommonShift) -> float:
 
 
 def _largest(values: Reals) -> float:
-    """Return the largest of values that are not negative; NaN if any is NaN, 0 without values."""
+    """Return the largest of non-negative values; NaN if any value is NaN, 0 without values."""
     return float(np.max(values, initial=0.0))
 
 

@@ -1,1 +1,1 @@
-"""Explain traces: how long each operation should take, and which change saves most."""
+"""Explain traces: how long each operation should take, and which change saves the most time."""

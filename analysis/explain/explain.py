@@ -2,8 +2,8 @@
 
 An operation's time is compared with the expected time of its shape on the machine. The expected
 time comes from a recording, from a public table or from the time model, and always has an interval.
-:mod:`analysis.advice.recommend` recommends better sizes. A change saves at most the difference
-between the traced time and the expected time of the recommended size.
+:mod:`analysis.advice.recommend` recommends better sizes. A change of sizes saves at most the
+difference between the traced time and the expected time with the recommended sizes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 from sweeps.capture.captured import Attention, Work
 
 USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
-"""Use of Tensor Cores by an operation. ``USED``: it uses them. ``ELIGIBLE``: it could use them, but
-does not. ``NOT_ELIGIBLE``: nothing shows that it could."""
+"""Use of Tensor Cores by an operation. ``USED``: the operation uses Tensor Cores. ``ELIGIBLE``: the
+operation could use them, but does not. ``NOT_ELIGIBLE``: nothing shows that the operation could use
+them."""
 
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
 _MOST_NAMED = 3  # maximum number of operations that a finding names after the first
@@ -186,7 +187,8 @@ def explain_traces(
         paths: the traces.
         machine: the machine to compare with; None for the machine that the traces name.
         results: folder of all machines' results.
-        against: folder of one machine's or of several machines' results, which is searched first.
+        against: folder to search before ``results``, with the results of one machine or of several
+            machines.
         question: the pad or choose query; None for a query that allows padding by 12.5%, or by more
             if the next multiples of 8 need it.
 
@@ -354,7 +356,8 @@ def _grouped_by_size(
 ) -> list[list[ExplainedOperation]]:
     """Return the operations with a finding, grouped by the size that should change.
 
-    A layer's forward pass and both of its gradients share the layer's sizes at any batch size.
+    A layer's forward pass and both of its gradients can be in one group, because they share the
+    layer's sizes at any batch size.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
@@ -409,7 +412,7 @@ def subject_of(operation: ProfiledOperation) -> str:
 
 
 def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of a call for each shape that has an expected time.
+    """Return the expected time of a call for each shape whose time is measured or can be predicted.
 
     For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
     """
@@ -457,7 +460,7 @@ def in_tf32(work: Work, machine: Machine) -> Problem | None:
 def _advice(
     account: ProfileAccount, basis: Basis, question: Question | None
 ) -> dict[Problem, Advice]:
-    """Return the advice on the GEMMs and convolutions that take longest.
+    """Return the advice on the GEMMs and convolutions that take the longest.
 
     If ``question`` is None, the query for each problem comes from :func:`_padding`.
     """
@@ -672,7 +675,7 @@ def _best_change(
     advice: Mapping[Problem, Advice],
     slowdown: float,
 ) -> tuple[Advice, float] | None:
-    """Return the change of size that saves most time, and the saving in µs over all calls.
+    """Return the change of size that saves the most time, and the saving in µs over all calls.
 
     Return None if no change saves time, or if the expected time is not known. :func:`_explained`
     explains the arguments.

@@ -234,7 +234,7 @@ def _percent(share: float | None) -> str:
 def _shortened(kernel: str) -> str:
     """Return a kernel's name without its result type, cut to :data:`_LONGEST_NAME` characters.
 
-    The name of a CUTLASS kernel is the one within CUTLASS's template.
+    For a kernel inside CUTLASS's wrapper template, the result is the template's argument.
     """
     match = _CUTLASS.search(kernel)
     name = match.group(1) if match else kernel.removeprefix("void ")

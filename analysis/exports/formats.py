@@ -32,7 +32,7 @@ SAMPLES = "samples_us"
 """Column with the samples of a case in microseconds, sorted by worker and GPU, then by round."""
 
 PYTEST_BENCHMARK_VERSION = "5.3.1"
-"""Version of pytest-benchmark that defines the format."""
+"""Version of pytest-benchmark whose format :func:`as_pytest_benchmark` writes."""
 
 
 def as_pytest_benchmark(recording: Recording) -> bytes:

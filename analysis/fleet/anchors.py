@@ -35,7 +35,8 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""Kinds of anchor: limited by sustained compute, bursts of compute, memory or launches."""
+"""Kinds of anchor, by what limits them: sustained compute, bursts of compute, memory or
+launches."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")

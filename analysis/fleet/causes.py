@@ -19,9 +19,9 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Reason that a GPU reports for a low clock at its power limit. Large GEMMs often cause it. This
-reason explains why a GPU is slow only if the GPU's power limit is unknown and fewer than half of
-the GPUs reported the reason."""
+"""Reason that a GPU reports for a low clock at its power limit. Large GEMMs often reach this limit.
+The reason explains why a GPU is slow only if the GPU's power limit is unknown and fewer than half
+of the GPUs reported the reason."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause
@@ -36,9 +36,9 @@ _ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must
 class SlowCause:
     """Cause of a GPU's slowness.
 
-    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` contains
-    sentences for people that follow the sentence "GPU … is slow"; it is empty if nothing is known
-    about the cause.
+    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` contains the
+    sentences that are printed after "GPU … is slow"; it is empty if nothing is known about the
+    cause.
     """
 
     code: str

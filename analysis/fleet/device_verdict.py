@@ -1,4 +1,4 @@
-"""Judge which GPUs are significantly slow and which throttled, with a sentence about each GPU.
+"""Judge which GPUs are significantly slow and which were throttled, and describe each GPU.
 
 A GPU is slow if the whole 95% interval of its speed in any kind of anchor is more than a margin
 below the fleet's median. With fewer than three GPUs, none is called slow. A slow GPU need not be an

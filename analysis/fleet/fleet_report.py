@@ -223,7 +223,7 @@ def _pair_sentences(report: FleetReport) -> list[str]:
 
 
 def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
-    """Yield a sentence for each known node that has several GPUs if all of them are slow.
+    """Yield a sentence for each known node that has several GPUs and whose GPUs are all slow.
 
     Yield nothing if there is only one node, because it cannot be compared with others.
     """

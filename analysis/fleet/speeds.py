@@ -220,8 +220,8 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
         values: array with one row per device or node, and one column per anchor.
         errors: standard error of each value, in an array of the same shape.
         usual_scatter: scatter to use if no row has several values. Otherwise, the scatter is
-            estimated from all rows with several values. If a row with at least six values scatters
-            more than that, the scatter within the row is used for the row.
+            estimated from all rows with several values. For a row with at least six values, the
+            scatter within the row is used if it is larger.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
@@ -356,11 +356,11 @@ def _median_variance(log: Array, variance: Array) -> float:
 
 
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return the log ratio of each time in parallel to the time alone, and its standard error.
+    """Return the log ratio of each time in phase "together" to that in "alone", and its error.
 
     Both arrays have the shape (devices, chosen anchors), where ``anchors`` is a mask of the chosen
-    anchors. The ratio is NaN where an anchor was not timed in both phases. The error is also NaN
-    where a time has no interval.
+    anchors. The ratio is NaN where an anchor was not timed in both phases. The standard error is
+    also NaN where a time has no interval.
     """
     logs, errors = fleet.log_time[:, :, anchors], fleet.error[:, :, anchors]
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(errors[_ALONE], errors[_TOGETHER])

@@ -165,8 +165,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 
             - The file cannot be read, is damaged, or has no known format.
             - The file has no time, or has a repeated case without samples.
-            - The pattern matches no name, or finds an invalid problem or the same problem in two
-              names.
+            - The pattern matches no name, finds an invalid problem, or finds the same problem in
+              two names.
     """
     # 1. Recognise the format, and read the cases.
     document = _load(path)
@@ -441,8 +441,8 @@ _FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, 
 )
 """Keys that identify each format, and the function that reads files in the format.
 
-The function adds the cases, and returns what the file says about the machine, the date and the
-program.
+The function adds the file's cases to its second argument, and returns what the file says about the
+machine, the date and the program.
 """
 
 

@@ -200,7 +200,7 @@ def identity(rows: pd.DataFrame) -> list[str]:
 def middle(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per case, with the median of its times if it was timed several times.
 
-    The columns of kernels are left out if any case was timed several times.
+    The columns with kernel names are left out if any case was timed several times.
     """
     names = identity(rows)
     if not rows.duplicated(names).any():

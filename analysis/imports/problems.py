@@ -94,10 +94,10 @@ def read_problems(path: Path) -> list[Problem]:
     """Read the problem of each line, in the order of the file.
 
     The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields
-    of each operation. The header may have other columns of measurements.csv. A line whose ``op`` is
-    ``conv`` is a convolution. Optional fields have the defaults of ``--gemm`` and ``--conv``. For a
-    convolution, ``stride``, ``dilation`` and ``groups`` default to 1, and ``padding`` defaults to
-    0.
+    of each operation. Further columns are allowed only if measurements.csv has columns of the same
+    names. A line whose ``op`` is ``conv`` is a convolution. Optional fields have the defaults of
+    ``--gemm`` and ``--conv``. For a convolution, ``stride``, ``dilation`` and ``groups`` default to
+    1, and ``padding`` defaults to 0.
 
     Raises:
         UserError: if the file cannot be read, if a column is missing, repeated or unknown, if a

@@ -189,7 +189,7 @@ def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
 def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> UserError:
     """Return the error to raise for a file without a readable row of a machine.
 
-    ``slugs`` has the machine's slug for each row of the file.
+    ``slugs`` has the slug of the GPU of each row in the file.
     """
     if not slugs:
         return UserError(f"{path} has no rows; give another file.")

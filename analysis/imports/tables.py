@@ -1,10 +1,10 @@
 """Find and read the public GEMM tables of a package, and choose one for each GPU's recording.
 
 ``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. The times
-in these files are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays,
-so operands may come from the cache, and clocks are not controlled. The package is never imported,
-because that would load native code. The files are found by their names, because their paths have
-changed between versions. The columns of each file name its GPU, framework and version.
+in these files are means of six CUDA-graph replays of y = x Wᵀ. The cache is not flushed between
+replays, so operands may come from the cache, and clocks are not controlled. The package is never
+imported, because that would load native code. The files are found by their names, because their
+paths have changed between versions. The columns of each file name its GPU, framework and version.
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     """Choose the table from which each machine's recording is made; return the tables by slug.
 
-    A table with at least half as many rows in bf16 as the GPU's largest table is preferred to a
-    table with fewer rows than that. Among tables that are equal in this respect, complete tables
-    are preferred, then tables of TensorRT-LLM, SGLang and vLLM in this order, then later versions.
-    Tables without rows in bf16 are left out.
+    Tables with at least half as many rows in bf16 as the GPU's largest table are preferred to
+    smaller tables. Among the tables of either group, complete tables are preferred, then tables of
+    TensorRT-LLM, SGLang and vLLM in this order, then later versions. Tables without rows in bf16
+    are left out.
     """
     by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:
@@ -251,7 +251,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
-    """Read a table's rows with a time; return the columns m, n, k, dtype and time_us.
+    """Read the rows of a table that have a time; return the columns m, n, k, dtype and time_us.
 
     ``dtypes`` are Rooftile's names of the dtypes to read; without any, only bf16 is read.
     """

@@ -55,7 +55,7 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """Dtype and layout that the user gave for a file without them; "" for what was not given."""
+    """Dtype and layout that the user gave for a file without them; an empty string if not given."""
 
     dtype: str = ""
     layout: str = ""
@@ -211,7 +211,8 @@ def _read_cutlass(path: Path) -> FileTimings:
 
     The columns A, B and C name dtype and storage order, such as ``bf16:row``. If C is column-major,
     the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major, as Rooftile
-    expects. Runtime is in milliseconds and was measured over back-to-back launches.
+    expects. The times in the column Runtime are in milliseconds, and come from back-to-back
+    launches.
     """
     # 1. Read the kernels that ran.
     frame = _read_cells(path)

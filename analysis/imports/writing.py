@@ -1,4 +1,4 @@
-"""Write public tables and users' files as recordings, which are then read like any recording."""
+"""Write public tables and users' files as recordings, which are then read like other recordings."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the named framework, else the first of FRAMEWORKS that has fits, else any other.
+        """Return the named framework, else the first of FRAMEWORKS with fits, else any with fits.
 
         Raises:
             UserError: if there are no fits for the named framework.

@@ -87,8 +87,8 @@ class Basis:
     def library(self, problem: Problem) -> str:
         """Return the implementation whose fit predicts the problem if no implementation is named.
 
-        This is the first implementation with a fit for the problem's operation and dtype, except
-        for Rooftile's hand-written kernels. Without such a fit, the result is the vendor library
+        This is the first implementation, other than Rooftile's hand-written kernels, that has a fit
+        for the problem's operation and dtype. Without such a fit, the result is the vendor library
         that usually computes such problems on the machine.
 
         Raises:

@@ -159,7 +159,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     source = json.loads(analysis(*arguments).stdout)["source"]
     assert "mine.csv, warm, on top of TensorRT-LLM 1.3.0rc20 of nvidia-h100-sxm" in source
     again = analysis("import", tmp_path / "TRTLLM.parquet", *place)
-    assert "already imported, TensorRT-LLM 1.3.0rc20, as a prior for your file" in again.stderr
+    assert "TensorRT-LLM 1.3.0rc20 is already imported as the prior of your file" in again.stderr
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
     path, place = a_csv(tmp_path), ("--results", tmp_path)
     for arguments, words in (
         ((path,), "name the machine"),
-        ((path, path, "--machine", "h200"), "one file of times at a time"),
+        ((path, path, "--machine", "h200"), "a file of times has to be imported by itself"),
         ((path, "--machine", "h100"), "give the full name"),
         ((path, "--machine", "l20"), "is not known"),
         ((path, "--machine", "h200", "--dtype", "bf61"), "did you mean 'bf16'"),
@@ -226,7 +226,7 @@ def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
         ((tmp_path / "none.csv", "--machine", "h200"), "cannot be read"),
         ((tmp_path / "measurements.csv", "--machine", "h200"), "measurements.csv does not exist"),
         ((tmp_path, "--machine", "h200"), "has no measurements.csv"),
-        ((a_file(tmp_path), "--dtype", "bf16"), "are only for CSV files"),
+        ((a_file(tmp_path), "--dtype", "bf16"), "are only for a CSV file"),
     ):
         answer = analysis("import", *arguments, *place)
         assert (answer.returncode, words in answer.stderr) == (2, True), (arguments, answer.stderr)

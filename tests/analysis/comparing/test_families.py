@@ -131,7 +131,7 @@ def test_files_are_written(folder: Path) -> None:
 
 def test_a_recording_without_kernels_of_ours_says_what_to_do(tmp_path: Path) -> None:
     folder = recording(tmp_path / "nvidia-h100-sxm", [("square", LARGE, "cublas", "", 200.0)])
-    with pytest.raises(UserError, match="`make families` measures both on a GPU with sm_80"):
+    with pytest.raises(UserError, match="run `make families` on a GPU with sm_80"):
         compare_families(load(folder))
 
 

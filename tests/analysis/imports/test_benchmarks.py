@@ -195,7 +195,8 @@ def test_results_of_one_version_without_a_common_case_are_named(tmp_path: Path) 
         written(path, {"context": {}, "benchmarks": [{"name": case, "real_time": 3.0}]})
     answer = analysis("compare", tmp_path / "old", tmp_path / "new")
     assert answer.returncode == 2
-    assert "2.json has no time for 'a'. Leave this result out" in answer.stderr
+    lacking = tmp_path / "old" / "2.json"
+    assert f"{lacking} has no time for 'a'. Leave {lacking} out" in answer.stderr
 
 
 def test_zero_runs_are_a_sentence(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_without_its_extra_a_page_is_a_sentence(
     recording = recorded(tmp_path / "nvidia-h100-sxm", count=60)
     analysis = analyse(recording)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert lacks_page().startswith("needs the extra `page`: ")
+    assert lacks_page().startswith("needs the extra `page`; ")
     assert add_page(analysis, []) is None
     assert "report.html is left out" in capsys.readouterr().err
     assert not (recording.folder / "report.html").exists()
