@@ -76,8 +76,7 @@ def make_folder(folder: Path) -> None:
         paths = (folder, *folder.parents)
         blocker = next((path for path in paths if path.exists() and not path.is_dir()), folder)
         raise UserError(
-            f"{blocker} should be a folder, but something else is there; move it away, or choose "
-            "another --results."
+            f"{blocker} exists and is not a folder; move it away, or choose another --results."
         ) from None
 
 
@@ -372,8 +371,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv.
 
-    For each block of samples, a row has the logarithm of the ratio of the first case's time to the
-    second case's time.
+    For each block of samples, a row has the logarithm of a ratio: the first case's time divided by
+    the second case's time.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 

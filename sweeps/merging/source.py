@@ -93,14 +93,15 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
     logs = {path.name for path in (folder / "samples").glob("*.jsonl")}
     if not logs:
         return (
-            "has no samples, as in a published recording; give the folder in which it was measured."
+            "has no samples (published recordings have none); give the folder in which it was "
+            "measured."
         )
     if logs != {_LOG}:
         return f"has sample files other than {_LOG}; move them away."
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return (
-            f"was measured with schema {record['schema']} and protocol {record['protocol']}, but "
-            f"this version uses schema {SCHEMA} and protocol {PROTOCOL}; measure it again."
+            "was measured with another timing protocol or file format than this version of "
+            "Rooftile uses; measure on that machine again."
         )
     return ""
 
@@ -130,7 +131,7 @@ def _read_lines(path: Path) -> list[Event | bytes]:
             lines.append(event)
     if too_damaged(len(lines) - len(faults), len(faults)):
         raise UserError(
-            f"{len(faults):,} of {len(lines):,} lines of {path} are damaged ({faults[0]}). Restore "
-            "the file, or leave this recording out."
+            f"{len(faults):,} of {len(lines):,} lines of {path} are damaged, such as {faults[0]}. "
+            "Restore the file, or leave this recording out."
         )
     return lines

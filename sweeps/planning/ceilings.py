@@ -80,7 +80,8 @@ def emulated_sentence(machine: Machine) -> str:
     for dtype in machine.emulated:
         slowdown = machine.peak("fp32") / machine.peak(dtype)
         sentences.append(
-            f"{dtype} runs at 1/{slowdown:.0f} of the speed of fp32, because this CPU has no "
-            f"{dtype} instructions. Most sweeps leave it out; `--dtype {dtype}` measures it."
+            f"GEMMs in {dtype} take {slowdown:,.1f} times as long as in fp32, because this CPU has "
+            f"no {dtype} instructions. Most sweeps leave {dtype} out; `--dtype {dtype}` includes "
+            "it."
         )
     return " ".join(sentences)

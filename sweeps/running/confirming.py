@@ -64,7 +64,7 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
 def seconds_of(
     contenders: Sequence[Contender], machine: Machine
 ) -> dict[Contender, tuple[float, float]]:
-    """Return each contender's expected times of measuring and of re-timing, in seconds.
+    """Return the expected seconds for measuring and for re-timing each contender.
 
     The first time is for measuring the contender as a candidate. The second is for re-timing it as
     half of a pair. If the machine is a CPU, its ceilings must have been measured.

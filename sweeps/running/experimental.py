@@ -22,7 +22,7 @@ def feature_of(case: Case) -> Feature | None:
 def crashed_features(
     planned: Sequence[PlanEntry], histories: Mapping[str, History]
 ) -> list[Feature]:
-    """Return the features of all cases that crashed a process: each feature once, in plan order."""
+    """Return the features of all cases that crashed a process, each feature once, in plan order."""
     features = (feature_of(entry.case) for entry in planned if histories[entry.case.id].crashes)
     return list(dict.fromkeys(feature for feature in features if feature is not None))
 
@@ -44,4 +44,7 @@ def refusal(feature: Feature, how: str) -> str:
     ``how`` says how, or in which call, another case with this feature ended a process.
     """
     implementation, name = feature
-    return f"not tried: {implementation} with {name} ended the process in another case ({how})."
+    return (
+        f"not tried, because {implementation} with {name} ended the process in another case "
+        f"({how})."
+    )

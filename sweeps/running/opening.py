@@ -72,8 +72,8 @@ def begin(
         request: the options of the run.
         note: called with each sentence for the user.
         advice_cases: functions that return the cases to time for advice, by the name of their
-            sweep. They replace the request's sweeps: only these cases are measured, with the
-            whole budget.
+            sweep. These sweeps replace the request's sweeps, so only cases for advice are measured,
+            with the whole budget.
 
     Raises:
         UserError: in any of these cases:
@@ -164,7 +164,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return a run of a shard's cases: all, or those of the sweeps that the request names."""
+    """Return a run of a shard's cases, or only of those in the sweeps that the request names."""
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -268,7 +268,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     """Find the run to resume.
 
     Returns:
-        The record and an empty string if a run is resumed. Otherwise None and the reason why the
+        If a run is resumed, its record and an empty string. Otherwise, None and the reason why the
         caller must set the old run aside; the reason is empty if there is no old run.
 
     Raises:
@@ -301,8 +301,9 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         is_to_join = shards > 1 and shards == request.shard[1]
         if is_to_join:
             raise UserError(
-                f"{reason}, so this node cannot join the run in {folder}. Use nodes with the same "
-                f"software, or {USE_FRESH} to set that run aside and start a new one.",
+                f"{reason}, so this node cannot join the run in {folder}. Install the run's "
+                f"versions on this node, or use {USE_FRESH} to set that run aside and start a new "
+                "one.",
                 exit_code=1,
             )
     # 3. Otherwise the caller sets it aside, which must not happen while a process writes to it.
@@ -371,7 +372,11 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
             f"left out; use {USE_FRESH} to set the old run aside and start a new one."
         )
     if request.shard[1] != shards:
-        option = f"give --gpus or --shard I/{shards}" if shards > 1 else "leave --shard out"
+        option = (
+            f"give --gpus or a shard such as --shard 1/{shards}"
+            if shards > 1
+            else "leave --shard out"
+        )
         raise UserError(
             f"the recorded run of this machine was planned for {counted(shards, 'shard')}; "
             f"{option} to resume it, or use {USE_FRESH} to set it aside and start a new one."
@@ -381,9 +386,9 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     requested_budget = math.inf if request.budget is None else request.budget
     if not adds and requested_budget < planned_budget:
         raise UserError(
-            f"the recorded run of this machine was planned with a budget of {planned_budget:,g} s, "
-            f"not {request.budget:,g} s. Leave the budget out to resume the run, or use "
-            f"{USE_FRESH} to set it aside and start a new one."
+            f"a budget of {request.budget:,g} s is too small, because the recorded run of this "
+            f"machine was planned with {planned_budget:,g} s. Leave the budget out to resume the "
+            f"run, or use {USE_FRESH} to set it aside and start a new one."
         )
 
 
@@ -398,9 +403,9 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     planned = [name for name in plan.get("sweeps", named) if name != CONFIRM]
     if named and named != {*planned}:
         raise UserError(
-            f"the run in {folder} covers {', '.join(planned)}, and the sweeps of a run on several "
-            f"GPUs cannot be changed. Name exactly these sweeps, or use {USE_FRESH} to set the "
-            "run aside and start a new one."
+            f"the sweeps of the run in {folder} cannot be changed, because the run has several "
+            f"shards. Name exactly its sweeps ({', '.join(planned)}), or use {USE_FRESH} to set "
+            "the run aside and start a new one."
         )
 
 

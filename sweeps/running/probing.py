@@ -101,10 +101,10 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
 
 
 def _fit_checks(moving_seconds: np.ndarray, checking_seconds: np.ndarray) -> tuple[float, float]:
-    """Fit a line through the times of checks by least squares.
+    """Fit a line to the measured times of checks, by least squares.
 
-    Return the line's intercept, which is the fixed time of a check in seconds, and its slope. A
-    negative intercept or slope is replaced by 0.
+    Return the line's intercept, which is the fixed time of a check in seconds, and the line's
+    slope. A negative intercept or slope is replaced by 0.
 
     Args:
         moving_seconds: time that moving each check's bytes would take at full bandwidth.

@@ -52,7 +52,8 @@ class Request:
     """True to list a hash of each GPU in run.json."""
     fresh_since: float | None = None
     """Moment in seconds since 1970; None to set any old run aside. With :attr:`fresh`, a run that
-    began before the second of this moment is set aside, and any other run is resumed.
+    began before this moment, rounded down to whole seconds, is set aside, and any other run is
+    resumed.
 
     If several nodes request a fresh run, one of them begins it, and the others resume it."""
 
@@ -91,7 +92,8 @@ class Request:
     def advice_seconds(self, measuring_seconds: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring_seconds``.
 
-        These seconds are the share :attr:`leave` of the sum of both.
+        They are the share :attr:`leave` of the whole budget, which is ``measuring_seconds`` plus
+        these seconds.
         """
         return measuring_seconds * self.leave / (1 - self.leave)
 

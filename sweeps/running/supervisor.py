@@ -1,8 +1,8 @@
 """The parent process of a run, which records what its child processes measure.
 
 The parent never measures on a device, so that it survives a crash. After a crash, the parent starts
-another child, which retries the case that crashed, but only once, and only if the case uses no
-experimental feature.
+another child. That child retries the case that crashed, unless this was the case's second crash or
+the case uses an experimental feature.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ class _Supervisor:
         """Re-time pairs, each in :data:`PROCESSES` processes."""
         for number in range(1, PROCESSES + 1):
             self._note(
-                f"Re-timing {len(pairs)} of the best changes, each together with its original "
-                f"shape (process {number} of {PROCESSES}) …"
+                f"Re-timing {counted(len(pairs), 'pair')} of a candidate and its original shape "
+                f"(process {number} of {PROCESSES}) …"
             )
             # A block has two samples of each case. The plan's expected seconds are for six samples.
             samples = 2 * BLOCKS
@@ -216,8 +216,8 @@ class _Supervisor:
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs in one process.
 
-        If the process dies, another process continues. It leaves out the complete pairs and all
-        pairs with the case that is to blame.
+        If the process dies, another process continues. The new process leaves out the complete
+        pairs and all pairs with the case that is to blame.
         """
         # Each pair of entries, by the ids of its two cases.
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
@@ -435,7 +435,7 @@ class _Supervisor:
         """
         if not child.sends_in_time():
             child.process.kill()
-            self._handle_death(child, work, f"it hung for {child.patience:.0f} s")
+            self._handle_death(child, work, f"killed after hanging for {child.patience:.0f} s")
             return None
         try:
             message: tuple[Any, ...] = child.connection.recv()

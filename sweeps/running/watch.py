@@ -16,7 +16,7 @@ _LOOK_SECONDS = 10.0  # seconds between two looks at the host
 
 
 class Watch:
-    """Observer of processes outside a run, which watches the host and one GPU.
+    """Observer that watches how processes outside a run use the host and one GPU.
 
     On the host, the processes of the run are this process, its peers, the process that started
     them, and the descendants of all these.

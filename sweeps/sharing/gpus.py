@@ -30,7 +30,7 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     elif re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
         numbers = [int(number) for number in text.split(",")]
     else:
-        raise UserError(f"--gpus takes all, or numbers such as 0,3, not {text[:40]!r}.")
+        raise UserError(f"--gpus must be all or a list of numbers such as 0,3, not {text[:40]!r}.")
     # 2. Find the devices, and refuse those that cannot share a run.
     devices = {number: select_device(kind, number) for number in numbers}
     # A number that occurs twice in the text occurs only once in the dictionary.

@@ -37,8 +37,8 @@ class SharedSlowdown:
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much slower a node's GPUs are when all of them work at the same time.
 
-    The slowdown of each anchor is its median over the GPUs. Return None if fewer than six anchors
-    were timed in both phases.
+    The slowdown of an anchor is the median of its slowdowns on the individual GPUs. Return None if
+    fewer than six anchors were timed in both phases.
 
     Args:
         events: events of the shards that were measured at the same time.

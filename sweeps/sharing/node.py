@@ -117,11 +117,12 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     # Each node must get the same number of shards. A node may have fewer or more GPUs than shards,
     # but not several GPUs for a single shard.
     if shards % nodes or (shards == nodes and gpus > 1):
+        each = " each" if nodes > 1 else ""
         raise UserError(
-            f"the run in {folder} was planned for {counted(shards, 'GPU')} and cannot be shared by "
-            f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')}. Resume with the original "
-            f"numbers of nodes and GPUs, or use {USE_FRESH} to set the run aside and start a new "
-            "one."
+            f"the run in {folder} was planned for {counted(shards, 'shard')} and cannot be shared "
+            f"by {counted(nodes, 'node')} with {counted(gpus, 'GPU')}{each}. Resume with the "
+            f"original numbers of nodes and GPUs, or use {USE_FRESH} to set the run aside and "
+            "start a new one."
         )
     if shards > 1:
         refuse_other_sweeps(folder, request, record["plan"])
@@ -271,11 +272,13 @@ class _Parent:
                 except DifferentLimitsError as error:
                     self._note(f"{self._label(gpu)} is left out: {error.difference}.")
         if 2 * len(self._places) < len(self._gpus):
+            left_out = len(self._gpus) - len(self._places)
+            has = "has" if left_out == 1 else "have"
+            all_gpus = counted(len(self._gpus), "GPU")
             raise UserError(
-                f"the power or clock limits of {len(self._gpus) - len(self._places)} of "
-                f"{counted(len(self._gpus), 'GPU')} differ from those of the run. Set the run's "
-                "limits on these GPUs, or name only GPUs with equal limits in --gpus and use "
-                f"{USE_FRESH} to start a new run.",
+                f"{left_out} of {all_gpus} {has} other power or clock limits than the run. Set "
+                "the run's limits on these GPUs, or name only GPUs with equal limits in --gpus and "
+                f"use {USE_FRESH} to start a new run.",
                 exit_code=1,
             )
 
@@ -437,8 +440,8 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
     def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
         """Assign a suitable shard to each GPU that has no shard yet.
 
-        ``is_suitable`` is called with the number of a GPU, and with the number of the GPU that
-        measured a shard last or None.
+        ``is_suitable`` is called with the number of a GPU and the number of the GPU that measured a
+        shard last. The second number is None for a shard that was never measured.
         """
         for gpu, place in places.items():
             if gpu in assigned:

@@ -1,7 +1,7 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting instead, so on a
-cluster without accounting, submitit would never notice that a job was killed.
+``squeue`` reports which Slurm jobs are alive. submitit would ask Slurm's accounting instead, so on
+a cluster without accounting, submitit would never notice that a job was killed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return the ids of the jobs still queued or running, each with the reason why it waits.
+        """Return the ids of the jobs still queued or running, and the reason why each job waits.
 
         The reason is an empty string if the job does not wait. On the cluster ``debug``, this call
         carries out the jobs, so none is left.

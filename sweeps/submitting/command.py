@@ -50,8 +50,8 @@ def submit_command(
             "--cpus-per-gpu",
             min=1,
             max=1000,
-            help="Number of CPU cores for each GPU. Two carry out the run; up to 12 others compile "
-            "kernels [default: 4].",
+            help="Number of CPU cores for each GPU, of which two carry out the run and up to 12 "
+            "others compile kernels [default: 4].",
         ),
     ] = None,
     exclusive: Annotated[
@@ -129,8 +129,8 @@ def submit_command(
         if fresh:
             raise UserError(
                 "--print cannot be combined with --fresh, because each node that runs the script "
-                "would set aside the others' run; leave out --fresh, and choose another --results "
-                "for a new run."
+                "would set aside the run that the other nodes have begun; leave out --fresh, and "
+                "choose another --results for a new run."
             )
         options = [*chosen]
         if budget:
@@ -179,7 +179,7 @@ def submit_command(
 def _with_full_paths(group: str) -> str:
     """Return names of sweeps, joined by commas, with the full path of each sweep file.
 
-    A relative path would be wrong in a job that starts in another folder than this process.
+    A relative path would be wrong in a job that does not start in the folder of this process.
     """
     from sweeps.planning.choice import is_file
 

@@ -70,8 +70,8 @@ class NodeNote:
 class NodeJob:
     """Picklable job that is called with the number of its node and measures the node's shards.
 
-    If Slurm stops the job early, because its time is over or another job has priority, Slurm starts
-    it again. The job then resumes from its files.
+    If Slurm stops the job because its time is over or another job has priority, Slurm starts it
+    again. The job then resumes from its files.
     """
 
     request: Request

@@ -204,10 +204,11 @@ class _Submission:
             document = {"nodes": len(self._nodes), "jobs": jobs}
             write_json(jobs_folder(self._results) / _LIST, document)
         jobs_and_nodes = "a job for node" if len(nodes) == 1 else "jobs for nodes"
+        ids = "id" if len(nodes) == 1 else "ids"
         numbers = ", ".join(map(str, nodes))
         self._note(
-            f"Submitted {jobs_and_nodes} {numbers} of {len(self._nodes)}: "
-            f"{', '.join(submitted.values())}."
+            f"Submitted {jobs_and_nodes} {numbers} of {len(self._nodes)} "
+            f"({ids} {', '.join(submitted.values())})."
         )
         return later_nodes
 
@@ -274,8 +275,8 @@ class _Submission:
                 yield f"{label} is not finished: {why}"
             elif run.folder != folder_of_most:
                 yield (
-                    f"{label} has a different GPU model than the run in {folder_of_most}, where "
-                    f"its shards are missing: its measurements are in {run.folder}. Submit to "
+                    f"{label} has a different GPU model than the run in {folder_of_most}, so its "
+                    f"shards are missing there. Its measurements are in {run.folder}. Submit to "
                     "nodes with one GPU model, for example with --partition."
                 )
 
@@ -319,7 +320,7 @@ class _NodeRun:
             return None
 
     def _begin(self, folder: Path) -> None:
-        """Begin to follow the plan in a folder, if its shards divide evenly among the nodes."""
+        """Begin to follow a folder's plan, if the plan's shards divide evenly among the nodes."""
         plan = read_run(folder)["plan"]
         self.budget = plan["budget_s"]
         planned = read_plan(plan)

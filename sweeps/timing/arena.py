@@ -31,8 +31,9 @@ class Arena:
     def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
         """Allocate the buffer with which :meth:`flush` evicts a cache of ``cache_bytes`` bytes.
 
-        Other memory is allocated when it is first used: for each dtype, at most ``max_bytes`` bytes
-        for inputs, and at most as many for results. ``device`` is a name such as ``cuda:0``.
+        Other memory is allocated when it is first used. For each dtype, the inputs get at most
+        ``max_bytes`` bytes, and the results get at most as many. ``device`` is a name such as
+        ``cuda:0``.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -78,11 +79,15 @@ class Arena:
         inputs, results = self._memory(problem, storage)
         a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
         first_set_bytes = a_bytes + b_bytes
-        if first_set_bytes > inputs.nbytes or out_bytes > results.nbytes:
+        if first_set_bytes > inputs.nbytes:
             raise ArenaFullError(
-                f"one operand set needs {first_set_bytes / 1e9:.2f} GB and its result "
-                f"{out_bytes / 1e9:.2f} GB; there is room for "
-                f"{inputs.nbytes / 1e9:.2f} and {results.nbytes / 1e9:.2f} GB."
+                f"one operand set needs {first_set_bytes / 1e9:.2f} GB, but there is room for only "
+                f"{inputs.nbytes / 1e9:.2f} GB."
+            )
+        if out_bytes > results.nbytes:
+            raise ArenaFullError(
+                f"the result of one launch needs {out_bytes / 1e9:.2f} GB, but there is room for "
+                f"only {results.nbytes / 1e9:.2f} GB."
             )
         return 1 + (inputs.nbytes - first_set_bytes) // set_bytes(problem, shared_a, storage)
 

@@ -39,7 +39,7 @@ def do_nothing() -> None:
 
 
 class SmClock(Protocol):
-    """Reader of the clock rate of a GPU's SMs, which queues each read in stream order."""
+    """Reader that queues reads of the clock rate of a GPU's SMs, in stream order."""
 
     def mark(self, number: int) -> None:
         """Read the clock. ``number`` is 0 before a batch and 1 after it."""
@@ -132,11 +132,11 @@ class CpuClock:
 class CudaClock:
     """Clock of a GPU: CUDA events around launches behind a closed gate (:mod:`sweeps.timing.gate`).
 
-    If the batch began before its last launch was queued, gaps between the launches may show. The
-    batch is then timed again, including ``before``, up to four times in total. Before the second
-    attempt, one launch runs with the gate open. That launch allocates any memory that PyTorch has
-    returned to the device since the last batch; behind a closed gate, the allocation would wait for
-    the device. CUDA events take about 1 µs, which is under 0.5% of a batch.
+    If the GPU began a batch before the last launch was queued, gaps between the launches may show.
+    The batch is then timed again, including ``before``, up to four times in total. Before the
+    second attempt, one launch runs with the gate open. That launch allocates any memory that
+    PyTorch has returned to the device since the last batch; behind a closed gate, the allocation
+    would wait for the device. CUDA events take about 1 µs, which is under 0.5% of a batch.
     """
 
     batch_seconds = 3e-4

@@ -16,8 +16,8 @@ HOLD_LIMIT = 0.5
 """Seconds after which a thread of :class:`HostFlag` releases a stream that is still held.
 
 The thread checks the stream at intervals of a fifth of this time, so the release may come late by
-up to one interval. A launch that waits for the device (the first use of a module, a synchronising
-allocation) would otherwise never return."""
+up to one interval. Without the release, a launch that waits for the device (the first use of a
+module, a synchronising allocation) would never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Smallest and largest limit on the length of a spin, in seconds.

@@ -33,7 +33,7 @@ _MARK = "rooftile launch "
 _APIS = ("cuda_runtime", "cuda_driver")
 _LAUNCHES = re.compile("LaunchKernel|LaunchCooperative|GraphLaunch")
 _SACRIFICED = 64
-"""Number of dummy launches that begin a profiler session, because its first records may be lost.
+"""Number of dummy launches at the start of a profiler session, whose first records may be lost.
 
 The k-th session of a process loses about k records."""
 
@@ -92,10 +92,10 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
 
     The result is None for a launch whose records :func:`split_trace` finds incomplete.
 
-    A process should call this function only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first
-    kernel records of a session, and more with each session (pytorch#192021). The launches are
-    called one by one, so that an iterator can prepare each of them when its turn comes. Errors of
-    the launches are ignored.
+    A process should call this function only once, because CUPTI of CUDA 12.6 U2 to 13.0 loses the
+    first kernel records of each session, and loses more of them with every further session
+    (pytorch#192021). The launches are called one by one, so that an iterator can prepare each of
+    them when its turn comes. Errors of the launches are ignored.
     """
     count = 0  # number of launches so far
 
@@ -138,9 +138,10 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
 
     A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
     within the span, and each kernel has the number of the call that launched it (``correlation``).
-    If the record of a kernel is lost, its call has no kernel, so only one launch gets None. A
-    launch without calls and kernels, for example because it failed, gets None if the trace has the
-    kernels of another launch, and an empty list otherwise.
+    If the record of a kernel is lost, the call that launched the kernel has none in the trace, so
+    only the launch with that call gets None. A launch without calls and kernels, for example
+    because it failed, gets None if the trace has the kernels of another launch, and an empty list
+    otherwise.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)

@@ -1,10 +1,10 @@
-"""Detect whether this process was stopped by Ctrl-Z, SIGSTOP, a cgroup freezer or a suspended VM.
+"""Detect stops of this process by Ctrl-Z, SIGSTOP, a cgroup freezer or the suspension of a VM.
 
-A batch that was stopped halfway says nothing about the device, and the lost time must not be
-charged to the budget. The signal SIGCONT reports most stops when the process resumes. Other stops
-show as a gap between two beats of a background thread, during which the whole process used almost
-no CPU time. A process that was merely busy, or whose background thread had to wait for another
-thread, did use CPU time.
+A batch during which the process was stopped says nothing about the device, and the lost time must
+not be charged to the budget. The signal SIGCONT reports most stops when the process resumes. Other
+stops show as a gap between two beats of a background thread, during which the whole process used
+almost no CPU time. A process that was merely busy, or whose background thread had to wait for
+another thread, did use CPU time.
 """
 
 from __future__ import annotations

@@ -30,14 +30,14 @@ SUSTAINED_BATCH = 0.06
 _THROTTLE_RETRIES = 3  # largest number of repetitions if the hardware throttles during a batch
 _STOP_RETRIES = 3  # largest number of repetitions if the process is stopped during a batch
 MAX_EXPOSED = CHECKPOINTS[0]
-"""Number of samples with visible launch gaps at which a case is given up."""
+"""Number of samples with visible launch gaps after which a case is given up."""
 
 CHECKED_EVERY, LATE = 12, 10
 """Samples whose results are checked: a case's first, its eleventh, and every twelfth from there on.
 
 ``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
-sample, so not every sample is checked. In the eleventh and later checked samples, one operand set
-has changed inputs, to detect a kernel that returns an old result."""
+sample, so not every sample is checked. From the eleventh sample on, one operand set of each checked
+sample has changed inputs, to detect a kernel that returns an old result."""
 
 
 # A first launch is slower than later ones. If it takes longer than this many batches, later ones
@@ -193,8 +193,8 @@ class Sampler:
 
         Batches of growing length are timed, until one of them is long enough for the clock to be
         accurate to a few percent. If ``warmed_up``, the callable has been launched before, and
-        ``first`` is the duration of that launch in seconds, or 0 if it is unknown. A duration of
-        more than a few batches is returned as the estimate.
+        ``first`` is the duration of that launch in seconds, or 0 if it is unknown. If ``first`` is
+        longer than a few batches, it is returned as the estimate.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:

@@ -134,7 +134,7 @@ def machine_speed(
 
 
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
-    """Return one log time for each of ``count`` stretches: the part that its samples share.
+    """Return one log time for each of ``count`` stretches, the part that a stretch's samples share.
 
     The mean over the stretches is 0. The method is a median polish: the cases' log times and the
     stretches' log times are fitted in turn, each to the residuals of the other. ``case`` and

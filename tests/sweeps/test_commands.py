@@ -207,4 +207,4 @@ def test_a_file_in_place_of_the_results_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     answer = sweeps("run", "cache", "--device", "cpu", "--results", str(tmp_path / "results"))
     assert answer.returncode == 2
-    assert "should be a folder, but something else is there" in answer.stderr
+    assert "exists and is not a folder" in answer.stderr

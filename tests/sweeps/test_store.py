@@ -105,7 +105,7 @@ def test_a_second_writer_of_a_shard_is_refused_and_of_another_is_not(tmp_path: P
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("not a folder")
-    with pytest.raises(UserError, match="results should be a folder, but something else is there"):
+    with pytest.raises(UserError, match="results exists and is not a folder"):
         make_folder(tmp_path / "results" / "machine")
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "1-of-1.jsonl").mkdir()

@@ -35,7 +35,7 @@ def test_what_advice_asks_for_comes_on_top_of_the_plan(tmp_path: Path) -> None:
         log.append({"event": "sample", **where, "s": 1e-3, "cost": 2.0})
     assert left_for_confirming(first.folder) == 3.0
     assert begin(request(tmp_path, leave=0.25), quiet).budget == 17.0
-    with pytest.raises(UserError, match=r"planned with a budget of 20 s, not 10"):
+    with pytest.raises(UserError, match=r"a budget of 10 s is too small.* planned with 20 s"):
         begin(replace(request(tmp_path, leave=0.25), budget=10.0), quiet)
     larger = begin(replace(request(tmp_path, leave=0.25), budget=40.0), quiet)
     assert read_run(larger.folder)["plan"]["left_s"] == 10.0

@@ -73,7 +73,7 @@ def test_named_sweeps_add_to_the_recording_and_are_measured_alone(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"budget": 10.0}, "planned with a budget of 20 s, not 10"),
+        ({"budget": 10.0}, "a budget of 10 s is too small"),
         ({"shard": (1, 2)}, "planned for 1 shard; leave --shard out"),
     ],
 )
@@ -171,7 +171,7 @@ def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"protocol": PROTOCOL + 1}, "the timing protocol or the file format has changed"),
-        ({"software": {"torch": "1.0"}}, "and was 1.0"),
+        ({"software": {"torch": "1.0"}}, "but the recorded run used 1.0"),
     ],
 )
 def test_another_pytorch_or_protocol_starts_anew(
@@ -223,7 +223,7 @@ def test_what_an_unusable_run_recorded_is_measured_elsewhere(tmp_path: Path, ver
 
 def test_the_shards_of_a_plan_are_named(tmp_path: Path) -> None:
     begin(request(tmp_path, shard=(1, 2)), quiet)
-    with pytest.raises(UserError, match="give --gpus or --shard I/2"):
+    with pytest.raises(UserError, match="give --gpus or a shard such as --shard 1/2"):
         begin(request(tmp_path), quiet)
 
 

@@ -148,7 +148,7 @@ def test_a_case_that_hangs_is_killed(tmp_path: Path) -> None:
     assert end == "done"
     rows = rows_of(tmp_path)
     assert rows[2]["status"] == "error"
-    assert "hung for 2 s" in rows[2]["message"]
+    assert "killed after hanging for 2 s" in rows[2]["message"]
     events, _ = read_events(tmp_path)
     crashes = [event["cost"] for event in events if event["event"] == "crash"]
     assert len(crashes) == 2

@@ -19,7 +19,7 @@ def test_on_a_cpu_numbers_are_workers() -> None:
 
 @pytest.mark.parametrize("text", ["", "0,", "a", "0 1", "-1", "0;1", "all,0", "0,12345"])
 def test_what_names_no_gpu_is_one_sentence(text: str) -> None:
-    with pytest.raises(UserError, match="--gpus takes all, or numbers such as 0,3"):
+    with pytest.raises(UserError, match="--gpus must be all or a list of numbers such as 0,3"):
         choose_gpus(text, "cpu")
 
 

@@ -191,11 +191,9 @@ def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None
     assert _count_shards(tmp_path, asked, nodes=1, gpus=3) == 8
     assert _count_shards(tmp_path, asked, nodes=4, gpus=2) == 8
     for nodes, gpus in ((3, 8), (8, 2)):
-        with pytest.raises(UserError, match=r"was planned for 8 GPUs and cannot be shared by"):
+        with pytest.raises(UserError, match=r"was planned for 8 shards and cannot be shared by"):
             _count_shards(tmp_path, asked, nodes, gpus)
-    with pytest.raises(
-        UserError, match="covers cache, square, and the sweeps of a run on several GPUs"
-    ):
+    with pytest.raises(UserError, match=r"Name exactly its sweeps \(cache, square\)"):
         _count_shards(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus=8)
     # A fresh run has a new number of shards. A run that began after the submission counts as fresh.
     noon = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
@@ -249,7 +247,7 @@ def test_a_gpu_with_another_limit_is_left_out_in_one_sentence(
     parent = parent_of(tmp_path)
     parent._note = notes.append
     parent._places = {}
-    with pytest.raises(UserError, match="of 1 of 1 GPU differ from those of the run"):
+    with pytest.raises(UserError, match="1 of 1 GPU has other power or clock limits than the run"):
         parent._take_part()
     words = "it has a power limit of 500 W, but the run began with a power limit of 700 W"
     assert notes == [f"worker 0 is left out: {words}."]

@@ -61,7 +61,7 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
     # Other sweeps are refused at once, and only the first node begins a fresh run.
     wrong = submit(tmp_path, "--cluster", "debug", "square", "--nodes", "2")
     assert wrong.returncode == 2
-    assert f"the run in {folder} covers mine, and the sweeps of a run on several" in wrong.stderr
+    assert f"the sweeps of the run in {folder} cannot be changed" in wrong.stderr
     fresh = submit(tmp_path, "--cluster", "debug", "--fresh", *common)
     assert fresh.returncode == 0, fresh.stderr
     assert fresh.stderr.count("a fresh run was requested. It is kept in") == 1
