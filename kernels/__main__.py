@@ -213,7 +213,7 @@ def compile_command(
     if write is not None:
         write.write_text(document, encoding="utf-8")
     failures = [row for row in rows if not row.ok]
-    note(f"{counted(len(rows), 'kernel')} compiled; {len(failures):,} with a problem.")
+    note(f"Kernels checked: {len(rows):,}. Kernels with a problem: {len(failures):,}.")
     differences = [] if recorded is None else differing_cells(recorded, document)
     for line in differences:
         note(line)

@@ -48,7 +48,11 @@ GpuOption = Annotated[int, typer.Option("--gpu", help="Number of the GPU to use,
 GpusOption = Annotated[
     str | None,
     typer.Option(
-        "--gpus", help="GPUs to use together: all, or numbers such as 0,3 [default: that of --gpu]."
+        "--gpus",
+        help=(
+            "GPUs to use together: all, or numbers such as 0,3 [default: the GPU that --gpu "
+            "selects]."
+        ),
     ),
 ]
 

@@ -162,8 +162,8 @@ class TileConfig(Config):
         shared = self.shared_bytes(dtype, machine)
         if shared > machine.shared_cta_bytes:
             return (
-                f"{self.stages} stages need {shared >> 10} KiB of shared memory, but a CTA of "
-                f"{machine.name} has {machine.shared_cta_bytes >> 10} KiB; use fewer stages."
+                f"the config needs {shared:,} bytes of shared memory, but a CTA of {machine.name} "
+                f"has at most {machine.shared_cta_bytes:,}; use fewer stages or a smaller tile."
             )
         return None
 

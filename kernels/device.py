@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import OTHER_TORCH, USE_CPU
 from kernels.machine import DeviceProperties, Machine, cpu_machine, cpu_threads, from_properties
@@ -48,8 +47,8 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
         return this_cpu()
     if torch.version.hip is not None:
         raise UserError(
-            "This PyTorch is built for ROCm. Rooftile measures NVIDIA GPUs and CPUs: use a CUDA "
-            f"build of PyTorch, or {USE_CPU}."
+            "This PyTorch is built for ROCm. Rooftile measures NVIDIA GPUs and CPUs; install "
+            f"a CUDA build of PyTorch, or use {USE_CPU}."
         )
     if torch.cuda.is_available():
         return _this_gpu(gpu)
@@ -97,19 +96,17 @@ def _this_gpu(gpu: int) -> Device:
     """
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
-        seen = counted(count, "GPU")
-        raise UserError(
-            f"GPU {gpu} does not exist; PyTorch sees {seen}, numbered from 0. Select another GPU."
-        )
+        seen = "only GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
+        raise UserError(f"GPU {gpu} does not exist; PyTorch sees {seen}. Select another GPU.")
     # 1. Refuse a GPU that this build of PyTorch cannot use.
     properties = torch.cuda.get_device_properties(gpu)
     capability = properties.major, properties.minor
     if not _is_built_for(capability, torch.cuda.get_arch_list()):
         arch = f"sm_{properties.major}{properties.minor}"
-        built = " ".join(torch.cuda.get_arch_list())
+        built = ", ".join(torch.cuda.get_arch_list())
         raise UserError(
-            f"{properties.name} is {arch}, but PyTorch {torch.__version__} is built for "
-            f"{built}: {OTHER_TORCH} built for {arch}, or use {USE_CPU}.",
+            f"{properties.name} is {arch}, but PyTorch {torch.__version__} is built only for "
+            f"{built}; {OTHER_TORCH} that supports {arch}, or use {USE_CPU}.",
             exit_code=1,
         )
     # 2. Collect the facts of the GPU.
@@ -185,11 +182,11 @@ def _why_unusable(driver: str) -> str:
     problem = f"This machine has an NVIDIA GPU (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return problem + (
-            "cannot see it because CUDA_VISIBLE_DEVICES hides it: unset that "
+            "cannot see it because CUDA_VISIBLE_DEVICES hides it; unset that "
             f"variable, or use {USE_CPU}."
         )
     if torch.version.cuda is None:
-        return problem + f"is a CPU build: install a CUDA build, or use {USE_CPU}."
+        return problem + f"is a CPU build; install a CUDA build, or use {USE_CPU}."
     major = int(torch.version.cuda.split(".")[0])
     # A CUDA version that is newer than the table needs at least the newest driver in the table.
     oldest = _MIN_DRIVER.get(major, max(_MIN_DRIVER.values()))
@@ -199,7 +196,7 @@ def _why_unusable(driver: str) -> str:
         # for example that no fabric manager is running on a node whose GPUs are connected by
         # NVSwitches.
         return problem + (
-            f"cannot use it: {_initialisation_error()}. Remove the cause, or use {USE_CPU}."
+            f"cannot use it: {_initialisation_error()}. Solve this problem, or use {USE_CPU}."
         )
     return problem + (
         f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "

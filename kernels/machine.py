@@ -161,7 +161,7 @@ def _whole_table() -> Iterator[dict[str, Any]]:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(
-            f"{_TABLE} is damaged ({type(error).__name__}: {error}). Restore it from the "
+            f"{_TABLE} cannot be read ({type(error).__name__}: {error}). Restore it from the "
             "repository, or install Rooftile again."
         ) from None
 
@@ -345,12 +345,16 @@ def from_properties(properties: DeviceProperties) -> Machine:
     major, minor = known_capability
     peaks_source = f"SMs × clock × FLOPs per clock and SM of compute capability {major}.{minor}"
     if is_geforce:
-        peaks_source += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
+        peaks_source += (
+            "; half of this on Tensor Cores, because GeForce cards accumulate in fp32 at half rate"
+        )
     # 3. Derive the bandwidth, and take all other facts as the driver reports them.
     bandwidth, bandwidth_source = _derived_bandwidth(properties, similar)
     sources = {"peaks": peaks_source, "bandwidth": bandwidth_source}
     if not properties.boost_mhz:
-        sources["clocks"] = f"assumed equal to {similar.slug}'s boost clock: {_NOT_REPORTED}"
+        sources["clocks"] = (
+            f"assumed equal to {similar.slug}'s boost clock, because {_NOT_REPORTED}"
+        )
     sources["everything else"] = _DEVICE_REPORT
     return Machine(
         slug=slug,
@@ -372,7 +376,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
 
 
 _DEVICE_REPORT = "the device's own properties"
-_NOT_REPORTED = "the device does not report its own"
+_NOT_REPORTED = "the device does not report this value"
 
 
 def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
@@ -404,7 +408,7 @@ def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[
         return whole_card.bandwidth * share, source
     if properties.bandwidth:
         return properties.bandwidth, f"{_DEVICE_REPORT}: 2 × memory clock × bus width"
-    source = f"assumed equal to {similar.slug}'s bandwidth: {_NOT_REPORTED}"
+    source = f"assumed equal to {similar.slug}'s bandwidth, because {_NOT_REPORTED}"
     return similar.bandwidth, source
 
 

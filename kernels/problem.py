@@ -19,8 +19,8 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes that one element of an operand takes in memory, by dtype.
 
 ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has a 16-bit
-result. The time of the GEMM includes quantising A from 16 bits, because A holds the activations,
-which a model must quantise in every run.
+result. The time of the GEMM includes quantising A from 16 bits. A holds the activations, which a
+model must quantise in every run.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
@@ -50,9 +50,9 @@ _NARROW_CHANNELS = 64  # fewer channels are narrow; tuning guides advise multipl
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
-    """Return the largest power of two, at most 16, that divides the length in bytes of each size.
+    """Return the largest power of two, at most 16, that divides every length in bytes.
 
-    ``sizes`` are numbers of elements of ``dtype``.
+    ``sizes`` are the lengths in elements of ``dtype``.
     """
     return math.gcd(WIDE_BYTES, *(size * DTYPE_BYTES[dtype] for size in sizes))
 
@@ -327,7 +327,7 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of every pixel in one group.
+        """Largest power of two, at most 16, that divides the bytes of one channel group of a pixel.
 
         The pixels are those of the input and those of the output.
         """
@@ -412,7 +412,7 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Return an upper bound of the number of input rows (or columns) that a filter reads."""
+    """Return an upper bound on the number of input rows (or columns) that a filter reads."""
     # If the stride is at most the filter's size, all rows count as read. A dilated filter may skip
     # some of them, and the last position may end before the last row.
     return min(size, positions * taps) if stride > taps else size
@@ -456,8 +456,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
 def _parse_whole(text: str, name: str, form: str) -> int:
     """Parse a whole number of at least 1.
 
-    The error message contains ``name``, the name of the number, and ``form``, the form of the whole
-    text.
+    The error message names the number (``name``) and shows the form of the whole text (``form``).
 
     Raises:
         UserError: if the text is not such a number.

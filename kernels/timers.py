@@ -15,7 +15,7 @@ def blocked_autorange(launch: Callable[[], object]) -> float:
 
 
 def do_bench(launch: Callable[[], object]) -> float:
-    """Return the median seconds per launch, by ``triton.testing.do_bench`` with a cold L2 cache."""
+    """Return the median seconds per launch with a cold L2, from ``triton.testing.do_bench``."""
     from triton.testing import do_bench as triton_do_bench
 
     milliseconds = float(triton_do_bench(launch, return_mode="median"))

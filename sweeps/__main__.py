@@ -155,7 +155,8 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     for case, seconds in zip(cases, launch_seconds, strict=True):
         print(f"  {case!s:64} {case.problem.bytes / 1e6:10,.2f} MB {seconds * 1e6:12,.1f} µs")
     print(
-        f"{counted(len(cases), 'case')} on {machine.name}, about {total_seconds:,.0f} s to measure"
+        f"Measuring {counted(len(cases), 'case')} on {machine.name} takes about "
+        f"{total_seconds:,.0f} s."
     )
 
 
@@ -296,8 +297,9 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
         return
     for name, timer in report["timers"].items():
         print(
-            f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case, two passes differ "
-            f"by {timer['passes_differ']:.2%}, {timer['over_sampler']:.3f}× the sampler's time"
+            f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case; two passes differ by "
+            f"{timer['passes_differ']:.2%}; reported times are {timer['over_sampler']:.3f}× the "
+            "sampler's"
         )
 
 
@@ -500,9 +502,10 @@ def merge_command(
     folder, record = merged.folder, merged.record
     if merged.repeated:
         note(
-            f"Timed in several recordings: {counted(len(merged.repeated), 'case')}. The merged "
-            "table has the time from the recording with the most samples, or none if a recording "
-            "has a wrong result. To see whether the times agree, compare two recordings at a time: "
+            f"Cases timed in several recordings: {len(merged.repeated):,}. For each of them, the "
+            "merged table has the time from the recording with the most samples, or no time if a "
+            "recording has a wrong result. To see whether the times agree, compare two recordings "
+            "at a time: "
             f"{command(f'analysis compare {folders[0]} {folders[1]}')}"
         )
     note(counts_sentence(record))

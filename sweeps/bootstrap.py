@@ -158,7 +158,8 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
     Args:
         wanted: requirements as ``name>=version``.
         optional: True to make ``.venv`` only on top of this interpreter, even if its PyTorch does
-            not see a GPU, and to give up if the package index does not answer within five seconds.
+            not see a GPU. The set-up then fails if the package index does not answer within five
+            seconds.
         offline: True to install nothing.
     """
     if Path(sys.prefix).resolve() == VENV.resolve():
@@ -320,8 +321,8 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
 
     Return True if pip succeeds; otherwise print why it fails and return False.
 
-    ``pins`` is the file with pip's constraints. If ``hurried`` is True, give up if the package
-    index does not answer within five seconds; otherwise pip retries for minutes.
+    ``pins`` is the file with pip's constraints. If ``hurried`` is True, pip gives up when the
+    package index does not answer within five seconds; otherwise it retries for minutes.
     """
     names = [requirement.partition(">=")[0] for requirement in missing]
     _say(f"Installing {', '.join(names)} …")
@@ -370,7 +371,7 @@ def _write_pins_without_torch() -> Path:
 
 
 def _venv_digest() -> str:
-    """Return a digest of this interpreter and the constraints, for which ``.venv`` is made."""
+    """Return a digest of what a new ``.venv`` depends on: this interpreter and the constraints."""
     pins = PINS.read_text(encoding="utf-8")
     parts = [sys.executable, sys.version, pins]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

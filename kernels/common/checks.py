@@ -85,7 +85,7 @@ def check_bytes(problem: Any) -> None:
     """Refuse a workload whose minimum traffic is larger than the memory of any machine."""
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
-            f"{problem} needs {problem.bytes:.0e} bytes of memory, more than any machine has; "
+            f"{problem} needs {problem.bytes / 1e15:,.0f} PB of memory, more than any machine has; "
             "use smaller sizes."
         )
 

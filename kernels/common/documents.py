@@ -21,6 +21,9 @@ from typing import Any
 _LARGEST = 1e21
 """Default upper bound of numbers; measured counts of FLOPs, bytes or microseconds are smaller."""
 
+# Bounds that messages show as powers of ten.
+_POWERS = {-_LARGEST: "−10²¹", 1e-18: "10⁻¹⁸", _LARGEST: "10²¹", 1e11: "10¹¹"}
+
 _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 
@@ -34,7 +37,8 @@ class Number:
 
     def __str__(self) -> str:
         kind = "whole number" if self.whole else "number"
-        return f"a {kind} from {self.low:g} to {self.high:g}"
+        low, high = (_POWERS.get(bound, f"{bound:g}") for bound in (self.low, self.high))
+        return f"a {kind} from {low} to {high}"
 
 
 POSITIVE = Number(1e-18)

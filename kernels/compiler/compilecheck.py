@@ -396,9 +396,11 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     complaints = []
     if facts.loop.instruction not in expected:
         instruction = facts.loop.instruction or "no matrix instruction"
-        complaints.append(f"the kernel uses {instruction} instead of {' or '.join(expected)}.")
+        complaints.append(f"the kernel uses {instruction}; {' or '.join(expected)} was expected.")
     if facts.spill_bytes:
-        complaints.append(f"the kernel spills {facts.spill_bytes:,} bytes of registers.")
+        complaints.append(
+            f"the kernel has register spills: {facts.spill_bytes:,} bytes are stored or loaded."
+        )
     if facts.serialised and job.chosen:
         complaints.append(
             f"every wgmma waits for the previous one (ptxas warning {facts.serialised})."
@@ -413,8 +415,8 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     is_predictable = job.alignment == _ALIGNED and not _transposes_tf32(job)
     if is_predictable and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
         complaints.append(
-            f"the kernel uses {facts.shared_bytes:,} bytes of shared memory; the config predicted "
-            f"{predicted:,}."
+            f"the kernel uses {facts.shared_bytes:,} bytes of shared memory; {predicted:,} were "
+            "predicted from the config."
         )
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
         complaints.append("the kernel has no TMA copies.")

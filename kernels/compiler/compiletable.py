@@ -72,7 +72,8 @@ def differing_cells(stored_document: str, new_document: str) -> list[str]:
     """
     stored_cells = _cells_of(stored_document)
     return [
-        f"{' '.join(names)}: {stored_cells.get(names, 'nothing')} is now {cell}"
+        f"{' '.join(names)}: {cell} "
+        + (f"instead of {stored_cells[names]}" if names in stored_cells else "is new")
         for names, cell in _cells_of(new_document).items()
         if stored_cells.get(names) != cell
     ]

@@ -56,12 +56,13 @@ def verify(
         sampled = check(problem, sets[index], results[index], seed)
         rel_error, tolerance = sampled.rel_error, sampled.tolerance
         if not sampled.ok:
-            return CheckVerdict(
-                rel_error,
-                tolerance,
-                f"the largest error is {100 * sampled.rel_error:.2g}% of the largest value; "
-                f"{100 * sampled.tolerance:.2g}% is allowed.",
+            message = (
+                f"the largest error is {_digits(100 * rel_error)}% of the largest value; "
+                f"{_digits(100 * tolerance)}% is allowed."
+                if math.isfinite(rel_error)
+                else "the compared entries contain infinities or NaNs, or should all be 0."
             )
+            return CheckVerdict(rel_error, tolerance, message)
     # 2. Test the whole of every result.
     errors = remainders(problem, sets, results, seed, side)
     if errors is None:
@@ -74,9 +75,15 @@ def verify(
     worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
     if worst <= limit:
         return CheckVerdict(rel_error, tolerance)
-    return CheckVerdict(
-        rel_error,
-        tolerance,
-        f"sums with random signs are off by {worst:.1e} standard deviations; {limit:.0e} is "
-        "allowed.",
+    message = (
+        f"sums with random signs are off by {_digits(worst)} standard deviations; "
+        f"{_digits(limit)} is allowed."
+        if math.isfinite(worst)
+        else "sums with random signs are infinite or NaN."
     )
+    return CheckVerdict(rel_error, tolerance, message)
+
+
+def _digits(value: float) -> str:
+    """Format a positive number with three significant digits, or as a whole number from 100 on."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -130,7 +130,7 @@ def mean_constants(sets: Sequence[Constants]) -> Constants:
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
-    """Return :data:`BOUNDS`; a GPU's clocks replace the upper bound of ``compute``.
+    """Return :data:`BOUNDS`, except that a GPU's clocks set the upper bound of ``compute``.
 
     A datasheet states the peak at the Tensor Core clock, and the boost clock may be higher.
     """
@@ -208,7 +208,7 @@ def foreign_constants(
     entries = [_entry(name, dtype) for name in (*reversed(not_later), *later) if name in table]
     by_slug = {entry["machine"]: entry for entry in entries if entry["machine"] != machine.slug}
     if slug == machine.slug:
-        raise UserError(f"{slug} is the machine itself; name another machine.")
+        raise UserError(f"{slug} is the machine to predict for; name another machine.")
     if slug is not None and slug not in by_slug:
         suggestion = nearest(slug, by_slug)
         raise UserError(f"constants.toml has no constants of {slug!r} in {dtype}; {suggestion}")

@@ -35,7 +35,7 @@ from kernels.timemodel.constants import Constants
 Array = NDArray[np.float64]
 
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
-"""Names of the parts of an estimated time, the largest of which limits the time.
+"""Names of the parts of an estimated time; the largest part limits the time.
 
 ``compute`` includes the epilogues, ``feed`` is never less than the intake, and ``memory`` includes
 the helpers.
@@ -91,9 +91,9 @@ class Shapes:
 
         ``cached`` is True for a problem whose operands are in the last-level cache, and
         ``sustained`` is True for a problem that is launched without pauses. None stands for False
-        for all problems. ``algorithm``, a key of :data:`ALGORITHMS`, computes the convolutions.
-        Convolutions for which Winograd's algorithm cannot be used are computed as their implied
-        GEMM.
+        for all problems. ``algorithm`` is the algorithm that computes the convolutions, a key of
+        :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are computed
+        as their implied GEMM.
         """
         # 1. Convert each problem to a row of the first eleven fields, in their order. The shape is
         # given, so that there are eleven columns even if there are no problems.
@@ -189,9 +189,9 @@ def priced_alignment(problem: Problem) -> int:
 
     For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
     count, because misaligned rows of the output cost little in the public tables. If N is 1,
-    predictions that charge nothing for these rows miss by a median factor of 1.12 to 1.19. If N is
-    4, predictions that charge nothing for misaligned rows miss by a median factor of up to 3.1
-    (results/accuracy/misalignment.json).
+    predictions that charge nothing for misaligned rows of the output miss by a median factor of
+    1.12 to 1.19. If N is 4, predictions that charge nothing for misaligned rows miss by a median
+    factor of up to 3.1 (results/accuracy/misalignment.json).
     """
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
         problem = replace(problem, n=WIDE_BYTES)  # rows of this length are aligned in every dtype
@@ -444,7 +444,7 @@ def _memory_seconds(
 
 
 def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
-    """Return the bytes of writing and reading the fp32 partial sums, or 0 if K is not split."""
+    """Return the bytes moved to write and read the fp32 partial sums, or 0 if K is not split."""
     result_elements = shapes.batch * shapes.m * shapes.n
     bytes_per_sum = 2 * 4  # four bytes, written and read
     return np.where(tiles.split > 1, result_elements * bytes_per_sum * tiles.split, 0.0)

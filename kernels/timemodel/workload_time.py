@@ -23,8 +23,8 @@ def workload_seconds(
     Args:
         products: GEMMs and convolutions of each workload, each with its number of occurrences.
         moving: seconds of each workload, used only if the workload has no GEMMs.
-        seconds_of: function that returns the seconds of problems. The function takes the position
-            of each problem's workload, and the problems.
+        seconds_of: function that returns the seconds of problems. Its first argument has the
+            position of each problem's workload, and its second has the problems.
     """
     # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [

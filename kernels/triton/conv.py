@@ -2,17 +2,17 @@
 
 One kernel computes the forward pass and the input's gradient. The rows of its GEMM are pixels of
 the result, and the columns are channels of the result. The sum runs over the taps (positions within
-the filter) and the channels of the source, which is the convolution's input or, in the backward
-pass, the gradient of its output. A block of the GEMM's left operand is gathered from the source,
-with zeros where a tap hits padding.
+the filter) and the channels of the source. The source is the convolution's input or, in the
+backward pass, the gradient of the convolution's output. A block of the GEMM's left operand is
+gathered from the source, with zeros where a tap hits padding.
 
 With stride s, the input's gradient consists of s × s plain convolutions, one for each phase of the
 destination pixels (their row and column modulo s). All pixels of a phase use the same taps, so the
 zeros between strided pixels are never multiplied.
 
 A second kernel computes the filter's gradient, for which the right operand is gathered from the
-input. This GEMM sums over pixels, and often has few tiles with very long sums. Both kernels can
-split their sums into parts.
+input. The GEMM of this kernel sums over pixels, and often has few tiles with very long sums. Both
+kernels can split their sums into parts.
 """
 
 from __future__ import annotations
@@ -686,7 +686,7 @@ def _group_strides(tensor: Tensor, group_channels: int) -> tuple[int, ...]:
 def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Return three units, in elements: for ``depth``, for ``width``, and for strides except 1."""
+    """Return the units of ``depth``, of ``width`` and of strides other than 1, in elements."""
     all_strides = itertools.chain.from_iterable(strides)
     stride_unit = wide_unit(dtype, *(stride for stride in all_strides if stride != 1))
     return wide_unit(dtype, depth), wide_unit(dtype, width), stride_unit

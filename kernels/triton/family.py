@@ -83,8 +83,8 @@ class TritonFamily(ABC):
         """Return the launches that compute ``operands.out``, in order.
 
         ``scratch`` has the shape that :meth:`scratch` returns, but no memory: it is on the meta
-        device, and each launch replaces it by real memory. A launch must therefore take it whole,
-        not a part of it.
+        device, and each launch replaces it with real memory. The arguments of a launch must
+        therefore contain ``scratch`` itself, not a view of a part of it.
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
@@ -219,8 +219,8 @@ class TritonFamily(ABC):
 def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel ahead of its first launch.
 
-    Triton 3.6 runs the host's C compiler for every signature. At the first launch, the GPU would
-    have to wait for the compiler.
+    Triton 3.6 runs the host's C compiler for every signature. If the launcher were built at the
+    first launch, the GPU would have to wait for the compiler.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         # A kernel that was compiled in the background is the result of a future.
@@ -303,7 +303,7 @@ def _missing_for_interpreter() -> str | None:
 
 @functools.cache
 def _missing_for_launcher() -> str | None:
-    """Return a sentence on what the host lacks to build Triton's launcher, or None if it can."""
+    """Return a sentence that says what the host lacks to build Triton's launcher, or None."""
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -95,15 +95,15 @@ class GemmFamily(TritonFamily):
     ) -> list[TileConfig]:
         """Return tiles of up to 128×256 for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each tile has a limit of two to five stages. If the CTA's shared memory cannot hold that
-        many, the tile has as many as fit, but never fewer than two.
+        Each tile has between two and five stages. If the stages of a tile do not fit in the CTA's
+        shared memory, their number is reduced, but never below two.
 
         Misaligned rows, whose length is not a multiple of 16 bytes, are copied a few elements at a
         time, through registers. A shallow K step and eight warps keep the registers of large tiles
         from spilling: a 128×128 tile with a K step of 64 elements and four warps spills kilobytes.
 
-        A GEMM with few rows, as in a decode step, mostly reads weights. Wide tiles with a K step of
-        256 bytes keep more bytes in flight.
+        A GEMM with few rows, as in a decode step, mostly reads weights. Such a GEMM also gets wide
+        tiles with a K step of 256 bytes, which keep more bytes in flight.
 
         If the operands of the Tensor Cores pass through registers, masks leave too few registers
         for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. In

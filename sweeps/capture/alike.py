@@ -34,8 +34,8 @@ class TracedLayer:
 class AlikeLayers:
     """Counter of calls to identical layers in a model.
 
-    ``stack`` has the layers that are being traced, the outermost one first. An operation inside
-    these layers runs as many times as the layers' ``calls`` multiplied together.
+    ``stack`` has the layers that are being traced, the outermost one first. The number of runs of
+    an operation inside these layers is the layers' ``calls`` multiplied together.
     """
 
     stack: list[TracedLayer] = field(default_factory=list)
@@ -116,9 +116,9 @@ class _TracedCall:
     """A traced layer, and templates of its outputs for the calls that are skipped.
 
     Attributes:
-        leaves: a pair for each leaf of the output. For a tensor, the pair is True and the position
-            of an input tensor of the same kind or, if no input is of that kind, True and a detached
-            template. For any other leaf, it is False and the value.
+        leaves: a pair for each leaf of the output. For a tensor, the pair is True and either the
+            position of an input tensor of the same kind or, if no input is of that kind, a detached
+            template. For any other leaf, the pair is False and the leaf's value.
         tree: structure that arranges the leaves into the output.
     """
 
@@ -145,8 +145,8 @@ class _TracedCall:
     def outputs_like(self, inputs: list[Tensor]) -> Any:
         """Return the outputs of a skipped call for the given input tensors.
 
-        If an output is of the same kind as an input, the input itself is returned in its place.
-        Gradients pass through the layer in both cases.
+        If an output is of the same kind as an input, the input itself is returned in its place;
+        otherwise a new tensor is returned. Gradients pass through the layer in both cases.
         """
         leaves = []
         for is_tensor, template in self.leaves:

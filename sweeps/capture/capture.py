@@ -93,8 +93,8 @@ def dimensions(
     """Return the sizes of a model that affect the sizes of its products, each with its effect.
 
     ``base`` is the capture of the step with unchanged sizes. ``named`` has the names of the sizes
-    to try. If ``named`` is empty, all entries of ``source.sizes`` above 1 are tried whose names
-    suggest a size of a layer.
+    to try. If ``named`` is empty, every entry of ``source.sizes`` is tried that is above 1 and
+    whose name suggests a size of a layer.
 
     Raises:
         UserError: if the model has no size of a given name, if such a size is below 1, or if the
@@ -136,8 +136,8 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     """Return the bytes kept for the backward pass if repeated layers keep only their inputs.
 
     Layers are recomputed one at a time, and the layer that is being recomputed keeps all its
-    tensors. The peak is therefore the sum of the bytes saved outside of layers, the inputs of all
-    calls to all layers, and the bytes that the largest layer saves in one call.
+    tensors. The peak is therefore the sum of the bytes saved outside of layers, the bytes of the
+    inputs of all calls to all layers, and the bytes that the largest layer saves in one call.
     """
     outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
     # Bytes by the id of a layer: those saved by one call, and those of the inputs of all calls.
@@ -159,7 +159,8 @@ def _dimension(
     """Return a size with its effect on the sizes of the products, or None if it has no effect.
 
     The result is also None if, with each new value that is tried, the model fails or has different
-    products. ``unit`` is a growth after which the size is still divisible by every number of heads.
+    products. ``unit`` is an increase after which the size is still divisible by every number of
+    heads.
     """
     # Most models allow the first value. Others allow only a change by 64 or 8, or by a factor of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
@@ -222,7 +223,7 @@ def fake_tensors() -> Iterator[None]:
     """While the context is active, create tensors on the CPU that have shapes but no values.
 
     The device ``meta`` is not suitable, because some models read the values of masks, which fails
-    on ``meta``, and because PyTorch splits attention on ``meta`` into separate operations.
+    on ``meta``. PyTorch also splits attention on ``meta`` into separate operations.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled = log.disabled

@@ -108,8 +108,8 @@ class Attention:
         """Number of pairs of a query and a key that are not masked.
 
         If causal attention has several queries, half of all pairs are counted, which is the usual
-        convention. But if the window is narrower than the keys, every key of the window is counted
-        for each query.
+        convention. But if the window is smaller than the number of keys, every key of the window is
+        counted for each query.
         """
         keys_in_window = min(self.keys, self.window or self.keys)
         pairs = self.queries * keys_in_window

@@ -111,7 +111,7 @@ class UNet(nn.Module):
 
 
 def _pair(channels_in: int, channels_out: int) -> nn.Sequential:
-    """Build the two 3×3 convolutions of one level of a U-Net, which keep the size of the image."""
+    """Build the two 3×3 convolutions of one U-Net level; they keep the size of the image."""
     return nn.Sequential(
         _convolution(channels_in, channels_out, 3, 1),
         nn.ReLU(),

@@ -140,9 +140,9 @@ def mean_of(result: Any) -> Tensor:
 def first_line(error: Exception) -> str:
     """Return the first informative line of an exception's message.
 
-    If the first line ends with a colon, return the second line. If this line begins with the name
-    of an error, leave the name out. If the message is empty, return the name of the exception's
-    class.
+    If the first line ends with a colon, return the second line. If the line to return begins with
+    the name of an error, leave the name out. If the message is empty, return the name of the
+    exception's class.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):

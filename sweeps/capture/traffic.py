@@ -142,7 +142,7 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the reads of an operation.
 
-    A lookup reads at most as many bytes of each tensor as its result has.
+    A lookup reads at most as many bytes of each tensor as the result of the lookup has.
     """
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads

@@ -160,7 +160,7 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
 
 
 def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
-    """Return the names of the axes that depend on one another, not of those that only use them."""
+    """Return the names of the axes that depend on one another, without axes that only use them."""
     cyclic = set(axes)
     while True:
         needed: set[str] = set()
@@ -278,8 +278,8 @@ def resolve_axis(
 ) -> list[Any]:
     """Return the values of the axis ``along``, given the values of the axes on which it depends.
 
-    ``resolved`` has a value of each axis on which the values depend, by name. The tiles and the SMs
-    of the machine decide where edges are.
+    ``resolved`` has a value of each axis on which the values depend, by name. The machine's tiles
+    and number of SMs determine where the edges are.
 
     Raises:
         UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges

@@ -175,7 +175,7 @@ def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> b
     left, sign, right = condition
 
     def value_of(side: str | float) -> Any:
-        """Return the value of one side of the condition: a quantity, a size, or the side itself."""
+        """Return the value of one side of a condition: a quantity, a size, or the side itself."""
         if not isinstance(side, str):
             return side
         if side in ("flops", "bytes", "intensity", "dtype"):

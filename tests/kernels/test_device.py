@@ -135,7 +135,7 @@ def test_gpus_are_picked_by_ordinal(monkeypatch: pytest.MonkeyPatch) -> None:
         1,
     )
     assert selected.machine.l2_bytes == 62_914_560  # as the device reports, not the datasheet
-    with pytest.raises(UserError, match="GPU 2 does not exist; PyTorch sees 2 GPUs"):
+    with pytest.raises(UserError, match="GPU 2 does not exist; PyTorch sees GPUs 0 to 1"):
         device.select_device("auto", 2)
 
 

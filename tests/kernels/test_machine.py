@@ -275,7 +275,7 @@ def test_a_damaged_table_of_machines_is_one_sentence(
     (tmp_path / "machines.toml").write_text(text)
     monkeypatch.setattr("kernels.machine._TABLE", tmp_path / "machines.toml")
     for reader in (known_machines, _slug_of_device_name):
-        with pytest.raises(UserError, match=r"machines\.toml is damaged .*Restore it"):
+        with pytest.raises(UserError, match=r"machines\.toml cannot be read .*Restore it"):
             reader.__wrapped__()
 
 

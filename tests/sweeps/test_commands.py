@@ -159,7 +159,7 @@ def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
     assert document["folder"] == str(tmp_path / "both")
     assert document["counts"]["planned"] == document["counts"]["measured"] == 4
     assert document["repeated"] == 1
-    assert "Timed in several recordings: 1 case." in answer.stderr
+    assert "Cases timed in several recordings: 1." in answer.stderr
     assert f"analysis compare {folders[0]} {folders[1]}`" in answer.stderr
     compared = command(ANALYSIS, "compare", *folders)
     assert compared.returncode in (0, 1), compared.stderr

@@ -144,14 +144,14 @@ TMA = PersistentConfig(specialize=True)
         (
             JOB,
             {"loop": replace(LOOP, instruction="mma.sync")},
-            "the kernel uses mma.sync instead of wgmma",
+            "the kernel uses mma.sync; wgmma was expected.",
         ),
-        (JOB, {"spill_bytes": 8}, "the kernel spills 8 bytes of registers"),
+        (JOB, {"spill_bytes": 8}, "register spills: 8 bytes are stored or loaded."),
         (JOB, {"shared_bytes": 1 << 18}, "bytes of shared memory"),
         (
             JOB,
             {"shared_bytes": 3 << 15},
-            "98,304 bytes of shared memory; the config predicted 131,072",
+            "98,304 bytes of shared memory; 131,072 were predicted from the config.",
         ),
         (
             JOB,
@@ -172,7 +172,7 @@ TMA = PersistentConfig(specialize=True)
             {"shared_bytes": 5 << 15, "bulk_copies": True, "moves_registers": True},
             None,
         ),
-        (replace(JOB, arch="sm_100"), {}, "instead of tcgen05"),
+        (replace(JOB, arch="sm_100"), {}, "tcgen05 was expected"),
         (
             replace(JOB, arch="sm_80"),
             {"shared_bytes": 3 << 15, "loop": replace(LOOP, instruction="mma.sync")},
@@ -449,6 +449,7 @@ def test_the_table_folds_layouts_and_shows_spills() -> None:
     assert "| bf16 | of 16 bytes | – | tcgen05 168<br>TMA, 128 KiB<br>90:4, 2 kernels |" in text
     assert differing_cells(text, compile_markdown(rows[:2])) == []
     (changed,) = differing_cells(text, compile_markdown([replace(rows[0], registers=200)]))
-    assert changed.endswith("is now wgmma 200<br>16 B, 128 KiB<br>90:4")
+    assert "wgmma 200<br>16 B, 128 KiB<br>90:4 instead of wgmma 180<br>" in changed
     (new,) = differing_cells(text, compile_markdown([replace(rows[0], arch="sm_120")]))
-    assert "sm_120: nothing is now" in new
+    assert "sm_120: wgmma 168" in new
+    assert new.endswith("is new")
