@@ -347,7 +347,7 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
         subprocess.run(compile_all, capture_output=True, check=False)
         return True
     errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
-    reason = errors[0] if errors else "pip failed"
+    reason = errors[0].removeprefix("ERROR: ") if errors else "pip failed"
     _say(
         f"The packages could not be installed ({reason}): check the network and the package "
         "index, or set PYTHON to an interpreter that has them."

@@ -1,4 +1,4 @@
-"""Build backend: setuptools, extended by editable installations that point to the checkout.
+"""Build backend based on setuptools, whose editable installations point to the checkout.
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
 instead builds a wheel with only the pointing module, which makes ``import rooftile`` load the
@@ -29,7 +29,7 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 def build_editable(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel with the pointing module and the project's metadata, which name its command.
+    """Build a wheel with only the pointing module and the metadata of the project's normal wheel.
 
     The parameters and the result (the wheel's file name) are those of PEP 660.
     """

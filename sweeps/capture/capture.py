@@ -104,12 +104,12 @@ def dimensions(
     sizes = source.sizes
     for name in named:
         if name not in sizes:
-            available = ", ".join(sorted(sizes)) or "none"
-            raise UserError(f"{source.name} has no size {name!r} to vary; available: {available}.")
+            available = f"use one of {', '.join(sorted(sizes))}" if sizes else "leave out --vary"
+            raise UserError(f"{source.name} has no size {name!r} to vary; {available}.")
         if sizes[name] < 1:  # 0 often stands for a size that the model derives from others
             raise UserError(
-                f"{name} of {source.name} is {sizes[name]}, which cannot be varied; give it a "
-                "value of at least 1."
+                f"{name} of {source.name} is {sizes[name]}, but only sizes of at least 1 can be "
+                f"varied; give {name} such a value."
             )
     chosen = named or [
         name

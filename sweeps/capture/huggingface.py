@@ -135,10 +135,13 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
         raise UserError(f"{path} has no model_type; add it, or give the model as module:factory.")
     if family not in CONFIG_MAPPING:
         if "auto_map" in config:
-            advice = ": the model brings its own code, so give it as module:factory."
+            advice = "; give the model as module:factory, because it brings its own code."
         else:
             # Most often, the model is newer than the installed package.
-            advice = "; update transformers, correct it, or give the model as module:factory."
+            advice = (
+                "; correct the model_type, update transformers, or give the model as "
+                "module:factory."
+            )
         raise UserError(
             f"{path} has the model_type {family!r}, which the installed version of transformers "
             f"does not know{advice}"
@@ -247,7 +250,8 @@ def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
         return {name: torch.empty(shape, dtype=step.parameter_dtype)}
     if name != "input_ids":
         raise UserError(
-            f"a model with the main input {name!r} is not supported: give it as module:factory."
+            f"models whose main input is {name!r} are not supported; give this model as "
+            "module:factory."
         )
     tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
     inputs: dict[str, Any] = {"input_ids": tokens}
@@ -271,7 +275,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check its path.") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check its path and permissions."
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); correct it.") from None
     if not isinstance(data, dict):

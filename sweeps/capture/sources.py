@@ -173,7 +173,7 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
     module_name, _, function_name = name.partition(":")
     if not inputs:
         raise UserError(
-            f"{name} needs the inputs of the nn.Module that it returns; give each with --input, "
+            f"the inputs of the nn.Module that {name} returns are missing; give each with --input, "
             "such as --input 'int64[8,2048]'."
         )
     sys.path.insert(0, "")  # also look for the module in the current folder

@@ -108,10 +108,7 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
         UserError: if the step decodes.
     """
     if step.mode == DECODE:
-        raise UserError(
-            f"--mode decode is not supported for {name}; use --mode prefill with inputs as large "
-            "as those of one step."
-        )
+        raise UserError(f"--mode decode is not supported for {name}; use --mode prefill instead.")
 
 
 def mean_of(result: Any) -> Tensor:
@@ -132,8 +129,8 @@ def mean_of(result: Any) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float().mean()
     raise UserError(
-        "the module returns no floating-point tensor, by itself or directly in a list or "
-        "dictionary, so there is no loss to differentiate; return one, or use --mode prefill."
+        "training needs a loss, but the module returns no floating-point tensor. Return one, alone "
+        "or directly in a list or dictionary, or use --mode prefill."
     )
 
 

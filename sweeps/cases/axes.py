@@ -104,8 +104,7 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
         if other_axis not in sizes:
             hint = f"; {nearest(other_axis, sizes)}" if sizes else "."
             raise UserError(
-                f"{where} must be whole numbers or a multiple of another size, not "
-                f"{declared!r}{hint}"
+                f"{where} takes whole numbers or a multiple of another size, not {declared!r}{hint}"
             )
         _check_value(int(factor or 1), where, axis_name)
         return Multiple(int(factor or 1), other_axis)
@@ -126,7 +125,7 @@ def _check_value(value: Any, where: str, axis_name: str) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or size < minimum:
             or_pairs = ' or pairs such as "2x1"' if takes_pairs else ""
             raise UserError(
-                f"{where} must be whole numbers of at least {minimum}{or_pairs}, not {value!r}."
+                f"{where} takes whole numbers of at least {minimum}{or_pairs}, not {value!r}."
             )
         check_size(size, where)
 
@@ -206,8 +205,8 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     extra_keys = [keys - required - optional for required, optional in _FORMS if required <= keys]
     if not extra_keys:
         raise UserError(
-            f"{where} must have the keys from, to and step, or from, to and times, or around and "
-            "by."
+            f"{where} must be a range (with the keys from, to and step), powers (from, to and "
+            "times) or a neighbourhood (around and by)."
         )
     if all(extra_keys):
         extra = _listed(sorted(extra_keys[0]))
@@ -247,7 +246,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
         return [value for value in _checked_length(neighbourhood, where) if value > 0]
     low, high = table["from"], table["to"]
     if high < low:
-        raise UserError(f"{where}.to is {high}, which is less than from = {low}; exchange the two.")
+        raise UserError(f"{where}.to is {high}, but from is {low}; swap the two values.")
     if "step" in table:
         return _checked_length(range(low, high + 1, table["step"]), where)
     if table["times"] < 2:
@@ -300,8 +299,8 @@ def single_size(value: Any, name: str) -> int:
     """
     if _PAIR.fullmatch(str(value)):
         raise UserError(
-            f"{name} is {value}, which cannot be multiplied or compared; give one number, or "
-            "remove the multiple or the filter."
+            f"{name} is {value}, but only a single number can be multiplied or compared; give one "
+            f"number, or remove each multiple and filter that uses {name}."
         )
     return int(value)
 
@@ -328,8 +327,8 @@ def _near_edges(
     size_in_each_tile = range(low, high + 1, tile_size)
     if len(size_in_each_tile) > _MAX_VALUES:
         raise UserError(
-            f"the axis {along} from {low:,} to {high:,} has {len(size_in_each_tile):,} tiles, too "
-            "many to add the edges of all of them; lower its end, or remove edges."
+            f"the axis {along} spans {len(size_in_each_tile):,} tiles, but edges can be added for "
+            f"{_MAX_VALUES:,} at most; shorten the axis, or remove edges."
         )
     # 2. Find the edges. The last edge may lie beyond the range.
     if axis.kind == "tiles":

@@ -28,11 +28,11 @@ operand is then warm and the second cold, as in inference.
 the axis ``layer`` names the kind of layer, such as ``relu`` or ``layernorm``.
 
 Shapes can also be listed, either in one block or at the top of the file for all blocks:
-``shapes = ["4096,4096,1024"]``, with the sizes in the order of the command line. The size that
-counts the batch (a GEMM's ``batch``, a convolution's ``images``, a linear layer's ``tokens``) is
-never part of a listed shape: it is always an axis. ``vary = { n = [-1, 1, 8] }`` adds variants of
-each listed shape, with n one less, one more and eight more. If ``vary`` names several sizes, each
-variant changes only one of them.
+``shapes = ["4096,4096,1024"]``, with the sizes in the same order as on the command line. The size
+that counts the batch (a GEMM's ``batch``, a convolution's ``images``, a linear layer's ``tokens``)
+is never part of a listed shape: it is always an axis. ``vary = { n = [-1, 1, 8] }`` adds variants
+of each listed shape, with n one less, one more and eight more. If ``vary`` names several sizes,
+each variant changes only one of them.
 
 ``default = false`` at the top of a file in :file:`specs/` keeps its sweep out of runs that name no
 sweep. A default sweep must have cases on CPUs, too.
@@ -97,7 +97,7 @@ class Block:
     """Kind of machine that the block is for, ``gpu`` or ``cpu``; None for both."""
     axes: Mapping[str, Axis]
     shapes: tuple[str, ...]
-    """Listed shapes, such as ``4096,4096,1024``; empty if the sizes are axes."""
+    """Listed shapes, such as ``4096,4096,1024``; empty if all sizes are axes."""
     where: tuple[Filter, ...]
 
 
@@ -293,7 +293,9 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
             for name, size in zip(SHAPE[op], sizes, strict=True)
         )
         if not are_numbers:
-            raise UserError(f"{where}: shapes are written {','.join(SHAPE[op])}, not {shape!r}.")
+            raise UserError(
+                f"{where}: {shape!r} is not a shape; give {','.join(SHAPE[op])} as numbers."
+            )
     return tuple(shapes)
 
 
@@ -320,7 +322,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
             offsets = declared if isinstance(declared, list) else [declared]
             for offset in parse_axis(offsets, f"{where}: vary.{name}"):
                 if isinstance(offset, bool) or not isinstance(offset, int):
-                    raise UserError(f"{where}: vary.{name} must be whole numbers, not {offset!r}.")
+                    raise UserError(f"{where}: vary.{name} takes whole numbers, not {offset!r}.")
                 new_size = int(sizes[position]) + offset
                 if new_size < 1:
                     raise UserError(
@@ -344,7 +346,7 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
     if match is None:
-        raise UserError(f"{where}: a filter reads like 'flops <= 1e12', not {text!r}.")
+        raise UserError(f"{where}: a filter is a condition such as 'flops <= 1e12', not {text!r}.")
     left, sign, right = match.groups()
     _check_word(left, names, f"{where}: where")
     if left == "dtype":
@@ -357,7 +359,8 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
         return left, sign, float(right)
     except ValueError:
         raise UserError(
-            f"{where}: the right side of a filter must be a number or a name, not {right!r}; "
+            f"{where}: the right side of a filter must be a number, a size or a quantity, not "
+            f"{right!r}; "
             f"{nearest(right, [name for name in names if name != 'dtype'])}"
         ) from None
 

@@ -1,8 +1,9 @@
 """Compare the sampler with standard timers, to see whether the sampler's times can be trusted.
 
 The standard timer is Triton's ``do_bench`` on a GPU and PyTorch's ``blocked_autorange`` on a CPU.
-Each pass over the cases, and the check of the profiler, runs in its own process: repeatability
-shows only between processes, and a profiler slows the launches of the process that loads it.
+Each pass over the cases runs in its own process, because only times from several processes show how
+well a timer repeats. The effect of a profiler is measured in another process, because a profiler
+slows the later launches of the process that loads it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     profiler = _in_process(_around_a_profiler, machine, gpu, _PROFILER_CASES)
     graphs: list[dict[str, Any]] = []
     if gpu is not None:
-        note("Replaying CUDA graphs, the method behind the public tables …")
+        note("Timing GEMMs by replaying CUDA graphs, as in the public tables …")
         graphs = _in_process(_time_graph_replays, machine, gpu, count)
     return {
         "schema": SCHEMA,
@@ -278,6 +279,6 @@ def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str
 def _multiply_by_each(
     activations: torch.Tensor, weights: Sequence[torch.Tensor], out: torch.Tensor
 ) -> None:
-    """Multiply the activations (M, K) by each weight matrix (N, K), always into ``out`` (M, N)."""
+    """Multiply the activations (M, K) by each transposed weight matrix (N, K), into ``out``."""
     for weight in weights:
         torch.mm(activations, weight.T, out=out)

@@ -23,8 +23,10 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Largest amount by which the median ratio of present to recorded times, or the inverse of that
-median, may exceed 1 if the machine is to be judged as fast as recorded."""
+"""Tolerance for judging the machine as fast as recorded.
+
+Neither the median ratio of present to recorded times, nor the inverse of that median, may exceed 1
+by more than this amount."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
@@ -61,7 +63,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """Re-time up to ``count`` cases of the measurements.csv in a machine's results folder.
 
     A case that cannot be timed, or fails, is left out. Return the result of :func:`judge_ratios`,
-    with an entry ``sentence`` that states it in words.
+    with an added entry ``sentence`` that states the result in words.
 
     Raises:
         UserError: if the folder has no measurements.csv, or its run.json cannot be read.

@@ -145,10 +145,10 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
     """Return the windows of sustained work in which power and clocks are assumed to be steady.
 
-    A window is returned if its begin ``t`` is at least half of the ``t`` of the last window. The
-    result is empty for bursts. ``samples`` are one anchor's samples from a single timing.
+    A window is returned if its start ``t`` is at least half of the last window's ``t``. The result
+    is empty for bursts. ``samples`` are one anchor's samples from a single timing.
     """
-    # Only windows of sustained work have ``t``, the seconds from the begin of the work to theirs.
+    # Only windows of sustained work have ``t``, the seconds until they start.
     windows = [event for event in samples if "t" in event]
     last_begin = max((event["t"] for event in windows), default=0.0)
     return [event for event in windows if event["t"] >= _SETTLED * last_begin]

@@ -31,8 +31,8 @@ def fold_rows(
 
     The rows are those of measurements.csv, in the plan's order. A time that is impossible on
     ``machine`` becomes an error; if ``machine`` is None, all times are accepted. Intervals are
-    widened to cover the changes of the machine's speed in ``speeds``. A worker and GPU without an
-    entry in ``speeds`` are treated as steady.
+    widened to cover the changes of speed that ``speeds`` has for each worker and GPU. A worker and
+    GPU without an entry in ``speeds`` are treated as steady.
     """
     history_by_case = histories(events)
     rows = []
@@ -134,7 +134,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log ratio of A's time to B's time, both geometric means from a block A B B A."""
+    """Return the log of A's geometric mean time divided by B's, from a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 
@@ -142,9 +142,8 @@ def _log_ratio(seconds: Sequence[float]) -> float:
 def _exposed_outcome(history: History) -> Event:
     """Return the error outcome of a case whose samples all have gaps between launches."""
     message = (
-        f"launch gaps show in all {len(history.exposed)} samples: launching waits for the device "
-        "(is CUDA_LAUNCH_BLOCKING set?), or takes longer than the sampler can hide, or the "
-        "process is stopped repeatedly."
+        "launch gaps show in every sample: launching waits for the device (is CUDA_LAUNCH_BLOCKING "
+        "set?) or takes longer than the sampler can hide, or the process is stopped repeatedly."
     )
     return {**history.exposed[-1], "status": "error", "message": message}
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.machine import Machine
 from sweeps.folding.anchor_rows import anchor_rows, steady_report, steady_rows
@@ -49,8 +48,9 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished writing. If the last fold has already
-            read all of these files, the run is not folded again. Many nodes that end together thus
-            fold the run only once or twice. If None, the run is always folded.
+            read all of these files, the run is not folded again. If many
+            nodes end together, the run is thus folded only once or twice. If ``written`` is None,
+            the run is always folded.
 
     Raises:
         UserError: if run.json or the plan cannot be read, too many sample lines are damaged, a file
@@ -69,8 +69,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         events, damaged = read_events(folder)
         if too_damaged(len(events), len(damaged)):
             raise UserError(
-                f"{folder} has {counted(len(damaged), 'damaged sample line')}: {damaged[0]} The "
-                f"tables were not changed. {START_OVER}"
+                f"{folder} has too many damaged sample lines ({len(damaged):,}), so its tables "
+                f"were not changed. {damaged[0]} {START_OVER}"
             )
         # 2. Raise a CPU's ceilings to the highest that the run measured or reached.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None

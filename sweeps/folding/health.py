@@ -1,6 +1,6 @@
 """Judge the health of a run: how far its times can be trusted.
 
-The verdict is ``quiet``, ``noisy`` or ``unusable``, the worst of several findings.
+The verdict is ``quiet``, ``noisy`` or ``unusable``. The worst of these findings decides it:
 
 | finding | noisy from | unusable from |
 |---|---|---|
@@ -15,8 +15,8 @@ cases have an interval, or if other processes used the GPU.
 
 The verdict on a merged recording is never better than the worst verdict on the recordings from
 which it was made. The load of the host does not affect the verdict. If a run is not quiet, other
-processes and virtual machines that used the cores are listed as likely causes, unless the machine
-is known to be a GPU.
+processes and virtual machines that used the cores are listed as likely causes, unless the run is
+known to have measured a GPU.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def health(
 
 
 def health_sentence(run: Mapping[str, Any]) -> str:
-    """Return a sentence with the verdict, the difference of repeated medians, and the worst reason.
+    """Return the verdict in words, with the difference of repeated medians and the worst reason.
 
     The difference is left out if too few cases were re-timed. The reason is left out if the
     difference already explains the verdict. ``run`` is the content of run.json.

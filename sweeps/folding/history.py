@@ -94,7 +94,7 @@ class History:
 
     @property
     def rank(self) -> tuple[bool, bool, int, bool, int]:
-        """Sort key of several workers' histories of one case; the history with the largest is used.
+        """Key that ranks several workers' histories of a case; the highest-ranked history is used.
 
         A wrong result ranks highest, because a time from another worker must not hide it. The
         further criteria are, in this order: whether there is a time, the number of trusted samples,
@@ -115,7 +115,10 @@ class History:
         return bool(self.best) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
-        """Add an event of the case. After a ``moved`` event the case starts over on another GPU."""
+        """Add an event of the case.
+
+        After a ``moved`` event, the case starts over on another GPU.
+        """
         match event["event"]:
             # ``hidden`` is False if gaps between launches may show, and missing otherwise.
             case "sample" if event.get("hidden", True):

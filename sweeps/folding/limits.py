@@ -61,13 +61,13 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
             return False, ""
         return True, (
             f"a launch took {seconds * 1e6:.3g} µs, but {machine.name} needs at least "
-            f"{minimum * 1e6:.3g} µs at its peak rates: what was timed is not this problem."
+            f"{minimum * 1e6:.3g} µs at its peak rates, so this time is wrong."
         )
     speed_over_ceiling = minimum / seconds
     if speed_over_ceiling <= _MEASURED_SLACK:
         return False, ""
-    source = "measured by the run" if machine.kind == "cpu" else "derived from its properties"
+    source = "measured by the run" if machine.kind == "cpu" else "derived from the GPU's properties"
     return False, (
-        f"the case reaches {speed_over_ceiling:.2f} times the machine's ceiling, which was "
+        f"the case's speed is {speed_over_ceiling:.2f} times the machine's ceiling, which was "
         f"{source}."
     )

@@ -3,7 +3,7 @@
 A shared machine may be slow when its ceilings are measured. A run that is long enough therefore
 measures them again in the middle and at its end, and uses the highest values. If the whole interval
 of a GEMM's speed was above the peak in two processes, the peak is raised to the lower of the GEMM's
-two speeds. Otherwise, the tables would show more than 100% of the peak.
+two speeds. Without this correction, the tables would show more than 100% of the peak.
 """
 
 from __future__ import annotations

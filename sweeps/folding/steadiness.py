@@ -150,8 +150,8 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
     Return None if fewer than four cases have at least six samples from each process.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long in
-    that process. Deviations are cut at three robust standard deviations, so that such a case does
-    not widen the intervals of all others.
+    that process. Deviations are clipped at three robust standard deviations, so that such a case
+    does not widen the intervals of all others.
     """
     # 1. Collect the log ratio of each case's two medians, and the variance that their noise
     # explains.
@@ -188,7 +188,7 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
 
 
 def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> float:
-    """Return the mean square of deviations from 0, each cut at three robust standard deviations.
+    """Return the mean square of deviations from 0, clipped at three robust standard deviations.
 
     The robust standard deviation is never taken to be smaller than the noise's standard deviation.
     """

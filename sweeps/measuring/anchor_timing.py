@@ -31,12 +31,12 @@ def time_anchors(
 ) -> None:
     """Time the anchors on one GPU.
 
-    An anchor that cannot be prepared is left out. A sample of a burst that fails, or shows launch
-    gaps, is dropped.
+    An anchor that cannot be prepared is left out. A burst sample that fails or shows launch gaps is
+    dropped.
 
     Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each
-    window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an event, in which
-    ``t`` is the begin of the window. A sustained anchor runs for ``seconds``, and has no events if
+    window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an event, whose
+    ``t`` is the start of the window. A sustained anchor runs for ``seconds``, and has no events if
     it fails.
 
     ``wait`` is called with the name of each phase, and returns when that phase may begin. ``wait``

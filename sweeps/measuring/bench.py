@@ -50,7 +50,7 @@ class PoisonedError(Exception):
 
 
 class Bench(Protocol):
-    """Interface through which the measuring loop uses a device, its memory, clock and sensors."""
+    """Interface of the measuring loop to a device and its memory, clock and sensors."""
 
     sampler: Sampler
     gpu: int | None

@@ -86,7 +86,7 @@ class ResultChecker:
             out.fill_(value)
 
     def batch(self, indices: Sequence[int], last: object) -> None:
-        """Check the results of a timed batch, after :meth:`poison`.
+        """Check the results of a timed batch, before which :meth:`poison` was called.
 
         If launches write into the result buffers of their operand sets, the content of each buffer
         is checked. If each launch allocates its result, only the last result is checked.
@@ -98,15 +98,17 @@ class ResultChecker:
         sets = self._launch.sets
         final = indices[-1]
         if not isinstance(last, Tensor):
-            raise WrongResultError(f"a launch returned a {type(last).__name__}, not a tensor.")
+            raise WrongResultError(
+                f"a launch returned an object of type {type(last).__name__}, not a tensor."
+            )
         results = {final: last}  # by the index of the set
         if last.data_ptr() == sets[final].out.data_ptr():
             # Sets may share a result buffer, which holds the result of the last launch on them.
             last_writers = {sets[i].out.data_ptr(): i for i in indices}
             results = {i: _result_view(last, sets[i].out) for i in last_writers.values()}
-        self._require(self._check_results(results), "in a timed batch")
+        self._require(self._check_results(results), "of a timed batch")
         if self._unseen is not None and not self._unchanged():
-            self._require(_CHANGED, "in a timed batch")
+            self._require(_CHANGED, "of a timed batch")
 
     def release(self) -> None:
         """Restore the operand that :meth:`poison` negated, if any."""
@@ -130,7 +132,7 @@ class ResultChecker:
             verdict = self._check_results({index: self._launch(index)})
             if not self._unchanged():
                 verdict = _CHANGED
-            self._require(verdict, "after its samples")
+            self._require(verdict, "after a sample")
         finally:
             a.neg_()
 
@@ -149,7 +151,9 @@ class ResultChecker:
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
                 returned = f"shape {tuple(result.shape)} and {result.dtype}"
-                return CheckVerdict(math.nan, math.nan, f"the launch returned {returned}.")
+                expected = f"shape {tuple(out.shape)} and {out.dtype}"
+                message = f"the result has {returned} instead of {expected}."
+                return CheckVerdict(math.nan, math.nan, message)
         sets = [self._launch.sets[index] for index in results]
         seed = self._random.getrandbits(31)
         self._side = 1 - self._side

@@ -24,7 +24,7 @@ def repeat_cases(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time cases, to see how well their medians from another process repeat in this process.
+    """Re-time cases, to see how far their medians here differ from those of another process.
 
     Samples become events named ``repeat``, unless launch gaps show in them. A case that cannot be
     prepared is left out. A case that fails gets no further samples.

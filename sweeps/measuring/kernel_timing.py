@@ -1,8 +1,8 @@
 """Time a user's kernel with the sampler, outside of any run.
 
-Launches get copies of the kernel's tensor arguments, so that cold launches find none of them in the
-cache. The copies are reused: if the kernel writes to an argument, a later launch on the same copy
-reads what an earlier launch wrote.
+Launches get copies of the kernel's tensor arguments, so that a cold launch does not find its
+arguments in the cache. The copies are reused: if the kernel writes to an argument, a later launch
+on the same copy reads what an earlier launch wrote.
 
 This module needs PyTorch.
 """
@@ -65,8 +65,8 @@ class TimedKernel:
     Attributes:
         function: function that launches the kernel once, without synchronising; see ``prepares``.
         arguments: arguments of the function; a launch gets copies of the tensors among them.
-        reference: function that computes the expected result, a tensor, from the arguments, in
-            which floating-point tensors are converted to float64; None to check nothing.
+        reference: function that computes the expected result, a tensor, from the arguments, after
+            floating-point ones are converted to float64; None to check nothing.
         tolerance: largest value that :meth:`error` may return; None for the project's tolerance for
             the result's dtype, or for fp32 if that dtype has no tolerance.
         prepares: True if the function launches nothing itself, but returns a callable without
@@ -81,7 +81,7 @@ class TimedKernel:
 
     @property
     def gpu(self) -> int | None:
-        """Ordinal of the GPU with the first CUDA argument, or None without CUDA tensors."""
+        """Ordinal of the GPU with the arguments' first CUDA tensor, or None without any."""
         cuda_tensors = [
             argument
             for argument in self.arguments
@@ -119,8 +119,9 @@ class TimedKernel:
         expected = self.reference(*map(_in_float64, self.arguments))
         if not isinstance(expected, Tensor):
             raise UserError(
-                f"the reference returned a {type(expected).__name__}, not a tensor. Only a single "
-                "tensor can be checked: make the reference return one, or pass no reference."
+                f"the reference returned an object of type {type(expected).__name__}, not a "
+                "tensor. Only a single tensor can be checked: make the reference return one, or "
+                "pass no reference."
             )
         return expected
 
@@ -138,7 +139,7 @@ class TimedKernel:
             return None
         is_tensor = isinstance(result, Tensor)
         if not is_tensor or result.shape != expected.shape:
-            returned = f"a {type(result).__name__}"
+            returned = f"an object of type {type(result).__name__}"
             if is_tensor:
                 returned = f"a tensor of shape {tuple(result.shape)}"
             raise WrongResultError(
@@ -158,16 +159,16 @@ class TimedKernel:
         error = float((result.detach().to(dtype) - expected).abs().max()) / scale
         if math.isnan(error):
             raise WrongResultError(
-                "the error of the result is NaN, because the kernel's or the reference's result "
-                "has values that are NaN or infinite. Correct the one that has them."
+                "the error of the result is NaN, because the kernel or the reference returned NaN "
+                "or infinite values. Correct the function that returned them."
             )
         if error > tolerance:
             relative = ""
             if largest_value != 0.0:
                 relative = " times the reference's largest absolute value"
             raise WrongResultError(
-                f"the largest error of the result is {error:.2g}{relative}; at most "
-                f"{tolerance:.2g} is allowed. Correct the kernel, or raise the tolerance."
+                f"the largest error of the result is {error:.3g}{relative}; at most "
+                f"{tolerance:.3g} is allowed. Correct the kernel, or raise the tolerance."
             )
         return error
 
@@ -257,7 +258,7 @@ class KernelTimer:
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return the number of copies of the arguments, of ``nbytes`` each, for a cold batch.
+        """Return how many copies of the arguments, each of ``nbytes``, a cold batch needs.
 
         Each launch gets a copy, unless the copies would exceed :data:`_MAX_SETS` or the share
         :data:`_COPIES_SHARE` of the free memory. The result is at least 1. ``seconds`` is the

@@ -1,4 +1,4 @@
-"""Measuring loop of a run: each case is sampled once after it is prepared, then all in rounds."""
+"""Measuring loop of a run, which samples each new case once, and later all cases in rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 CHUNK = 64
 """Largest number of cases prepared between two rounds. It is small, so that results come early."""
 FIRST_CHUNK = 8
-"""Largest number of cases in the first chunk of a process.
+"""Largest number of cases that a process prepares before its first round.
 
 It is smaller than :data:`CHUNK`, so that the first cases get samples before the time is up even if
 preparing is slow."""
@@ -197,7 +197,7 @@ class Rounds:
         )
 
     def _due_subjects(self) -> list[Subject]:
-        """Return the open cases to sample in the next round, which are not all if time is short."""
+        """Return the open cases to sample in the next round: all of them, unless time is short."""
         # Six samples are the fewest that give an interval. While time is short, they have priority
         # over narrowing the intervals of other cases.
         incomplete = [subject for subject in self._open if len(subject.samples) < _MIN_SAMPLES]
@@ -361,7 +361,7 @@ class Rounds:
             self._report("ceilings", "", 0.0, peaks=dict(peaks), bandwidth=bandwidth)
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
-        """Do work that belongs to no planned case, charge its time, and return its result.
+        """Do work that belongs to no planned case, count its time, and return its result.
 
         If the work fails, return None, and the run continues. If the work crashes the process, the
         crash is attributed to the case ``name``, such as :data:`CANARY`, or to no case if ``name``

@@ -57,7 +57,7 @@ class TorchBench:
         cases: Sequence[Case],
         number: int | None = None,
     ) -> None:
-        """Open the device (``cpu`` or ``gpu``), and size the arena for all ``cases`` to prepare.
+        """Open the device (``cpu`` or ``gpu``), and size the arena for ``cases`` to be prepared.
 
         ``gpu`` is the GPU's ordinal, or None on a CPU. ``number`` is the GPU's number within the
         run, or None to use the ordinal.
@@ -166,7 +166,10 @@ class TorchBench:
         return functools.partial(launch, 0)
 
     def ceilings(self) -> tuple[dict[str, float], float] | None:
-        """Measure a CPU's ceilings now, except those of emulated dtypes, which take long."""
+        """Measure a CPU's ceilings now, except the peaks of emulated dtypes.
+
+        Measuring those peaks takes long.
+        """
         if self.gpu is not None:
             return None
         return measure_ceilings(

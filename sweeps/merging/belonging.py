@@ -1,4 +1,4 @@
-"""Check that recordings to merge are distinct, and of one machine with the same versions."""
+"""Check that recordings to be merged are distinct, of one machine, and of equal versions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
 
     Raises:
         UserError: if recordings differ in their machine, in the limits of their GPUs, or in the
-            versions of PyTorch or the driver, or if recordings contain the same samples.
+            versions of PyTorch or the driver, or if two recordings share samples.
     """
     for first, second in combinations(sources, 2):
         if why := _why_incompatible(first, second):
@@ -50,8 +50,8 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
         if copied_samples:
             any_copied = next(iter(copied_samples))  # one is enough to name the other folder
             raise UserError(
-                f"{folder_of_sample[any_copied]} and {source.folder} contain the same samples, so "
-                "one is a copy of the other; give each recording once."
+                f"{folder_of_sample[any_copied]} and {source.folder} have samples in common, which "
+                "a merged recording would contain twice; leave one of them out."
             )
         folder_of_sample |= dict.fromkeys(samples, source.folder)
 

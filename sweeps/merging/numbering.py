@@ -1,8 +1,8 @@
 """Renumber the GPUs and nodes of several recordings, so that each has a unique number.
 
 A GPU is recognised by its hash. Each folder of results has a different salt for its hashes, so a
-card that was recorded in two such folders is treated as two cards. GPUs without hashes are treated
-as different cards if they are from different recordings. Nodes are recognised in the same way.
+GPU that was recorded in two such folders is treated as two GPUs. GPUs without hashes are treated as
+different GPUs if they are from different recordings. Nodes are recognised in the same way.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sweeps.store import Event
 def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     """Return, for each recording, the new number of each of its GPUs.
 
-    A card that is also in an earlier recording has the same new number in both recordings. Any
-    other card keeps its old number. If another card already has that number, the card gets the
-    number after the largest number in use.
+    A GPU that is also in an earlier recording has the same new number in both recordings. Any other
+    GPU keeps its old number, unless another GPU already has that number. In that case, the GPU gets
+    the number after the largest number in use.
     """
     number_of_card: dict[Hashable, int] = {}
     numbers = []

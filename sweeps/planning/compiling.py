@@ -30,7 +30,7 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
     """Return the number of processes that may compile in parallel with a run on a GPU.
 
     ``cores`` is the number of cores that these processes share with the run. None means all cores
-    that this process may use, a number that a batch system may have limited.
+    that this process may use, which a batch system may have limited.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
     spare_cores = (usable_processors() if cores is None else cores) - _SPARED_CORES

@@ -6,8 +6,8 @@ analysis of cliffs or alignment compares them:
 
 - cases of one sweep with the same sizes, which differ in options such as dtype, layout or config;
 - cases of one sweep that differ in only one size;
-- problems, from any sweeps, that are near each other in every size, because a recommendation may
-  compare them, unless one series already contains both problems;
+- problems from any sweeps that are near each other in every size, unless one series already
+  contains both problems (a recommendation may compare them);
 - all cases of sweeps that are needed together, because a rule compares one sweep with another.
 
 A *series* contains the cases that these links connect. Shards consist of whole series.

@@ -133,7 +133,7 @@ class Costs:
     """Costs of a case apart from its launches, and corrections of the launches' estimated times.
 
     The defaults for a CPU were measured on one CPU; each run on a CPU measures the costs again
-    (:func:`sweeps.running.probing.probe`). The defaults for a GPU are expectations for an H200.
+    (:func:`sweeps.running.probing.probe`). The defaults for a GPU are estimates for an H200.
     """
 
     prepare: float = 0.02

@@ -1,8 +1,8 @@
 """Profile training steps of two models: their times, and a trace of one step, in each dtype.
 
 A few steps are timed in each dtype. The dtypes alternate, so that slow changes in the machine's
-speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler;
-``analysis/traces/`` reads this trace like any other trace.
+speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler, whose
+traces ``analysis/traces/`` reads like any others.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _settings_of(dtype: str, kind: str) -> Iterator[None]:
 
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
-    """Return the trace of one step, without earlier events or entries that name the host."""
+    """Return the trace of one step, without earlier events and without entries on the host."""
 
     def marked_step() -> None:
         with _settings_of(dtype, kind), torch.profiler.record_function(_MARK):

@@ -21,7 +21,7 @@ _START_SECONDS = 300.0  # time for a child to import modules, fill its arena and
 
 @dataclass
 class Child:
-    """Process that carries out an assignment, with what the process reported last."""
+    """Process that carries out an assignment, and what it has reported about its progress."""
 
     process: BaseProcess
     connection: Connection

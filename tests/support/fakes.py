@@ -96,14 +96,14 @@ class FakeChecker:
         if self.unseen is not None:
             self.after()
         if self.behaviour == "wrong-in-batch":
-            raise WrongResultError("a check in a timed batch failed: it was wrong.")
+            raise WrongResultError("a check of a timed batch failed: it was wrong.")
 
     def release(self) -> None:
         pass
 
     def after(self) -> None:
         if self.behaviour == "wrong-after":
-            raise WrongResultError("a check after its samples failed: it was wrong.")
+            raise WrongResultError("a check after a sample failed: it was wrong.")
 
 
 class FakeBench:

@@ -292,7 +292,7 @@ def test_a_case_of_which_every_sample_shows_gaps_is_an_error_with_the_reason() -
     (entry,) = planned(1)
     (row,) = fold_rows("run", [entry], [sample(entry.case.id, 9e-6, hidden=False)] * 2)
     assert row["status"] == "error"
-    assert "launch gaps show in all 2 samples" in row["message"]
+    assert "launch gaps show in every sample" in row["message"]
     assert "time_us" not in row
 
 

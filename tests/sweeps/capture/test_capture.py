@@ -495,7 +495,7 @@ def four_times(width: int = 64, ffn: int = 0) -> nn.Module:
 
 def test_a_size_of_zero_cannot_be_varied() -> None:
     source = find_source(f"{__name__}:four_times", inputs=["x[16,64]"])
-    with pytest.raises(UserError, match="ffn of .* is 0, which cannot be varied"):
+    with pytest.raises(UserError, match="ffn of .* is 0, but only sizes of at least 1 can"):
         dimensions(source, STEP, capture(source, STEP), ["ffn"])
 
 
@@ -622,7 +622,7 @@ def test_fused_operations_move_less() -> None:
         ("nowhere.json", {}, (), "cannot be read"),
         ("no_module_of_this_name:f", {}, ("x[2]",), "cannot be imported"),
         ("torch:nothing_like_it", {}, ("x[2]",), "has no 'nothing_like_it'"),
-        ("torch:relu", {}, (), "needs the inputs of the nn.Module that it returns"),
+        ("torch:relu", {}, (), "inputs of the nn.Module that torch:relu returns are missing"),
         ("torch:relu", {}, ("float33[2]",), "is not a dtype of PyTorch"),
         ("torch:relu", {}, ("x2",), "--input takes a dtype and sizes"),
         (":", {}, ("x[2]",), "cannot be imported"),

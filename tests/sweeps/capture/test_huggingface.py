@@ -149,10 +149,10 @@ def test_the_text_part_of_a_model_of_images_too_is_captured(tmp_path: Path) -> N
     [
         ({}, "has no model_type"),
         ({"model_type": ["llama"]}, "has no model_type"),
-        ({"model_type": "llamma"}, "update transformers, correct it, or give"),
-        ({"model_type": "x1", "auto_map": {}}, "brings its own code"),
+        ({"model_type": "llamma"}, "correct the model_type, update transformers, or give"),
+        ({"model_type": "x1", "auto_map": {}}, "because it brings its own code"),
         ({"model_type": "gemma3_text", "num_attention_heads": 7}, "not a multiple"),
-        ({"model_type": "wav2vec2"}, "give it as module:factory"),
+        ({"model_type": "wav2vec2"}, "give this model as module:factory"),
     ],
 )
 def test_a_wrong_configuration_gets_a_sentence(

@@ -89,7 +89,7 @@ def test_axes_denser_at_wave_edges() -> None:
 
 def test_too_long_a_range_with_edges_says_what_to_change() -> None:
     long = {"from": 64, "to": 20_000_000, "times": 2, "edges": "tiles"}
-    with pytest.raises(UserError, match="tiles, too many to add .* lower its end, or remove edges"):
+    with pytest.raises(UserError, match="tiles, but edges can be .* shorten the axis, or remove"):
         values(long)
 
 
@@ -97,21 +97,21 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
     ("declared", "words"),
     [
         ({"form": 1, "to": 2, "step": 1}, "has an unknown key 'form'; did you mean 'from'?"),
-        ({"from": 1, "to": 2}, "the keys from, to and step, or from, to and times, or around and"),
+        ({"from": 1, "to": 2}, "must be a range (with the keys from, to and step), powers"),
         ({"around": 8, "by": 1, "edges": "tiles"}, "edges cannot be combined with around and by;"),
-        ({"from": 5, "to": 2, "step": 1}, "to is 2, which is less than from = 5"),
+        ({"from": 5, "to": 2, "step": 1}, "to is 2, but from is 5; swap"),
         ({"from": 1, "to": 9, "times": 1}, "times must be at least 2"),
         ({"from": 1, "to": 30_000, "step": 1}, "has 30,000 values, more than 20,000; use"),
         ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
         ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
         ({"from": 1, "to": 9, "step": 1, "edges": ["tiles"]}, "edges is ['tiles']; did you mean"),
         ([], "is an empty list"),
-        (1.9, "must be whole numbers of at least 1, not 1.9"),
-        (True, "must be whole numbers of at least 1, not True"),
-        (0, "must be whole numbers of at least 1, not 0"),
-        ([8, "16"], "must be whole numbers of at least 1, not '16'"),
+        (1.9, "takes whole numbers of at least 1, not 1.9"),
+        (True, "takes whole numbers of at least 1, not True"),
+        (0, "takes whole numbers of at least 1, not 0"),
+        ([8, "16"], "takes whole numbers of at least 1, not '16'"),
         ("q", "a multiple of another size, not 'q'."),
-        ("9" * 30, "must be whole numbers of at least 1, not '999"),
+        ("9" * 30, "takes whole numbers of at least 1, not '999"),
     ],
 )
 def test_a_bad_axis_names_file_key_and_the_nearest_word(declared: Any, words: str) -> None:
@@ -166,21 +166,21 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
          "not for projections; use 'cold' or 'warm'."),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\non = 'gpus'\n", "did you mean 'gpu'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flop <= 3']\n", "did you mean 'flops'"),
-        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops']\n", "a filter reads like"),
-        (HEAD + "[[block]]\nshapes = ['1,2']\n", "shapes are written m,n,k, not '1,2'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops']\n", "a filter is a condition"),
+        (HEAD + "[[block]]\nshapes = ['1,2']\n", "'1,2' is not a shape; give m,n,k as numbers"),
         (HEAD + "[[block]\n", "is not valid TOML"),
         (HEAD + "[block]\nm = 1\nn = 1\nk = 1\n", "begin each with [[block]], in double brackets"),
         (HEAD + "block = 'x'\n", "begin each with [[block]], in double brackets"),
         ("question = 1\nop = 'gemm'\nblock = []\n", "question must be a sentence, not 1"),
         (HEAD + "default = 'no'\nblock = []\n", "default must be true or false, not 'no'"),
-        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = [1]\n", "a filter reads like"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = [1]\n", "a filter is a condition"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = 'm < 2'\n", "must be a list of filters"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype < 5']\n", "operator after dtype"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype == bf61']\n", "'bf16'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "the right side of"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops < dtype']\n",
-         "must be a number or a name, not 'dtype'; use one of batch, m, n, k, flops, bytes, "
-         "intensity."),
+         "must be a number, a size or a quantity, not 'dtype'; use one of batch, m, n, k, flops, "
+         "bytes, intensity."),
         (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are defined in terms of"),
         (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 'm'\n",
          "block 1: m and n are defined in terms of one another; give at least one of them as "
@@ -198,16 +198,16 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = {from = 1}\n", "takes a word"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a string, not 5"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nm = 4\n", "both shapes and 'm'"),
-        (HEAD + "[[block]]\nshapes = ['1,2,q']\n", "shapes are written m,n,k, not '1,2,q'"),
-        (HEAD + "[[block]]\nshapes = ['2x1,2,3']\n", "shapes are written m,n,k, not '2x1,2,3'"),
+        (HEAD + "[[block]]\nshapes = ['1,2,q']\n", "'1,2,q' is not a shape; give m,n,k as numbers"),
+        (HEAD + "[[block]]\nshapes = ['2x1,2,3']\n", "'2x1,2,3' is not a shape; give m,n,k"),
         (HEAD + "[[block]]\nshapes = '1,2,3'\n", "must be a list of strings"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {nn = [1]}\n",
          "block 1: vary has an unknown key 'nn'; did you mean 'n'"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = []}\n", "vary.n is an empty list"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = [1.5]}\n",
-         "vary.n must be whole numbers, not 1.5"),
+         "vary.n takes whole numbers, not 1.5"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = {from = 1}}\n",
-         "vary.n must be whole numbers, not {'from': 1}"),
+         "vary.n takes whole numbers, not {'from': 1}"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = -2}\n",
          "vary.n is -2, which makes n of '1,2,3' smaller than 1"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = [1]\n", "vary must be a table such as"),
@@ -363,12 +363,12 @@ def test_other_operations_have_axes_of_their_own(write: Any) -> None:
         (
             "shapes = ['3,9,9,8,3,3,2x1,1,1,1']",
             "where = ['stride <= 2']",
-            "stride is 2x1, which cannot be multiplied or compared",
+            "stride is 2x1, but only a single number can be multiplied",
         ),
         (
             "c = 8\nh = 9\nw = 9\nkout = 8\nr = 3\ns = 3\nstride = 1\npadding = '1x0'",
             "groups = 'padding'",
-            "padding is 1x0, which cannot be multiplied or compared",
+            "padding is 1x0, but only a single number can be multiplied",
         ),
     ],
 )

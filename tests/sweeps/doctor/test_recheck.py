@@ -36,7 +36,7 @@ def test_a_case_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def fail_first(subject: Subject) -> Sample:
             if subject is ready[0].subject:
-                raise WrongResultError("a check in a timed batch failed: it was wrong.")
+                raise WrongResultError("a check of a timed batch failed: it was wrong.")
             return sample(subject)
 
         monkeypatch.setattr(bench.sampler, "sample", fail_first)

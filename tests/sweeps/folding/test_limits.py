@@ -49,7 +49,7 @@ def test_where_the_ceilings_may_be_wrong_it_is_only_said(kind: str) -> None:
     assert too_fast(LARGE, least / 1.1, machine) == (False, "")
     impossible, sentence = too_fast(LARGE, least / 1343, machine)
     assert not impossible
-    assert sentence.startswith("the case reaches 1343.00 times the machine's ceiling, which was ")
+    assert sentence.startswith("the case's speed is 1343.00 times the machine's ceiling, which ")
 
 
 def test_an_unknown_peak_allows_everything() -> None:

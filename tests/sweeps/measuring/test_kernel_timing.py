@@ -74,7 +74,7 @@ def test_what_is_not_a_tensor_is_passed_on() -> None:
             r"returned a tensor of shape \(31, 48\), but the reference returned a tensor of shape "
             r"\(32, 48\)",
         ),
-        (lambda a: None, "returned a NoneType"),
+        (lambda a: None, "returned an object of type NoneType"),
     ],
 )
 def test_a_wrong_kernel_is_not_timed(wrong: Callable[[Tensor], Tensor], words: str) -> None:
@@ -121,7 +121,8 @@ def test_an_unknown_cache_state_is_a_sentence() -> None:
 @pytest.mark.parametrize("result", [(A, B), 1.0, None])
 def test_a_reference_that_returns_no_tensor_is_a_sentence(result: object) -> None:
     kernel = TimedKernel(torch.clone, (A,), lambda a: result)
-    with pytest.raises(UserError, match=f"returned a {type(result).__name__}, not a tensor"):
+    words = f"returned an object of type {type(result).__name__}, not a tensor"
+    with pytest.raises(UserError, match=words):
         timer_for(None).time(kernel)
 
 

@@ -195,6 +195,6 @@ def test_samples_that_are_mostly_damaged_leave_the_table_as_it_was(tmp_path: Pat
     path = tmp_path / "samples" / "1-of-1.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(["{}"] * 9 + lines[9:30]) + "\n", encoding="utf-8")
-    with pytest.raises(UserError, match="9 damaged sample lines: .* The tables were not changed"):
+    with pytest.raises(UserError, match=r"damaged sample lines \(9\), so its tables were not"):
         fold(tmp_path)
     assert (tmp_path / "measurements.csv").read_bytes() == before
