@@ -1,7 +1,7 @@
 """Facts about machines: peak rates, bandwidth and caches, each with its source.
 
-The facts about known GPUs come from ``machines.toml``, and those about other GPUs from their
-drivers (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
+The facts about known GPUs come from ``machines.toml``. Those about other GPUs are derived from what
+their drivers report (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
 (:func:`cpu_machine`).
 """
 

@@ -380,8 +380,8 @@ def run_command(
         typer.Option(
             "--stop-after",
             help=(
-                "Time after which this call ends, such as 30m [default: none]. The next call "
-                "resumes the run."
+                "Time after which this command stops, such as 30m [default: none]. Run the same "
+                "command without --fresh to resume."
             ),
         ),
     ] = None,

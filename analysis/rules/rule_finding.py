@@ -312,7 +312,10 @@ def _judge_claim(effect: Effect, claim: float | None) -> str:
 def _judge_equality(
     effect: Effect, groups: Mapping[str, Effect], claim: float, within: float
 ) -> str:
-    """Return the verdict on the claim that ratios are within the factor ``within`` of ``claim``."""
+    """Return the verdict on a rule that claims a ratio of ``claim``.
+
+    Ratios that differ from it by at most a factor of ``within`` count as equal to it.
+    """
     low = claim / within
     high = claim * within
     below = [name for name, group in groups.items() if group.hi < low]
@@ -330,10 +333,10 @@ def _judge_equality(
 def _contradiction(groups: Mapping[str, Effect]) -> str:
     """Return ``depends: …`` if groups contradict one another, else an empty string.
 
-    A group contradicts the groups that gain if it is significantly slower. A group without a
-    significant effect contradicts them if its interval ends below half of their smallest gain (both
-    as logarithms). A group with a wide interval, as groups of few pairs usually have, contradicts
-    nothing.
+    A group in which following the advice is significantly slower contradicts the groups in which it
+    is significantly faster. A group without a significant effect contradicts the latter if its
+    interval ends below half of their smallest gain (both as logarithms). A group with a wide
+    interval, as groups of few pairs usually have, contradicts nothing.
     """
     gaining = [name for name, group in groups.items() if group.sign > 0]
     losing = [name for name, group in groups.items() if group.sign < 0]

@@ -39,7 +39,9 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the smallest size from which all sizes reach the share NEARLY of the best speed.
+    """Return the smallest size at and above which every size is nearly as fast as the fastest.
+
+    A size is nearly as fast if it reaches the share :data:`NEARLY` of the best speed.
 
     The result is None if the largest size does not reach that share.
 

@@ -207,8 +207,8 @@ def validate(
     count = len(pool) if holdout == "folds" or calibrate is None else calibrate
     if count > len(pool):
         raise UserError(
-            f"--calibrate is {count}, but {source.name} has only {counted(len(pool), 'row')} "
-            f"to calibrate on; give at most {len(pool)}."
+            f"--calibrate is {count}, but {source.name} has only "
+            f"{counted(len(pool), 'measurement')} to calibrate on; give at most {len(pool)}."
         )
     # 2. Calibrate on rows that are chosen by their features only. Without calibration, the model is
     #    the formula with constants of another machine.

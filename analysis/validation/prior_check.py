@@ -183,7 +183,8 @@ def _validate_once(
 ) -> Validation:
     """Validate the model on one split of the rows, as :func:`validate_with_prior` does.
 
-    With ``folds``, ``seed`` is the number of the tested fifth.
+    If ``holdout`` is ``folds``, ``seed`` is the number, from 0, of the fifth of the shapes that is
+    tested.
     """
     # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
@@ -192,7 +193,8 @@ def _validate_once(
     count = len(pool) if calibrate is None else calibrate
     if count > len(pool):
         raise UserError(
-            f"--calibrate is {count}, but {source.name} has only {counted(len(pool), 'row')} to "
+            f"--calibrate is {count}, but {source.name} has only "
+            f"{counted(len(pool), 'measurement')} to "
             f"calibrate on; give at most {len(pool)}."
         )
     if not len(tested):
@@ -267,7 +269,7 @@ def _split(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the positions of the rows that may be calibrated on, and of the rows to test.
 
-    With ``rows`` and ``folds``, ``seed`` selects the fifth of the shapes that is tested.
+    If ``holdout`` is ``rows`` or ``folds``, ``seed`` selects which fifth of the shapes is tested.
     """
     if holdout == "levels":
         return split_rows(source, holdout, seed)

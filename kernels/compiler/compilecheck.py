@@ -457,7 +457,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Describe unusual code of a kernel without complaints; return "" if nothing is unusual."""
+    """Return what is unusual about the code of a kernel that has no fault, or "" if nothing is."""
     remarks = []
     if facts.serialised:  # the kernel of a candidate; that of a chosen config has a complaint
         remarks.append(

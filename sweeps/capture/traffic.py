@@ -79,7 +79,7 @@ def largest_operation_bytes(
 def _groups_between_products(
     operations: Sequence[TracedOperation],
 ) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Return the groups of operations that run between products, each within one layer.
+    """Return the groups of other operations between matrix operations, each within one layer.
 
     Return, with each group, the storages of the group's results that are used later.
     """

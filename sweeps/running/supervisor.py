@@ -341,7 +341,7 @@ class _Supervisor:
             self._give_up_naming(case)
 
     def _give_up_naming(self, case: str) -> None:
-        """Record an empty kernel name for a case, so that later calls do not try to name it."""
+        """Record an empty kernel name for a case, so that later calls do not try to name its kernels."""
         self._tell("facts", case, facts={"kernel": ""})
 
     def _assignment(

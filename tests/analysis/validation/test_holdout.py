@@ -233,7 +233,7 @@ def test_tiles_are_compared_where_names_have_them(source: PublicRows, found: Val
 
 
 def test_more_rows_than_there_are_is_a_sentence(source: PublicRows) -> None:
-    with pytest.raises(UserError, match="rows to calibrate on; give at most"):
+    with pytest.raises(UserError, match="measurements? to calibrate on; give at most"):
         validate(source, H100, calibrate=100_000)
 
 

@@ -103,7 +103,7 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
         validate_with_prior(source, H100, [], 0)
     with pytest.raises(UserError, match="--holdout must be rows, levels or folds, not 'beyond'"):
         validate_with_prior(source, H100, [], 64, holdout="beyond")
-    with pytest.raises(UserError, match="rows to calibrate on; give at most"):
+    with pytest.raises(UserError, match="measurements? to calibrate on; give at most"):
         validate_with_prior(source, H100, [], 10_000)
 
 
