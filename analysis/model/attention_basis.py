@@ -162,7 +162,7 @@ class AttentionBasis:
 
 
 def kind_of(work: Attention) -> str:
-    """Return the kind of measured calls whose fit predicts a call.
+    """Return the kind of a call: ``decode``, ``context`` (causal) or ``full`` (no causal mask).
 
     A call with few queries and many more keys is treated as decoding, even if it has more than one
     query per sequence, because reading keys and values takes most of its time.

@@ -34,10 +34,12 @@ def baseline_errors(
 ) -> dict[str, Errors | None]:
     """Return the errors of each baseline on held-out measurements.
 
-    The errors of ``four_fitted`` are None if there are no calibration measurements. ``query``
-    contains the same cases as ``tested``.
+    The errors of ``four_fitted`` are None if there are no calibration measurements. Those of
+    ``physics`` are None if trees of public tables correct the model, because the formula is not
+    fitted without them. ``query`` contains the same cases as ``tested``.
     """
     machine = model.machine
+    has_offsets = any(fit.offsets is not None for fit in model.fits.values())
     without_trees = {group: replace(fit, residual=None) for group, fit in model.fits.items()}
     floors = _floors(tested, machine)
     arithmetic, memory = floors
@@ -47,7 +49,9 @@ def baseline_errors(
             np.maximum(arithmetic / _PEAK_SHARE, memory / _BANDWIDTH_SHARE) + _LAUNCH_SECONDS
         ),
         "four_fitted": None,
-        "physics": Model(machine, without_trees).predict(query).estimate.time,
+        "physics": (
+            None if has_offsets else Model(machine, without_trees).predict(query).estimate.time
+        ),
     }
     if len(calibrated):
         predict_seconds = _fit_four_constants(_floors(calibrated, machine), calibrated.seconds)

@@ -257,9 +257,7 @@ def _validate_once(
         prediction=model.predict(held_out_query),
         model=model,
         constants_from="",
-        # The baseline "physics" would only leave out the residual. The collections' trees would
-        # still correct the formula, so it is not shown.
-        baselines=baselines | {"physics": None},
+        baselines=baselines,
         prior=[collection_trees.name for collection_trees in trees],
     )
 

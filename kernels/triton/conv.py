@@ -573,8 +573,9 @@ def _data_call(
 
     ``strides`` are (part, image, channel, row, column).
     """
-    # 1. Find the kernel's arguments for the pass: the channels of a group, the strides, the size of
-    # the result and the spacing of the pixels of a phase.
+    # 1. Find the kernel's arguments for the pass: the channels of a group that are summed over
+    # (depth) and that the result has (width), the strides, the size of the result and the spacing
+    # of the pixels of a phase, which is 1 in fprop.
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
     c_per_group, kout_per_group = problem.c // problem.groups, problem.kout // problem.groups
@@ -591,9 +592,9 @@ def _data_call(
     part_stride, image_stride, channel_stride, row_stride, column_stride = strides
     out_stride = (part_stride, image_stride, row_stride, column_stride, channel_stride)
     # 2. Find how far apart the taps are that one pixel uses: t · dilation is equal, modulo the
-    # stride, for all these taps t.
+    # spacing, for all these taps t. In fprop, a pixel uses every tap.
     pairs = zip(spacing, problem.dilation, strict=True)
-    tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
+    tap_step = tuple(space // math.gcd(space, dilation) for space, dilation in pairs)
     # 3. Make the grid for the first phase, which is the largest.
     phase_rows = ceil_div(out_size[0], spacing[0])
     phase_columns = ceil_div(out_size[1], spacing[1])
@@ -603,10 +604,11 @@ def _data_call(
     # 4. Convert sizes and strides to units.
     all_strides = (_group_strides(source, depth), filter_stride, out_stride)
     units = _stride_units(depth, width, all_strides, problem.dtype)
+    depth_unit, width_unit, stride_unit = units
     arguments = (
-        source, filters, target, problem.n, tuple(source.shape[2:]), out_size, depth // units[0],
-        width // units[1], problem.groups, (problem.r, problem.s), tap_step, problem.stride,
-        problem.padding, problem.dilation, *in_units(all_strides, units[2]),
+        source, filters, target, problem.n, tuple(source.shape[2:]), out_size, depth // depth_unit,
+        width // width_unit, problem.groups, (problem.r, problem.s), tap_step, problem.stride,
+        problem.padding, problem.dilation, *in_units(all_strides, stride_unit),
     )  # fmt: skip
     options = {
         **_options(problem, operands, config, units),

@@ -341,7 +341,7 @@ class _Supervisor:
             self._give_up_naming(case)
 
     def _give_up_naming(self, case: str) -> None:
-        """Record an empty kernel name for a case, so that later calls do not try to name its kernels."""
+        """Record an empty kernel name for a case, so that no later call names its kernels."""
         self._tell("facts", case, facts={"kernel": ""})
 
     def _assignment(
