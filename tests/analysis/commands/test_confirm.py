@@ -188,4 +188,4 @@ def test_without_a_shape_measuring_takes_no_question(
 ) -> None:
     result = analysis("recommend", "--measure", *words, "--device", "cpu", "--results", tmp_path)
     assert result.returncode == 2
-    assert "give --gemm, --conv or --file" in result.stderr
+    assert "or add --gemm, --conv or --file" in result.stderr

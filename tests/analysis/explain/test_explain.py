@@ -414,7 +414,7 @@ def test_a_machine_is_looked_for_in_both_folders(tmp_path: Path) -> None:
         (("--machine", "nothing"), "machine 'nothing' is not known"),
         (("--against", "no-such-folder"), "no-such-folder is not a folder"),
         (("--against", str(CPU), "--machine", "h200"), "Leave --machine out"),
-        (("--pad", "10%", "--choose", "10%"), "give either --pad or --choose"),
+        (("--pad", "10%", "--choose", "10%"), "give one of them, not both"),
         (("--pad", ""), "--pad takes a share from 0% to 1,000%, such as 12.5%"),
         (("--csv", "no-such-folder/x.csv"), "no-such-folder is not a folder"),
     ],
