@@ -8,7 +8,6 @@ difference between the traced time and the expected time with the recommended si
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,18 +19,22 @@ from analysis.advice.answers import answers_to
 from analysis.advice.options import Question
 from analysis.advice.recommend import Advice
 from analysis.advice.sizes import dimensions
-from analysis.advice.times import times_of
 from analysis.advice.verdict import LEAVE_IT, verdict_text
-from analysis.audit.account import as_problem, attention_time
 from analysis.audit.audit_report import duration
-from analysis.model.attention_basis import find_attention
+from analysis.explain.expected_times import ExpectedTime, expected_times, in_tf32, sum_of
+from analysis.explain.kernel_evidence import (
+    ELIGIBLE,
+    LEAST_PART,
+    kernel_reasons,
+    share_of_converting,
+    tensor_core_use,
+)
 from analysis.model.basis import Basis, find_basis
 from analysis.recordings.load import recorded_machines, slug_at
 from analysis.traces.trace_account import (
     COPY_BOUND,
     HOST_BOUND,
     LAUNCH_BOUND,
-    MULTIPLYING,
     ProfileAccount,
     ProfiledOperation,
     account_of,
@@ -48,25 +51,16 @@ from kernels.machine import (
     instruction_set,
     slug_of_device,
 )
-from kernels.names import read_name
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
-from sweeps.capture.captured import Attention, Work
-
-USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
-"""Use of Tensor Cores by an operation. ``USED``: the operation uses Tensor Cores. ``ELIGIBLE``: the
-operation could use them, but does not. ``NOT_ELIGIBLE``: nothing shows that the operation could use
-them."""
+from kernels.problem import Conv, Gemm, Problem
+from sweeps.capture.captured import Work
 
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
 _MOST_NAMED = 3  # maximum number of operations that a finding names after the first
 _LEAST_IDLE = 0.1  # idle time is a finding if one reason causes at least this share of the span
-_LEAST_PART = 0.1  # smallest share of an operation's time at which a kind of kernel is mentioned
 _MOST_ASKED = 400  # about this many shapes get advice on other sizes, which takes about a second
 _ROUND = 8  # elements; sizes above this may be padded to the next multiple of it
 _LEAST_SHAPES = 5  # fewest shapes that can show whether the whole machine was slow
 _MOST_PADDING = 0.5  # largest share of FLOPs that padding to multiples of 8 may add
-
-_CONVERTS = re.compile("nchwToNhwc|nhwcToNchw|tensorTransform", re.IGNORECASE)
 
 _IDLE_WORDS = {
     LAUNCH_BOUND: (
@@ -78,15 +72,6 @@ _IDLE_WORDS = {
     COPY_BOUND: "data was copied between host and device; pinned memory and non_blocking copies "
     "would help",
 }
-
-
-class ExpectedTime(NamedTuple):
-    """Expected time of one call in µs, with its interval and its source in words."""
-
-    time_us: float
-    lo_us: float
-    hi_us: float
-    source: str
 
 
 class TraceFinding(NamedTuple):
@@ -302,7 +287,7 @@ def judge_account(
             f"{machine.kind.upper()}; name the trace's machine with --machine or --against."
         )
     # 1. Find the expected time of each shape, and better sizes.
-    times = _expected_times(account, basis)
+    times = expected_times(account, basis)
     advice = _advice(account, basis, question)
     # 2. Explain each operation. If the whole machine is slow, this is not counted against single
     #    operations.
@@ -341,7 +326,7 @@ def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> fl
     """
     traced_and_expected: list[tuple[float, ExpectedTime]] = []
     for operation in account.operations:
-        expected = _sum_of([times.get(work) for work in operation.works])
+        expected = sum_of([times.get(work) for work in operation.works])
         if expected is not None:
             traced_and_expected.append((operation.each_us, expected))
     shape_count = len(traced_and_expected)
@@ -411,52 +396,6 @@ def subject_of(operation: ProfiledOperation) -> str:
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
 
 
-def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of a call for each shape whose time is measured or can be predicted.
-
-    For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
-    """
-    machine = basis.model.machine
-    works = dict.fromkeys(work for operation in account.operations for work in operation.works)
-    # 1. Collect the problems of GEMMs and convolutions, and the same problems in TF32.
-    works_of: dict[Problem, list[Work]] = {}
-    for work in works:
-        problem = as_problem(work)
-        if problem is not None and problem.dtype in machine.peaks:
-            works_of.setdefault(problem, []).append(work)
-    for problem in list(works_of):
-        if (tf32_problem := in_tf32(problem, machine)) is not None:
-            works_of.setdefault(tf32_problem, [tf32_problem])
-    # 2. Look up or predict all of them together, which is faster than one at a time.
-    times: dict[Work, ExpectedTime] = {}
-    rows = times_of(list(works_of), basis) if works_of else []
-    for problem, row in zip(works_of, rows, strict=True):
-        time = ExpectedTime(
-            float(row["time_us"]), float(row["lo_us"]), float(row["hi_us"]), row["source"]
-        )
-        times.update(dict.fromkeys(works_of[problem], time))
-    # 3. Predict attention, which was measured only on GPUs and in 16 bits.
-    for work in works:
-        if isinstance(work, Attention):
-            attention_basis = find_attention(machine, work.dtype, basis.folder)
-            if attention_basis is not None and work.dtype in machine.peaks:
-                call = attention_time(work, attention_basis, None)
-                times[work] = ExpectedTime(
-                    1e6 * call.seconds, 1e6 * call.lo, 1e6 * call.hi, attention_basis.source(None)
-                )
-    return times
-
-
-def in_tf32(work: Work, machine: Machine) -> Problem | None:
-    """Return an fp32 GEMM or convolution as a TF32 problem.
-
-    Return None for all other operations and dtypes, and for machines without TF32.
-    """
-    if not isinstance(work, Gemm | Conv) or work.dtype != "fp32" or "tf32" not in machine.peaks:
-        return None
-    return replace(work, dtype="tf32")
-
-
 def _advice(
     account: ProfileAccount, basis: Basis, question: Question | None
 ) -> dict[Problem, Advice]:
@@ -514,7 +453,7 @@ def _explained(
         slowdown: factor by which the whole machine is slower than expected, at least 1.
     """
     # 1. Describe the operation.
-    expected = _sum_of([times.get(work) for work in operation.works])
+    expected = sum_of([times.get(work) for work in operation.works])
     explained = ExplainedOperation(
         operation,
         tensor_core_use(operation, machine),
@@ -570,53 +509,20 @@ def _savings_at_this_size(
         text = f"takes {traced_us / expected.time_us:.1f}× the expected time"
         savings.append(_Saving(operation.calls * excess_us, text))
     # 2. A significant share of its time is spent on converting the layout of images.
-    transposed_share = _transposed_share(operation)
+    transposed_share = share_of_converting(operation)
     has_nchw = any(getattr(work, "layout", "") == "nchw" for work in operation.works)
-    if transposed_share >= _LEAST_PART and has_nchw:
+    if transposed_share >= LEAST_PART and has_nchw:
         transposing_us = transposed_share * operation.time_us
         savings.append(_Saving(transposing_us, "store images in channels_last"))
     # 3. It computes in fp32 without Tensor Cores, and TF32 would be faster.
     tf32_works = [in_tf32(work, machine) for work in operation.works]
-    tf32_expected = _sum_of([times.get(work) if work else None for work in tf32_works])
+    tf32_expected = sum_of([times.get(work) if work else None for work in tf32_works])
     if tensor_cores == ELIGIBLE and tf32_expected is not None:
         tf32_us = slowdown * tf32_expected.time_us
         if tf32_us < traced_us:
             text = f"TF32 is expected to take {duration(tf32_expected.time_us)}"
             savings.append(_Saving(operation.calls * (traced_us - tf32_us), text))
     return savings
-
-
-def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
-    """Return the sum of the expected times of a call's parts, with the source of the first part.
-
-    Return None if one of the times is not known, or if ``parts`` is empty.
-    """
-    known_parts = [part for part in parts if part is not None]
-    if not known_parts or len(known_parts) < len(parts):
-        return None
-    return ExpectedTime(
-        sum(part.time_us for part in known_parts),
-        sum(part.lo_us for part in known_parts),
-        sum(part.hi_us for part in known_parts),
-        known_parts[0].source,
-    )
-
-
-def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | None:
-    """Return :data:`USED`, :data:`ELIGIBLE` or :data:`NOT_ELIGIBLE` for an operation.
-
-    An operation in fp32 could use Tensor Cores by computing in TF32. Return None if the operation
-    could use Tensor Cores, but the kernel names do not show whether it does. If the operation's
-    shapes are not known, only kernel names can show that it uses Tensor Cores; without such a name,
-    the result is :data:`NOT_ELIGIBLE`.
-    """
-    uses_tensor_cores = operation.uses_tensor_cores
-    if uses_tensor_cores:
-        return USED
-    dtype = "tf32" if operation.dtype == "fp32" else operation.dtype
-    if machine.kind == "cpu" or not operation.works or dtype not in machine.peaks:
-        return NOT_ELIGIBLE
-    return ELIGIBLE if uses_tensor_cores is False else None
 
 
 def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
@@ -636,39 +542,6 @@ def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | 
     return operation.bytes / (operation.each_us * 1e-6) / machine.bandwidth
 
 
-def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> list[str]:
-    """Return possible reasons why an operation is slow, based on its kernels and their times.
-
-    ``tensor_cores`` is the result of :func:`tensor_core_use`.
-    """
-    reasons = []
-    if tensor_cores == ELIGIBLE:
-        reasons.append("its kernel uses CUDA cores instead of Tensor Cores")
-    alignment = operation.kernel_name.alignment
-    bytes_each = DTYPE_BYTES.get(operation.dtype, WIDE_BYTES)
-    if alignment is not None and alignment * bytes_each < WIDE_BYTES:
-        elements = "one element" if alignment == 1 else f"{alignment} elements"
-        reasons.append(f"its kernel loads {elements} at a time (align{alignment})")
-    transposed_share = _transposed_share(operation)
-    if transposed_share >= _LEAST_PART:
-        reasons.append(f"{transposed_share:.0%} of its time is spent on converting layouts")
-    reduced_share = operation.share_of_kind("reduce")
-    if reduced_share >= _LEAST_PART:
-        kernel_names = map(read_name, operation.kernels)
-        splits_k = any(name.kind in MULTIPLYING and name.split_k for name in kernel_names)
-        purpose = "adding up the parts of a split K" if splits_k else "reductions"
-        reasons.append(f"{reduced_share:.0%} of its time is spent on {purpose}")
-    return reasons
-
-
-def _transposed_share(operation: ProfiledOperation) -> float:
-    """Return the share of an operation's time that is spent on converting the layout of images."""
-    kernel_us = operation.kernels
-    total_us = sum(kernel_us.values())
-    converting_us = sum(us for name, us in kernel_us.items() if _CONVERTS.search(name))
-    return converting_us / total_us if total_us else 0.0
-
-
 def _best_change(
     operation: ProfiledOperation,
     times: Mapping[Work, ExpectedTime],
@@ -680,7 +553,7 @@ def _best_change(
     Return None if no change saves time, or if the expected time is not known. :func:`_explained`
     explains the arguments.
     """
-    expected = _sum_of([times.get(work) for work in operation.works])
+    expected = sum_of([times.get(work) for work in operation.works])
     if expected is None:
         return None
     changes = []

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.audit.audit_report import aligned_lines, duration
-from analysis.explain.explain import NOT_ELIGIBLE, ExplainedOperation, TraceVerdict
+from analysis.explain.explain import ExplainedOperation, TraceVerdict
+from analysis.explain.kernel_evidence import NOT_ELIGIBLE
 from analysis.markdown import plain, table_row
 from analysis.traces.trace_account import ProfileAccount
 from kernels.common.counts import counted

@@ -15,14 +15,9 @@ import pytest
 from analysis import rooftile
 from analysis.advice.options import Question
 from analysis.advice.times import times_of
-from analysis.explain.explain import (
-    ELIGIBLE,
-    NOT_ELIGIBLE,
-    USED,
-    TraceVerdict,
-    explain_traces,
-)
+from analysis.explain.explain import TraceVerdict, explain_traces
 from analysis.explain.explain_report import TraceExplanation, _shortened
+from analysis.explain.kernel_evidence import ELIGIBLE, NOT_ELIGIBLE, USED
 from analysis.model.basis import find_basis
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
