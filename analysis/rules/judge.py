@@ -135,18 +135,7 @@ class Evidence:
         rows = recording.ok.reset_index(drop=True)
         log_time, error = steady_times(rows, recording)
         gpus, _ = pd.factorize(places_of(rows[["worker", "gpu"]]))
-        # The columns have the order of the fields of a timed case.
-        columns = (
-            workloads_of(rows),
-            rows["implementation"],
-            rows["config"].fillna(""),
-            rows["cache"],
-            rows["sweep"],
-            np.exp(log_time),
-            error,
-            gpus,
-        )
-        cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
+        cases = _timed_cases(rows, np.exp(log_time), error, gpus)
         # 2. Predict the fitted cases with models that were fitted without them, and all others with
         # the fitted model.
         model = Model(recording.machine)
@@ -187,17 +176,9 @@ class Evidence:
         is_timed_dtype = products["dtype"].isin(TIMED_DTYPES)
         kept = np.flatnonzero(is_timed_dtype & _are_bursts_of_libraries(products))
         rows = products.iloc[kept]
-        # The columns have the order of the fields of a timed case.
-        columns = (
-            workloads_of(rows),
-            rows["implementation"],
-            rows["config"].fillna(""),
-            rows["cache"],
-            rows["sweep"],
-            rows["time_us"].to_numpy(dtype=float) * 1e-6,
-            np.full(len(rows), np.nan),
-        )
-        cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
+        seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
+        unknown = np.full(len(rows), np.nan)
+        cases = _timed_cases(rows, seconds, unknown, np.zeros(len(rows), dtype=int))
         return cls(recording.machine, cases, predicted_us[kept] * 1e-6, public=True)
 
     @classmethod
@@ -232,6 +213,25 @@ class Evidence:
         cases = [self.cases[i] for i in positions]
         matches = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
         return cases, matches, self.predicted[positions]
+
+
+def _timed_cases(rows: pd.DataFrame, seconds: Array, error: Array, gpus: Array) -> list[TimedCase]:
+    """Return the cases of rows with the columns of measurements.csv, in the order of the rows.
+
+    ``seconds``, ``error`` and ``gpus`` have one value per row, as :class:`TimedCase` explains them.
+    """
+    # The columns have the order of the fields of a timed case.
+    columns = (
+        workloads_of(rows),
+        rows["implementation"],
+        rows["config"].fillna(""),
+        rows["cache"],
+        rows["sweep"],
+        seconds,
+        error,
+        gpus,
+    )
+    return [TimedCase(*row) for row in zip(*columns, strict=True)]
 
 
 def _are_bursts_of_libraries(rows: pd.DataFrame) -> pd.Series:
