@@ -118,7 +118,7 @@ class Measurements:
 
         The interval covers the ratio that a second measurement of both problems would give. For
         each problem, the fastest of the implementations that computed both problems is used. Return
-        None if there is no such implementation, if the two times were not measured in the same
+        None if no implementation computed both, if the two times were not measured in the same
         place, or if the interval is unknown.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)

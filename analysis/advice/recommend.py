@@ -217,7 +217,7 @@ def _advise_among(
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
     """Return True if a predicted gain would clearly be worth a change, but no option was re-timed.
 
-    If options were re-timed, the gains of the best options are no longer uncertain.
+    Re-timing measures the gains of the best options, so the result is then False.
     """
     may_gain = any(
         choice.evidence == PREDICTED and net(choice.gain, choice.extra_flops) >= _CLEAR

@@ -367,7 +367,7 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
     attention, or None if it is unknown.
 
     Raises:
-        UserError: if there are no fits for the framework.
+        UserError: if attention was not measured with the framework.
     """
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:

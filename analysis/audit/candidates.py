@@ -281,8 +281,8 @@ def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], 
     """Yield (places, heads) for each attention layer; the sizes of the heads come from the places.
 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
-    input width of the last query projection before the attention, or 0 if there is no such
-    projection.
+    input width of the last query projection before the attention, or 0 if no query projection
+    comes before it.
     """
     projection_position = -1  # no query projection yet
     hidden_size = 0

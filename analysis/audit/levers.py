@@ -117,8 +117,8 @@ def find_levers(
     """Return the best change of each dimension and of dimensions that belong together.
 
     The changes are sorted by expected gain. If no change of a dimension is worth making, the best
-    change of that dimension is returned with the verdict *leave it*. If a combination of worthwhile
-    changes has a larger expected gain than each of these changes alone, this joint change comes
+    change of that dimension is returned with the verdict *leave it*. If worthwhile changes are
+    expected to gain more together than the best of them does by itself, the joint change comes
     first.
 
     ``account`` is the account of the original model. The joint change may increase the number of
@@ -536,7 +536,7 @@ def _changed_problems(
 def _better_alignment(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> int | None:
     """Return the smallest new alignment, in bytes, of the problems that become better aligned.
 
-    Return None if there are no such problems.
+    Return None if no problem becomes better aligned.
     """
     better = (
         after.alignment

@@ -108,6 +108,6 @@ def recording_at(place: str, results: Path) -> Recording:
     """Read a single run or imported table, given its folder or the slug of its machine.
 
     Raises:
-        UserError: if there is no such recording, or if the recording cannot be read.
+        UserError: if the recording does not exist or cannot be read.
     """
     return load(recording_folder(place, results))

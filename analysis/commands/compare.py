@@ -159,7 +159,7 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and a mapping from each case that is no longer timed to the reason.
+        The changes, and the reason why each lost case has no time now, by the case's name.
 
     Raises:
         UserError: if the pattern is invalid, a result cannot be read, no case has a time in every

@@ -182,8 +182,8 @@ def _draw_wave_plot(
 
     ``gemm`` gives N, K and the dtype; its M is not used. If a GEMM was measured several times, its
     shortest time is drawn. ``m_before_cliff`` is the M just before the cliff, or None for the
-    largest cliff. If ``output`` is None, the files are written to ``plots`` in the folder of the
-    recording or, if there is no recording, in the folder of the machine.
+    largest cliff. If ``output`` is None, the files are written to the subfolder ``plots`` of the
+    recording; if the basis is not a recording, of the machine's folder.
 
     Raises:
         UserError: if ``m_before_cliff`` was not measured, if no M just above it was measured, or if

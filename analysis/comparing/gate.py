@@ -2,9 +2,9 @@
 
 The answer is one of three:
 
-- ``fail``: a case, or all cases together, became significantly slower, by the threshold or more. A
-  case that is no longer timed also leads to ``fail``. A slowdown leads to ``fail`` only if each
-  version was timed in at least three processes.
+- ``fail``: a case, or all cases together, became significantly slower, by the threshold or more,
+  and each version was timed in at least three processes. The answer is also ``fail`` if a case has
+  no time in the new results.
 - ``pass``: all cases are still timed, and the slowdown of every case either is shown to be below
   the threshold, or would have been detected with 80% probability if it equalled the threshold. The
   common shift, if one was estimated, is below the threshold, too.
@@ -100,7 +100,7 @@ class GateResult:
         more_processes: further processes on each side that would make the threshold detectable
             with the same number of rounds; NaN if this is unknown, or if more than a hundred would
             be needed.
-        lost: reason why each case that is no longer timed has no time, by the case's name.
+        lost: reason why each lost case has no time in the new results, by the case's name.
     """
 
     verdict: str
@@ -151,7 +151,7 @@ def judge_changes(
     Args:
         changes: estimates of at least one case.
         threshold: slowdown to look for, as a fraction above 0.
-        lost: reason why each case that is no longer timed has no time, by the case's name.
+        lost: reason why each lost case has no time in the new results, by the case's name.
     """
     limit = math.log1p(threshold)
     are_enough = _are_enough(changes.processes)

@@ -115,7 +115,7 @@ def read_anchors(folder: Path) -> Anchors:
 
     Raises:
         UserError: if a file is missing, unreadable, too badly damaged or of another version, or if
-            there are no anchor times.
+            it contains no anchor times.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
