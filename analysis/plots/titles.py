@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.slices.cliffs import steepest
 from analysis.slices.series import NEARLY, fast_from, layout_summary
+from kernels.config import ceil_div
 from kernels.machine import Machine
 
 
@@ -106,7 +107,8 @@ def alignment_title(rows: pd.DataFrame) -> str:
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
-    Only measured channel counts are compared, by their best speed in the same dtype. A count is
+    A count is compared only if the next multiple of 8 was measured, too: a multiple further away
+    would be faster because it is larger. The best speeds in the same dtype are compared. A count is
     slower if the interval of its speed is entirely below the interval of the multiple's speed.
 
     Args:
@@ -118,15 +120,15 @@ def channels_title(rows: pd.DataFrame) -> str:
     for dtype, group in rows.groupby("dtype", sort=False):
         fastest = group.loc[group.groupby("c")["tflops"].idxmax()].set_index("c")
         for channels in fastest.index[fastest.index % 8 != 0]:
-            larger_multiples = fastest[(fastest.index > channels) & (fastest.index % 8 == 0)]
-            if larger_multiples.empty:
+            next_multiple = 8 * ceil_div(int(channels), 8)
+            if next_multiple not in fastest.index:
                 continue
             is_compared = True
-            count, multiple = fastest.loc[channels], larger_multiples.iloc[0]
+            count, multiple = fastest.loc[channels], fastest.loc[next_multiple]
             ratio = count["tflops"] / multiple["tflops"]
             if count["tflops_hi"] < multiple["tflops_lo"] and ratio < lowest_ratio:
                 lowest_ratio = ratio
-                difference = f"{1 - ratio:.0%} slower than {multiple.name} in {dtype}"
+                difference = f"{1 - ratio:.0%} slower than {next_multiple} in {dtype}"
                 title = f"{channels} channels are {difference}"
     if title:
         return title
