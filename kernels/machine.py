@@ -462,12 +462,13 @@ def cpu_threads() -> int:
     processes would delay one of the threads, and all other threads would wait for it.
 
     Raises:
-        UserError: if ``THREADS`` is not a positive whole number.
+        UserError: if ``THREADS`` is not a whole number from 1 to the number of logical CPUs.
     """
     override = os.environ.get("THREADS", "")
     if override:
-        if not is_whole(override) or int(override) < 1:
-            raise UserError(f"THREADS is {override!r}; give a whole number of at least 1.")
+        most = os.cpu_count() or 1
+        if not is_whole(override) or not 1 <= int(override) <= most:
+            raise UserError(f"THREADS is {override!r}; give a whole number from 1 to {most}.")
         return int(override)
     cores = usable_cores()
     return cores - 1 if cores >= 4 else 1

@@ -177,8 +177,9 @@ def _show_plan(
         print_json(rows)
         return
     for row in rows:
+        noun = "case, " if row["cases"] == 1 else "cases,"
         print(
-            f"{row['name']:20} {row['cases']:5,} cases, {row['planned']:5,} in the plan, "
+            f"{row['name']:20} {row['cases']:5,} {noun} {row['planned']:5,} in the plan, "
             f"about {row['expected_s']:6,.0f} s at six samples each"
         )
     total_seconds = sum(row["expected_s"] for row in rows)

@@ -220,8 +220,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
 
     Raises:
         UserError: if a size cannot be divided among the GPUs, if the machine does not support a
-            dtype, if the machine's measurements cannot be read, if attention was measured but not
-            with the kernel that the user names, or if no operation has a time that can be counted.
+            dtype, if the machine's measurements cannot be read, if no times are known for the
+            attention kernel that the user names, or if no operation has a time that can be counted.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -244,6 +244,11 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         for attention_basis in attention_bases.values()
         if attention_basis is not None
     ]
+    if runtime.attention_kernel and attention_bases and not sources:
+        raise UserError(
+            f"--attention-kernel: there are no attention times in {' or '.join(attention_bases)} "
+            f"on {machine.slug}; leave it out."
+        )
     # 3. Create a line for each matrix operation.
     lines = []
     for product in products:

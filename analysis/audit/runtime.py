@@ -85,6 +85,11 @@ class Runtime:
                 f"--attention is {100 * self.attention:.6g}% of the peak; give a share above 0% "
                 "and up to 100%."
             )
+        if self.attention is not None and self.attention_kernel is not None:
+            raise UserError(
+                "--attention assumes a speed, and --attention-kernel uses measured times; give "
+                "only one of them."
+            )
         if not 1 <= self.skew < math.inf:
             raise UserError(f"--skew is {self.skew:g}; give 1 (all experts get tokens) or more.")
 

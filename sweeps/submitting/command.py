@@ -126,6 +126,8 @@ def submit_command(
     resources = Resources(gpus, cpus, time_limit, partition, account, exclusive)
     # 2. Print a script if the user requested that.
     if print_:
+        if json:
+            raise UserError("--print prints a script, not JSON; leave out --print or --json.")
         if fresh:
             raise UserError(
                 "--print cannot be combined with --fresh, because each node that runs the script "

@@ -218,11 +218,12 @@ def test_a_core_is_left_for_other_processes(
     monkeypatch.delenv("THREADS", raising=False)
     monkeypatch.setattr(machine_module, "usable_cores", lambda: cores)
     assert cpu_threads() == threads
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setenv("THREADS", "5")
     assert cpu_threads() == 5
-    for text in ("two", "0", "9" * 5000):
+    for text in ("two", "0", "9", "9" * 5000):
         monkeypatch.setenv("THREADS", text)
-        with pytest.raises(UserError, match="THREADS is '.*'; give a whole number of at least 1"):
+        with pytest.raises(UserError, match="THREADS is '.*'; give a whole number from 1 to 8"):
             cpu_threads()
 
 

@@ -145,7 +145,7 @@ function errorCell(sum) {
   if (!sum) return element("td", "", { class: "heat" });
   const mean = sum.error / sum.count;
   const cell = element("td", percent(mean), { class: "heat" });
-  cell.title = `${sum.count} cases`;
+  cell.title = sum.count === 1 ? "1 case" : `${sum.count} cases`;
   cell.style.backgroundColor = `rgba(213, 94, 0, ${Math.min(0.7, 2 * mean)})`;
   return cell;
 }

@@ -87,6 +87,7 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
         (["--device", "tpu"], "--device 'tpu' cannot be used to submit jobs; give gpu or cpu."),
         (["--cpus-per-gpu", "6"], "--cpus-per-gpu work only with --device gpu; leave them out."),
         (["--print", "--fresh"], "--print cannot be combined with --fresh"),
+        (["--print", "--json"], "--print prints a script, not JSON"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
