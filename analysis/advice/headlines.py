@@ -289,13 +289,16 @@ def size(table: pd.DataFrame) -> Headline | None:
         if fast_size is None:
             slow.append(f"{dtype} (M = {largest})")
         else:
-            fast.append(f"at M = {fast_size}{_size_interval(lo, hi)} in {dtype}")
+            fast.append(f"{fast_size}{_size_interval(lo, hi)} in {dtype}")
         figures.append((fast_size or largest, lo or largest, hi or largest, len(group)))
     if not figures:
         return None
     sentences = []
     if fast:
-        sentences.append(f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(fast)}.")
+        sentences.append(
+            f"Smallest M from which square GEMMs reach {NEARLY:.0%} of their best speed: "
+            f"{'; '.join(fast)}."
+        )
     if slow:
         sentences.append(
             f"The largest square GEMM is below {NEARLY:.0%} of the best speed in "

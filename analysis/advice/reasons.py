@@ -151,7 +151,7 @@ def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Say how the kernel changes, such as ``another kernel (128x128 → 256x128)``."""
+    """Describe the change of the kernel, for example ``another kernel (128x128 → 256x128)``."""
     tile, split = _kernel(before)
     new_tile, new_split = _kernel(after)
     changes = []

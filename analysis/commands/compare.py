@@ -237,7 +237,8 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     folder of several results. With a ``pattern``, cases are named by their problems.
 
     Raises:
-        UserError: if a result cannot be read, or a folder has no results.
+        UserError: if a result cannot be read, if a folder has no results, or if ``pattern`` does
+            not give each case a different problem.
     """
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
     from analysis.recordings.named_cases import timed_process

@@ -112,7 +112,8 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             label="speed explained by the clock",
         )
         all_axes[1].set(xlabel="SM clock, relative to the median")
-    # 3. In each panel, a line shows the speed below which a GPU counts as slow.
+    # 3. In each panel, a line shows the margin. A GPU counts as slow if its whole interval is below
+    # the margin.
     for axes in all_axes:
         axes.axhline(
             1 - report.margin,

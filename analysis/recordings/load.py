@@ -29,14 +29,14 @@ from kernels.machine import Machine, known_machines
 from kernels.names import conv_algorithm
 from kernels.operation import Workload, as_problem
 from kernels.problem import Conv, Problem
-from sweeps.folding.health import UNUSABLE
+from sweeps.folding.health import NOISY, UNUSABLE
 from sweeps.schema import SCHEMA, problem_of
 from sweeps.store import read_run
 from sweeps.timing.sampler import PROTOCOL
 
 _DISTURBED = {
-    "noisy": "  ·  noisy run",
-    "unusable": "  ·  unusable run: no conclusions possible",
+    NOISY: "  ·  noisy run",
+    UNUSABLE: "  ·  unusable run: no conclusions possible",
 }
 _RESTORE = (
     "Restore the file from a copy. If the recording was made on this machine, you can instead run "

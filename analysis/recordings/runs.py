@@ -31,7 +31,7 @@ import pandas as pd
 from analysis.recordings.load import Recording, library_rows, load, load_run
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
-from sweeps.folding.health import UNUSABLE, VERDICTS, health_sentence
+from sweeps.folding.health import NOISY, UNUSABLE, VERDICTS, health_sentence
 from sweeps.schema import IDENTITY
 from sweeps.store import other_software
 
@@ -200,8 +200,8 @@ def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.Dat
 
 def _noise_rank(run: Mapping[str, Any]) -> int:
     """Return the rank of a run's health; quiet is 0, and an unknown verdict ranks as noisy."""
-    verdict = (run.get("health") or {}).get("verdict", "noisy")
-    return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
+    verdict = (run.get("health") or {}).get("verdict", NOISY)
+    return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index(NOISY)
 
 
 def health_lines(recording: Recording, error: float = 0.0) -> list[str]:

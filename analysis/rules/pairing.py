@@ -222,6 +222,8 @@ def threshold(
       that were also measured in this dtype are compared, by their speed-ups. If there are no such
       pairs, the speeds of all pairs are compared, without a claim.
     """
+    # If ``over`` is given, the claim is about speed-ups and not about speeds.
+    claim_about_speeds = math.nan if over else claim
     matches = []
     for dim, by_size in _lines(cases, dims):
         large_size = min((size for size in by_size if size >= large), default=None)
@@ -233,11 +235,9 @@ def threshold(
             if is_wanted and least <= size <= small:
                 work = _work_ratio(cases[against], cases[following], "flops")
                 words = {"dim": dim, "of": "speed"}
-                # If ``over`` is given, the claim is about speed-ups and not about speeds.
-                claimed_speeds = math.nan if over else claim
-                matches.append(Match(against, following, work, claimed_speeds, words))
-    speed_ups = _speed_ups(cases, matches, over, claim)
-    yield from speed_ups if speed_ups else matches
+                matches.append(Match(against, following, work, claim_about_speeds, words))
+    speed_ups = _speed_ups(cases, matches, over, claim) if over else []
+    yield from speed_ups or matches
 
 
 def _speed_ups(

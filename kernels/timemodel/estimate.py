@@ -3,8 +3,9 @@
     time = launch + helpers + slowed((work⁴ + intake⁴ + memory⁴)^¼)
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
 
-- ``compute`` is the time of a K step's arithmetic on the tile's SM, ``feed`` the time to read the
-  step's blocks of A and B, and ``latency`` the minimum time of a step, however small the tile is.
+- ``compute`` is the time of a K step's arithmetic on the tile's SM.
+- ``feed`` is the time to read the step's blocks of A and B.
+- ``latency`` is the minimum time of a step, however small the tile is.
 - ``intake`` is the time that all tiles together take to read from the L2.
 - ``memory`` is the traffic of the device's memory, divided by the bandwidth that the active CTAs
   reach.

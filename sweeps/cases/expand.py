@@ -112,7 +112,7 @@ def _combinations(
         yield from extend(shape_values, [*word_axes, *size_axes])
 
 
-def _dtypes(declared: Sequence[str], machine: Machine, requested: Sequence[str]) -> Sequence[str]:
+def _dtypes(declared: list[str], machine: Machine, requested: Sequence[str]) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
     ``declared`` has one or more dtypes, or the single word ``all`` or ``emulated``. Dtypes that the

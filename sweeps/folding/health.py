@@ -40,7 +40,7 @@ from sweeps.timing.telemetry import RETRY
 VERDICTS = ("quiet", "noisy", "unusable")
 """Verdicts from the best to the worst."""
 
-QUIET, _, UNUSABLE = VERDICTS
+QUIET, NOISY, UNUSABLE = VERDICTS
 
 HealthFinding = tuple[str, str]
 """Verdict on one aspect of a run, and the reason for the verdict: a sentence without a full
@@ -66,8 +66,8 @@ class _Limits:
 
     def verdict(self, value: float) -> str:
         if value >= self.unusable:
-            return "unusable"
-        return "noisy" if value >= self.noisy else "quiet"
+            return UNUSABLE
+        return NOISY if value >= self.noisy else QUIET
 
 
 _BETWEEN = _Limits(0.03, 0.3)  # variation of re-timed medians beyond their intervals
@@ -127,15 +127,11 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     if not repeats:
         worst_reason = f"; {reasons[0]}" if reasons else ""
         return f"Health: {verdict}{worst_reason}."
-    between = repeats["between"]
-    difference = f"repeated medians differ by {between:.0%}"
-    if verdict == "noisy":
-        widened = "and intervals are widened accordingly."
-        if between < _BETWEEN.noisy:
-            return f"Health: {verdict}; {reasons[0]}. {difference.capitalize()}, {widened}"
-        return f"Health: {verdict}; {difference}, {widened}"
-    if verdict == UNUSABLE and between < _BETWEEN.unusable:
+    difference = f"repeated medians differ by {repeats['between']:.0%}"
+    if reasons and verdict != _BETWEEN.verdict(repeats["between"]):
         return f"Health: {verdict}; {difference}, but {reasons[0]}."
+    if verdict == NOISY:
+        return f"Health: {verdict}; {difference}, and intervals are widened accordingly."
     return f"Health: {verdict}; {difference}."
 
 
@@ -173,7 +169,7 @@ def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding
         if "time_lo_us" in row
     ]
     if len(half_widths) < _MIN_ROWS:
-        yield "noisy", f"too few times have an interval to judge the noise: {len(half_widths)}"
+        yield NOISY, f"too few times have an interval to judge the noise: {len(half_widths)}"
         return
     half_width = float(np.median(half_widths))
     yield _HALF_WIDTH.verdict(half_width), f"half of the intervals are wider than ±{half_width:.0%}"
@@ -234,7 +230,7 @@ def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
     """Report other processes that used the GPU during the run."""
     others = max((event.get("gpu_processes", 0) for event in host_events), default=0)
     if others:
-        yield "noisy", f"{counted(others, 'other process', 'other processes')} used the GPU"
+        yield NOISY, f"{counted(others, 'other process', 'other processes')} used the GPU"
 
 
 def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:

@@ -440,8 +440,8 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
     def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
         """Assign a suitable shard to each GPU that has no shard yet.
 
-        ``is_suitable`` is called with the number of a GPU and the number of the GPU that measured a
-        shard last. The second number is None for a shard that was never measured.
+        ``is_suitable`` is called with a GPU's number within the run, and the number of the GPU that
+        measured a shard last. The second number is None for a shard that was never measured.
         """
         for gpu, place in places.items():
             if gpu in assigned:

@@ -171,9 +171,9 @@ class _Submission:
         self._ids = {node: job for node, job in jobs.items() if job in living}
         if self._ids and (self._request.fresh or node_count != len(self._nodes)):
             raise UserError(
-                f"an earlier submission of {counted(node_count, 'node')} still has jobs that are "
-                f"queued or running ({', '.join(self._ids.values())}); wait for them, or cancel "
-                "them with scancel."
+                f"an earlier submission for {counted(node_count, 'node')} still has jobs that are "
+                f"queued or running ({', '.join(self._ids.values())}); wait for them, cancel them "
+                f"with scancel, or submit for {counted(node_count, 'node')} without --fresh."
             )
         return {*self._ids}
 

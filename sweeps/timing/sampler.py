@@ -379,7 +379,10 @@ class Sampler:
     def _time_batch(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> Timing:
-        """Time one batch. If ``late``, the inputs of its last operand set are changed."""
+        """Time one batch, and time it again if the process was stopped during it.
+
+        If ``late``, ``checker`` first changes the inputs of the batch's last operand set.
+        """
         sustained = subject.mode == "sustained"
         unseen = indices[-1] if late else None
         before = functools.partial(self._begin_batch, subject, checker, unseen)
@@ -389,7 +392,7 @@ class Sampler:
             indices,
             before=before,
             settle=SUSTAINED_SETTLE if sustained else 0.0,
-            paced=subject.paced and not sustained,
+            paced=subject.paced,
         )
         with subject.settings():
             return self._time_unstopped(batch)
