@@ -20,6 +20,7 @@ from analysis.recordings.runs import health_lines
 from analysis.slices.series import NEARLY, alignment_series, fast_from, layout_series, square_series
 from analysis.units import rate
 from kernels.common.counts import counted
+from kernels.problem import Problem
 from sweeps.timing.statistics import Z95, median_interval
 
 UNUSABLE_LINE = (
@@ -356,14 +357,18 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report up to three changes of a shape or its implementation, at most one per finding.
+    """Report up to three different changes of a shape or its implementation, one per finding.
 
     Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
     """
     best_changes = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
     best_changes.sort(key=_sort_key, reverse=True)
+    # Queries of both kinds, pad and choose, may advise the same change.
+    best_of_change: dict[tuple[Problem, Problem], Advice] = {}
+    for best in best_changes:
+        best_of_change.setdefault((best.problem, best.instead), best)
     reported = []
-    for best in best_changes[:_CHANGES]:
+    for best in list(best_of_change.values())[:_CHANGES]:
         action = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
         per_flop = " per FLOP" if best.question == "choose" else ""
         gain = best.gain

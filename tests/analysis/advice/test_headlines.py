@@ -15,11 +15,13 @@ from analysis.advice.headlines import (
     _percent_interval,
     _sufficient_multiple,
     alignment,
+    changes,
     headlines,
     layout,
     peak,
     size,
 )
+from analysis.advice.recommend import Advice
 from analysis.advice.table import build_table
 from analysis.model.fitted import Analysis, analyse
 from analysis.recordings.load import load
@@ -187,6 +189,31 @@ def test_they_are_sentences_with_an_interval(analysis: Analysis) -> None:
     assert [f.id for f in found][:5] == ["peak", "alignment", "layout", "size", "accuracy"]
     assert len(found) <= 8
     assert all(f.text.endswith(".") and f.lo <= f.value <= f.hi for f in found)
+
+
+def test_a_change_that_two_queries_advise_is_reported_once() -> None:
+    padded = Advice(
+        problem=Gemm(4096, 4095, 4096, "fp32"),
+        instead=Gemm(4096, 4096, 4096, "fp32"),
+        question="pad",
+        verdict="likely",
+        evidence="predicted",
+        implementation="library",
+        predicted_gain=0.2,
+        predicted_lo=0.1,
+        predicted_hi=0.3,
+        measured_gain=None,
+        measured_lo=None,
+        measured_hi=None,
+        extra_flops=0.0,
+        extra_bytes=0.0,
+        reason="alignment",
+    )
+    chosen = replace(padded, question="choose", predicted_lo=0.11)
+    other = replace(padded, problem=Gemm(64, 64, 30, "fp32"), instead=Gemm(64, 64, 32, "fp32"))
+    first, second = changes([padded, chosen, other])
+    assert "4095 → 4096 gains 20% per FLOP" in first.text
+    assert "K 30 → 32" in second.text
 
 
 def test_an_unusable_run_says_nothing(analysis: Analysis) -> None:
