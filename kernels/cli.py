@@ -115,18 +115,26 @@ def run(app: typer.Typer, program: str) -> None:
     _make_printable()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = "--debug" in sys.argv[1:]
+    command = get_command(app)
+    exit_code = 0
     try:
-        exit_code = get_command(app).main(args=arguments, prog_name=program, standalone_mode=False)
+        # The command's ``main`` would exit with code 1 if the reader of a pipe has exited.
+        with command.make_context(program, arguments) as context:
+            command.invoke(context)
+        # If the reader of a pipe has exited, the rest of the output fails here.
         sys.stdout.flush()
+    except typer.Exit as requested_exit:
+        exit_code = requested_exit.exit_code
+    except KeyboardInterrupt:
+        exit_code = 130
     except BrokenPipeError:
-        # The reader of the pipe has exited, as `| head` does. Python flushes stdout once more when
-        # it exits, which must not fail again.
+        # The reader has exited, as `| head` does. Python flushes stdout once more when it exits,
+        # which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        exit_code = 0
-    except (Exception, KeyboardInterrupt) as error:
+    except Exception as error:
         explanation, exit_code = _explain(error, program)
         print(traceback.format_exc().rstrip() if debug else explanation, file=sys.stderr)
-    sys.exit(exit_code or 0)
+    sys.exit(exit_code)
 
 
 def _make_printable() -> None:
@@ -145,12 +153,10 @@ def _make_printable() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _explain(error: BaseException, program: str) -> tuple[str, int]:
+def _explain(error: Exception, program: str) -> tuple[str, int]:
     """Return the text to print for an error, and the exit code."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return "Interrupted.", 130
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
         return needs_extra(error.name), 2
     if isinstance(error, OSError) and error.strerror:
