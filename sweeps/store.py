@@ -76,7 +76,7 @@ def make_folder(folder: Path) -> None:
         paths = (folder, *folder.parents)
         blocker = next((path for path in paths if path.exists() and not path.is_dir()), folder)
         raise UserError(
-            f"{blocker} exists and is not a folder; move it away, or choose another --results."
+            f"{blocker} exists and is not a folder; move it away, or choose another folder."
         ) from None
 
 

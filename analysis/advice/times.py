@@ -63,8 +63,8 @@ def _remarks(problem: Problem, basis: Basis) -> str:
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """Return the row that ``predict --json`` prints for each problem.
 
-    If the library (:meth:`Basis.library`) was measured on exactly this problem, ``time_us`` is the
-    measured time, and ``evidence`` is ``measured``.
+    If the implementation that :meth:`Basis.library` returns was measured on exactly this problem,
+    ``time_us`` is the measured time, and ``evidence`` is ``measured``.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine does not support a

@@ -104,7 +104,7 @@ def candidates(
     if _only_grows(dimension.name) or _is_vocabulary(dimension, captured):
         values = [new for new in values if new > value]
     new_values = {new for new in values if new > 0 and new != value}
-    return sorted(new for new in new_values if _can_be_built([(dimension, new)], captured, tp))
+    return sorted(new for new in new_values if _are_valid([(dimension, new)], captured, tp))
 
 
 def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
@@ -167,7 +167,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
             if value != dimension.value
         }
         are_positive = all(value > 0 for _, value in values)
-        if len(changes) > 1 and are_positive and _can_be_built(values, captured, tp):
+        if len(changes) > 1 and are_positive and _are_valid(values, captured, tp):
             yield changes
 
 
@@ -223,16 +223,17 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
             yield math.ceil(_GATED * hidden / _GATED_MULTIPLE) * _GATED_MULTIPLE
 
 
-def _can_be_built(values: Values, captured: Captured, tp: int) -> bool:
-    """Return True if the model's heads and experts can be built with new values of dimensions.
+def _are_valid(values: Values, captured: Captured, tp: int) -> bool:
+    """Return True if the model's heads and experts stay valid with new values of dimensions.
 
-    Each of ``tp`` GPUs has to get the same number of heads and of experts.
+    Each of ``tp`` GPUs has to get the same number of experts. Heads have to meet the conditions of
+    :meth:`_Heads.can_follow`.
     """
     for position, product in enumerate(captured.products):
-        is_forward = product.forward_position == position
-        if isinstance(product.work, GroupedGemm) and is_forward:
-            more_experts = _size_change(values, (position, "experts"))
-            if more_experts and (product.work.experts + more_experts) % tp:
+        # Slopes are known only for the forward pass.
+        if isinstance(product.work, GroupedGemm) and product.pass_ == FORWARD:
+            experts = product.work.experts + _size_change(values, (position, "experts"))
+            if experts % tp:
                 return False
     for places, before in _heads_of(captured):
         after = _changed_heads(before, places, values)

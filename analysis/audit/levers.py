@@ -121,9 +121,19 @@ def find_levers(
     expected to gain more together than the best of them does by itself, the joint change comes
     first.
 
-    ``account`` is the account of the original model. The joint change may increase the number of
-    the model's parameters by up to the fraction ``more_parameters``. ``multiple`` is passed to
-    :func:`analysis.audit.candidates.candidates`.
+    Args:
+        captured: the operations of the original model.
+        dimensions: sizes of the model that may change.
+        capture: function that captures the model with other sizes.
+        runtime: options for running the model.
+        basis: the machine, its measurements and its model.
+        account: account of the original model.
+        more_parameters: largest increase of the number of parameters by the joint change, as a
+            fraction.
+        multiple: number that new widths have to be a multiple of; None for the usual multiples.
+
+    Raises:
+        UserError: if the machine's measurements cannot be read.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     # 1. Find the best change of each dimension.
@@ -139,9 +149,7 @@ def find_levers(
     paired: dict[tuple[str, ...], list[Lever]] = {}
     for changes in pairs_of(captured, dimensions, runtime.tp):
         lever = baseline.lever(changes)
-        # If the number of heads determines their width, changing both is the same as changing only
-        # the number, which is in the list already.
-        if lever is not None and all(lever.pairs != other.pairs for other in best):
+        if lever is not None:
             paired.setdefault(tuple(changes), []).append(lever)
     best += [max(rivals, key=lambda lever: lever.expected_gain) for rivals in paired.values()]
     best.sort(key=lambda lever: -lever.expected_gain)

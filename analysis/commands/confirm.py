@@ -120,8 +120,14 @@ def measure_questions(
     user named, or None. The budget of ``request`` is not used.
 
     Raises:
-        UserError: if ``machine`` is not this machine, no size of a problem may change, the device
-            cannot be used, another process is measuring, or this machine is too busy to measure on.
+        UserError: in any of these cases:
+
+            - ``machine`` is not this machine.
+            - ``question`` does not allow any size of a problem to change.
+            - The device cannot be used, or does not support a problem's dtype.
+            - Another process is measuring, or this machine is too busy to measure on.
+            - The disk is full.
+
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.times import measurements_near

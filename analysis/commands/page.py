@@ -14,6 +14,7 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from kernels.cli import note
+from kernels.common.checks import check_folder
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, command, extra
 
@@ -52,6 +53,8 @@ def page_command(
     missing = lacks_page()
     if missing:
         raise UserError(f"the page {missing}.")
+    if output is not None:
+        check_folder(output)
     from analysis.model.fitted import analyse
     from analysis.recordings.load import recording_folder
     from analysis.recordings.runs import load_runs
@@ -82,18 +85,18 @@ def write_page(
         output: the file to write; None for report.html in the first recording's folder.
 
     Raises:
-        UserError: if a recording's rules.json or profiled steps are damaged.
+        UserError: if a recording's rules.json or profiled steps are damaged, or if the page cannot
+            be written.
     """
     from analysis.advice.table import build_table
     from analysis.page.document import page_html
-    from sweeps.store import make_folder, write_whole
+    from sweeps.store import write_whole
 
     reports = []
     for analysis, given_advice in zip(analyses, advice, strict=True):
         table = build_table(analysis) if given_advice is None else given_advice
         reports.append(_page_report(analysis, table))
     path = output or analyses[0].recording.folder / PAGE
-    make_folder(path.parent)
     write_whole(path, page_html(reports))
     return path
 
@@ -101,7 +104,8 @@ def write_page(
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
     """Write the page at the end of another command, and return its path.
 
-    If an extra is missing or a file is damaged, print a note and return None.
+    If an extra is missing, a file is damaged or the page cannot be written, print a note and return
+    None.
 
     ``advice`` is the recommendation table of the recording, or None to compute the table.
     """
@@ -111,8 +115,7 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
         return None
     try:
         return write_page([analysis], [advice])
-    # Either a file is damaged, or the installation is incomplete.
-    except (UserError, ImportError) as error:
+    except (UserError, ImportError) as error:  # an ImportError shows an incomplete installation
         note(f"{PAGE} is left out: {error}")
         return None
 

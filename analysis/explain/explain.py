@@ -339,17 +339,17 @@ def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> fl
 def _grouped_by_size(
     explained: Sequence[ExplainedOperation],
 ) -> list[list[ExplainedOperation]]:
-    """Return the operations with a finding, grouped by the size that should change.
+    """Return the operations with a finding, grouped by the change of one size.
 
-    A layer's forward pass and both of its gradients can be in one group, because they share the
-    layer's sizes at any batch size.
+    The operations of a group have the same size to change, with the same new value and the same
+    meaning in a model. They can be the forward pass and the gradients of one layer, or belong to
+    several layers. An operation without exactly one size to change is a group by itself.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
         if entry.finding:
-            changed = _changed_size(entry)
-            # An operation without exactly one size to change is a group by itself.
-            key = id(entry) if changed is None else changed
+            size_change = _size_change(entry)
+            key = id(entry) if size_change is None else size_change
             groups.setdefault(key, []).append(entry)
     return list(groups.values())
 
@@ -363,9 +363,9 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
     """Return the finding about a group from :func:`_grouped_by_size`."""
     first, *others = group
     subject, text = subject_of(first.operation), first.finding
-    changed = _changed_size(first)
-    if others and changed is not None:
-        before, _, meaning = changed
+    size_change = _size_change(first)
+    if others and size_change is not None:
+        before, _, meaning = size_change
         names = [subject_of(other.operation) for other in others[:_MOST_NAMED]]
         if len(others) > _MOST_NAMED:
             names.append(f"{len(others) - _MOST_NAMED} more")
@@ -377,7 +377,7 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
     return TraceFinding(subject, text, _saving_of(group))
 
 
-def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
+def _size_change(entry: ExplainedOperation) -> tuple[int, int, str] | None:
     """Return the size that should change, its new value and its meaning in a model.
 
     Return None unless exactly one size should change.

@@ -28,8 +28,8 @@ class FleetReport:
     """Speeds of a fleet's devices, and the verdicts on them.
 
     Attributes:
-        margin: how far below the fleet's median the speed of a slow device must be, as a fraction
-            of the median.
+        margin: fraction of the fleet's median. A device is slow if its whole interval is more than
+            this far below the median, in any kind of anchor.
         verdicts: the verdict on each device, in the order of the devices.
     """
 

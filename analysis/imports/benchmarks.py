@@ -221,8 +221,8 @@ def named_by_problem(
 ) -> dict[str, CaseTimes]:
     """Name cases after their problems; cases without a known problem keep their names.
 
-    ``source`` is the file or folder, for messages. ``remedy`` is a sentence that says what to do if
-    two cases have the same problem.
+    ``source`` names the results in error messages: a file, a folder or a machine's slug. ``remedy``
+    is a sentence that says what to do if two cases have the same problem.
 
     Raises:
         UserError: if two cases have the same problem, and would therefore get the same name.

@@ -32,15 +32,15 @@ _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 class CollectionPair(NamedTuple):
     """Times of two collections of one machine, for the shapes that both collections contain.
 
-    ``seconds`` are the times in the machine's table. ``log_ratios`` are log(time in the other
-    collection / time in the machine's table).
+    ``seconds`` are the times in the first collection. ``log_ratios`` are log(time in the second
+    collection / time in the first).
     """
 
     seconds: Array
     log_ratios: Array
 
     def between(self, low: float, high: float) -> CollectionPair:
-        """Return the pair with only the shapes whose time in the table lies in a range.
+        """Return the pair with only the shapes whose time in the first collection is in a range.
 
         The range begins at ``low`` µs and ends before ``high`` µs.
         """

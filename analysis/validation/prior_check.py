@@ -68,7 +68,13 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
 
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
-    """Return the collections for one of the names that :func:`named_collections` takes."""
+    """Return the collections for one of the names that :func:`named_collections` takes.
+
+    The table from which the machine's recording is made comes before the machine's other tables.
+
+    Raises:
+        UserError: as :func:`named_collections` describes.
+    """
     if not name:
         raise UserError("--prior has an empty name; give machines or files, separated by commas.")
     path = Path(name)
@@ -79,13 +85,12 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
         if not collection.gemms:
             raise UserError(f"{name} has no times in {dtype}; give another file to --prior.")
         return [collection]
-    tables = [table for table in find_tables() if table.rows and table.slug in known_machines()]
-    table_by_slug = choose_tables(tables)
-    slug = slug_meant(name, table_by_slug)
-    tables_of_slug = [table_by_slug[slug]]
-    tables_of_slug += [
-        table for table in tables if table.slug == slug and table.path != table_by_slug[slug].path
-    ]
+    # A collection needs the facts of its machine.
+    tables = [table for table in find_tables() if table.slug in known_machines()]
+    slug = slug_meant(name, {table.slug for table in tables})
+    chosen = choose_tables(tables).get(slug)  # None if no table has rows in bf16
+    tables_of_slug = [table for table in tables if table.slug == slug]
+    tables_of_slug.sort(key=lambda table: table is not chosen)
     collections = [
         _collection_from_table(table, dtype)
         for table in tables_of_slug

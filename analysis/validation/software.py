@@ -57,14 +57,16 @@ class CollectionErrors:
         slug: slug of the collection's machine.
         source: framework and version of the collection.
         log_ratios: log(measured / predicted) of each shape.
-        spreads: spread of each prediction: the relative size of its errors.
-        pair_errors: errors of the time ratios between shapes and their fastest predicted paddings,
-            for predicted gains above 10% (see :func:`analysis.model.calibrate.pair_errors`).
+        spreads: expected size of the error of each log prediction.
+        pair_errors: errors of the time ratio between each shape and the padding that is predicted
+            to be fastest, for predicted gains above 10%, as multiples of the ratio's spread (see
+            :func:`analysis.model.calibrate.pair_errors`).
         groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
         repeated: errors if the times measured in the imported table are taken as predictions; None
             if the collection is not compared with an imported table.
-        seen: log ratios and spreads of predictions by the final model, which was fitted to the same
-            shapes in the imported table; None without an imported table.
+        seen: log ratios and spreads of the predictions of the final model, which was fitted to the
+            same shapes in the imported table; None if the collection is not compared with an
+            imported table.
         origin: slug of the machine whose constants are used, or "" for the collection's machine.
     """
 
@@ -156,22 +158,25 @@ def compare_tables(table: PublicTable, other: PublicTable) -> CollectionPair:
     return CollectionPair(seconds, log_ratios)
 
 
-def other_collections(
+def errors_on_other_tables(
     folder: Path, table: PublicTable, tables: Iterable[PublicTable], shift: Shift
 ) -> list[CollectionErrors]:
-    """Compare an imported table's predictions with the other collections of its machine.
+    """Return the errors of an imported table's predictions on each other table of its machine.
 
-    Only shapes that are in both tables are compared. A collection without such shapes is left out.
+    Only shapes that are in both tables are compared. A table without such shapes is left out.
 
     Args:
-        folder: folder of the imported table's recording, with held-out predictions.
+        folder: folder of the imported table's recording, with held-out predictions in predicted.csv
+            and the model in calibration.json.
         table: the imported table.
         tables: public tables of any machine.
         shift: expected difference in time between the imported table's framework and other
             frameworks.
     """
-    predictions = _held_out_predictions(folder).join(median_times(table), on=_SIZES)
     calibration = json.loads((folder / "calibration.json").read_bytes())
+    fit = calibration["groups"][GROUP]
+    predictions = _held_out_predictions(folder, fit["high"] - fit["low"])
+    predictions = predictions.join(median_times(table), on=_SIZES)
     model = model_from_json(known_machine(table.slug), calibration)
     compared = [
         _compare_collection(model, predictions, other, shift)
@@ -189,20 +194,20 @@ def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[Publ
     ]
 
 
-def _held_out_predictions(folder: Path) -> pd.DataFrame:
+def _held_out_predictions(folder: Path, interval_width: float) -> pd.DataFrame:
     """Read the held-out predictions of the bf16 shapes in a recording.
+
+    ``interval_width`` is the width of the fit's interval, in multiples of the spread.
 
     Returns:
         The columns m, n, k, dtype, time_us, lo_us, hi_us and spread, with each shape once.
     """
-    calibration = json.loads((folder / "calibration.json").read_bytes())
-    fit = calibration["groups"][GROUP]
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
     rows = rows[rows["dtype"] == DTYPE]
     # The interval of each case was computed without its own error. This changes the ends by one
     # rank of thousands, so the ends of the whole fit are close enough.
-    spread = np.log(rows["hi_us"] / rows["lo_us"]) / (fit["high"] - fit["low"])
+    spread = np.log(rows["hi_us"] / rows["lo_us"]) / interval_width
     return rows.assign(spread=spread).drop_duplicates(_SIZES)
 
 
@@ -221,7 +226,7 @@ def _compare_collection(
         predictions: result of :func:`_held_out_predictions`, with the imported table's times in the
             column measured_us.
         table: the collection.
-        shift: as in :func:`other_collections`.
+        shift: as in :func:`errors_on_other_tables`.
     """
     # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")
@@ -262,7 +267,7 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
       collection.
     """
     software = software_of(table.slug)
-    collection_errors = other_collections(folder, table, tables, shift_of(table.slug))
+    collection_errors = errors_on_other_tables(folder, table, tables, shift_of(table.slug))
     factors = factors_of_prior("public", known_machine(table.slug).generation)
     fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]
     document = {

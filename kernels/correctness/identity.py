@@ -64,12 +64,19 @@ def remainders(
     seed: int,
     side: int | None = None,
 ) -> list[float] | None:
-    """Return the largest remainder of each result, or NaN if the result has a NaN.
+    """Return each result's largest remainder relative to the expected size, to compare with LIMIT.
 
-    For layers and LSTMs, which are not linear in their operands, return None. The results have the
-    problem's logical shape. If two sides can be tested, ``side`` selects one of them, which halves
-    the work. For a GEMM, side 0 has the sums over the columns, and side 1 the sums over the rows.
-    For a convolution, see :func:`_conv_sides`.
+    A result with a NaN has a NaN. For layers and LSTMs, which are not linear in their operands,
+    return None.
+
+    Args:
+        problem: the workload that the results belong to.
+        sets: operands from which each result was computed.
+        results: the results, in the problem's logical shape.
+        seed: seed of the random signs.
+        side: if two sides can be tested, 0 or 1 selects one of them, which halves the work. For a
+            GEMM, side 0 has the sums over the columns, and side 1 the sums over the rows. For a
+            convolution, see :func:`_conv_sides`.
     """
     if isinstance(problem, Layer | Lstm):
         return None
@@ -78,6 +85,7 @@ def remainders(
     # the pixels of a strided gradient do not all have the same number.
     terms = problem.flops / 2 / sets[0].out.numel()
     largest_squares: list[Tensor] = []  # all tensors together have one number for each set
+    # TF32 would add rounding errors to the test's own sums.
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
         if isinstance(problem, Conv):
             for operands, result in zip(sets, results, strict=True):

@@ -15,6 +15,10 @@ _CHANNELS_LAST = (1, 3, 2, 0)  # dimensions of (n, c, h, w), the one that varies
 _CONTIGUOUS = (3, 2, 1, 0)  # the same for channels first
 
 
+class UnsupportedOperationError(ValueError):
+    """Error that is raised for an operation that no problem describes."""
+
+
 @dataclass(frozen=True)
 class ConvolutionSettings:
     """Settings of a convolution, in the order in which PyTorch's operations take them.
@@ -78,13 +82,13 @@ def convolutions_of(
     has ``dgrad`` in place of ``fprop``, and ``fprop`` in place of ``dgrad``.
 
     Raises:
-        KeyError: if the convolution has more than two dimensions.
+        UnsupportedOperationError: if the convolution does not have one or two spatial dimensions.
         UserError: if the sizes do not fit together.
     """
     # 1. Turn a convolution over one dimension into one over images of one row.
     spatial = len(x.sizes) - 2
     if not 1 <= spatial <= 2:
-        raise KeyError("a convolution with more than two dimensions")
+        raise UnsupportedOperationError(f"a convolution with {spatial} spatial dimensions")
     ones = [1] * (2 - spatial)
     zeros = [0] * (2 - spatial)
     image = [*ones, *x.sizes[2:]]

@@ -20,7 +20,12 @@ from sweeps.capture.captured import (
     Product,
     Work,
 )
-from sweeps.capture.convolutions import ConvolutionSettings, StoredTensor, convolutions_of
+from sweeps.capture.convolutions import (
+    ConvolutionSettings,
+    StoredTensor,
+    UnsupportedOperationError,
+    convolutions_of,
+)
 from sweeps.capture.roles import role_of
 from sweeps.capture.trace import TracedOperation
 
@@ -103,8 +108,19 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
         return None
     try:
         return reader(operation)
-    except KeyError:  # raised for an unsupported dtype, and for dimensions that are not supported
+    except UnsupportedOperationError:
         return None
+
+
+def _dtype(tensor: Tensor) -> str:
+    """Return the name of a tensor's dtype.
+
+    Raises:
+        UnsupportedOperationError: if the dtype is not in :data:`DTYPES`.
+    """
+    if tensor.dtype not in DTYPES:
+        raise UnsupportedOperationError(f"an operand in {tensor.dtype}")
+    return DTYPES[tensor.dtype]
 
 
 def _pass(operation: TracedOperation, a: Tensor) -> str:
@@ -137,7 +153,7 @@ def _gemm(a: Tensor, b: Tensor) -> Gemm:
     m, k = a.shape[-2:]
     batch = a.shape[0] if a.dim() == 3 else 1
     layout = _storage_letter(a) + _storage_letter(b)
-    return Gemm(m, b.shape[-1], k, DTYPES[a.dtype], layout, batch)
+    return Gemm(m, b.shape[-1], k, _dtype(a), layout, batch)
 
 
 def _storage_letter(tensor: Tensor) -> str:
@@ -180,10 +196,10 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
     """Return the pass and the GEMM of ``_grouped_mm(a, b)``.
 
     Raises:
-        KeyError: if the dtype is not supported, or if only A has three dimensions.
+        UnsupportedOperationError: if the dtype is not supported, or if only A has three dimensions.
     """
     a, b = operation.args[:2]
-    dtype = DTYPES[a.dtype]
+    dtype = _dtype(a)
     layout = _storage_letter(a) + _storage_letter(b)
     # If both operands have three dimensions, nothing is grouped: this is a batched GEMM.
     if a.dim() == 3 and b.dim() == 3:
@@ -195,7 +211,7 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
         experts, k, n = b.shape
         return [(pass_, GroupedGemm(rows, n, k, experts, dtype, layout, pass_))]
     if a.dim() == 3:
-        raise KeyError("a grouped GEMM with one matrix A per expert")
+        raise UnsupportedOperationError("a grouped GEMM with one matrix A per expert")
     # Otherwise, each gradient of a weight is A (n, rows) times B (rows, k) over its expert's rows.
     n, rows = a.shape
     k = b.shape[1]
@@ -217,7 +233,7 @@ def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
         keys=k.shape[2],
         width=width,
         value_width=v.shape[3],
-        dtype=DTYPES[q.dtype],
+        dtype=_dtype(q),
         causal=causal,
         window=window,
         pass_=pass_,
@@ -255,7 +271,8 @@ def _convolutions(
     followed by other arguments. ``passes`` are the names that :func:`convolutions_of` takes.
 
     Raises:
-        KeyError: if the dtype is not supported, or the convolution has more than two dimensions.
+        UnsupportedOperationError: if the dtype is not supported, or the convolution does not have
+            one or two spatial dimensions.
         UserError: if a size is 0.
     """
     dimensions = x.dim() - 2
@@ -276,7 +293,7 @@ def _convolutions(
             output_padding=per_dimension(output_padding),
             groups=groups,
         ),
-        DTYPES[x.dtype],
+        _dtype(x),
         passes,
     )
 

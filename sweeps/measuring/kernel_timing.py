@@ -46,6 +46,7 @@ class KernelSamples:
     Attributes:
         result: value that the first launch returned.
         seconds: seconds per launch of each sample, in the order in which the samples were taken.
+        launches: number of launches in each sample.
         sets: number of copies of the arguments that the launches of a sample rotate through.
         rel_error: error of a launch after the samples, as returned by :meth:`TimedKernel.error`;
             None if there is no reference.
@@ -189,7 +190,10 @@ class KernelTimer:
         telemetry = Telemetry()
         if gpu is None:
             # Unlike select_device, this does not change the number of threads that PyTorch uses.
+            # The peak and the bandwidth are not needed here.
             machine = cpu_machine({"fp32": 0.0}, 0.0, torch.get_num_threads())
+            # Other processes may use the other half. A host may report 0 bytes.
+            self._free_host_bytes = machine.memory_bytes // 2 or _DEFAULT_MEMORY
             device_name = "cpu"
             cache_bytes = max(machine.l2_bytes, _LEAST_CACHE)
         else:
@@ -204,8 +208,6 @@ class KernelTimer:
                 if handle is not None:
                     telemetry = NvmlTelemetry(nvml, handle)
         telemetry.start()
-        # Half of the host's memory, which is 0 if the host does not report it.
-        self._host_memory = machine.memory_bytes // 2 or _DEFAULT_MEMORY
         self._rotation = ResultRotation(cache_bytes)
         # This arena only flushes the cache. It holds no operands, so it gets 0 bytes for them.
         flush = Arena(device_name, cache_bytes, 0).flush
@@ -265,7 +267,7 @@ class KernelTimer:
         estimated time of a launch.
         """
         if self._gpu is None:
-            free_bytes = self._host_memory
+            free_bytes = self._free_host_bytes
         else:
             free_bytes, _ = torch.cuda.mem_get_info(self._gpu)
         copies_that_fit = int(_COPIES_SHARE * free_bytes) // max(nbytes, 1)

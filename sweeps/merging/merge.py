@@ -19,7 +19,8 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Name of the results' subfolder for merged recordings, which has one folder for each machine."""
+"""Name of the subfolder of the results folder that holds merged recordings, with one folder for
+each machine."""
 
 
 @dataclass(frozen=True)

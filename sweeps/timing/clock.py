@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from sweeps.timing.gate import Gate, Spin, open_gate
+from sweeps.timing.gate import Gate, Spin, new_gate
 
 LaunchCall = Callable[[int], object]
 
@@ -146,7 +146,7 @@ class CudaClock:
         self,
         torch: Any,
         device: str,
-        make_gate: Callable[[Any], Gate] = open_gate,
+        make_gate: Callable[[Any], Gate] = new_gate,
         sm_clock: SmClock | None = None,
     ) -> None:
         """Wake the device, and create its gate.

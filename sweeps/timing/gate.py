@@ -184,8 +184,11 @@ class Spin:
             self._limit = max(_MIN_LIMIT, self._limit / 2)
 
 
-def open_gate(torch: Any) -> Gate:
-    """Return a :class:`HostFlag` if the driver supports it, else a :class:`Spin`."""
+def new_gate(torch: Any) -> Gate:
+    """Create a :class:`HostFlag` if the driver supports it, else a :class:`Spin`.
+
+    The GPU must be at its working clock rate, because a spin measures that rate when it is made.
+    """
     try:
         return HostFlag(torch, ctypes.CDLL(_DRIVER))
     except (OSError, AttributeError):  # the driver or its function is missing, or fails

@@ -1,4 +1,4 @@
-"""Detect stops of this process by Ctrl-Z, SIGSTOP, a cgroup freezer or the suspension of a VM.
+"""Detect when Ctrl-Z, SIGSTOP, a cgroup freezer or the suspension of its VM stops this process.
 
 A batch during which the process was stopped says nothing about the device, and the lost time must
 not be charged to the budget. The signal SIGCONT reports most stops when the process resumes. Other

@@ -10,9 +10,11 @@ import pandas as pd
 import pytest
 
 from analysis.imports.public import read_source
+from analysis.imports.tables import read_table
 from analysis.model.nearby import Collection, sizes_of
 from analysis.model.offsets import CollectionTrees, TreeSettings
 from analysis.model.query import group_of
+from analysis.validation import prior_check
 from analysis.validation.holdout import FOLDS
 from analysis.validation.prior_check import named_collections, validate_with_prior
 from kernels.common.errors import UserError
@@ -105,6 +107,20 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
         validate_with_prior(source, H100, [], 64, holdout="beyond")
     with pytest.raises(UserError, match="measurements? to calibrate on; give at most"):
         validate_with_prior(source, H100, [], 10_000)
+
+
+def test_a_machine_brings_its_tables_in_the_requested_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [table(tmp_path, name, 1.0, 1) for name in ("SGLANG", "TRTLLM", "VLLM")]
+    frame = pd.read_parquet(paths[2])
+    frame.assign(gemm_dtype="fp8").to_parquet(paths[2])
+    monkeypatch.setattr(prior_check, "find_tables", lambda: [read_table(path) for path in paths])
+    judged = tmp_path / "other.parquet"
+    in_bf16 = named_collections("h100-sxm", judged, H100, "bf16")
+    assert [collection.source.split()[0] for collection in in_bf16] == ["TensorRT-LLM", "SGLang"]
+    (in_fp8,) = named_collections("h100-sxm", judged, H100, "fp8")
+    assert in_fp8.source.startswith("vLLM")
 
 
 def test_all_rows_are_those_of_the_fitted_group(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from analysis.model.fit import SOFTWARE_ERROR, UNCALIBRATED, Fit, SoftwareRange
 from analysis.model.prior import GROUP
 from analysis.model.query import Query
 from analysis.model.shift import Shift
-from analysis.validation.software import CollectionErrors, other_collections
+from analysis.validation.software import CollectionErrors, errors_on_other_tables
 from kernels.common.errors import UserError
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Gemm
@@ -172,7 +172,7 @@ def test_a_collection_without_a_common_shape_is_left_out(tmp_path: Path) -> None
     rows = read_rows(imported)
     predicted = rows.assign(lo_us=rows["time_us"] / 1.1, hi_us=rows["time_us"] * 1.1)
     predicted.to_csv(tmp_path / "predicted.csv")
-    found = other_collections(tmp_path, imported, [imported, other, alike], Shift())
+    found = errors_on_other_tables(tmp_path, imported, [imported, other, alike], Shift())
     assert [errors.source for errors in found] == [alike.source]
 
 

@@ -45,7 +45,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Fit the shipped constants to the imported tables, and judge answers on other frameworks."""
-    from analysis.validation.software import other_collections
+    from analysis.validation.software import errors_on_other_tables
     from tests.studies.shipping.generation import (
         averaged_collections,
         carried_collections,
@@ -71,7 +71,7 @@ def main(
         note(f"{slug} …")
         folder = folder_of(results, slug)
         shift = sibling_shift(table, chosen, tables)
-        collections += other_collections(folder, table, tables, shift)
+        collections += errors_on_other_tables(folder, table, tables, shift)
         moves += advised_moves(folder, table, tables)
         machine = known_machine(slug)
         for dtype, by_slug in shipped.items():

@@ -10,7 +10,7 @@ import pytest
 from kernels.triton.sm_clock import mean_mhz
 from sweeps.timing import clock as clock_module
 from sweeps.timing.clock import CpuClock, CudaClock
-from sweeps.timing.gate import HOLD_LIMIT, Gate, HostFlag, Spin, open_gate
+from sweeps.timing.gate import HOLD_LIMIT, Gate, HostFlag, Spin, new_gate
 from tests.support.fake_cuda import FakeCuda, FakeDriver, FakeTorch
 
 
@@ -254,13 +254,13 @@ def test_a_driver_that_refuses_the_flag_leaves_the_spin(monkeypatch: pytest.Monk
         (FakeDriver(cuda), HostFlag),
     ):
         monkeypatch.setattr(ctypes, "CDLL", lambda name, driver=driver: driver)
-        assert isinstance(open_gate(FakeTorch(cuda)), kind)
+        assert isinstance(new_gate(FakeTorch(cuda)), kind)
 
     def missing(name: str) -> None:
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert isinstance(open_gate(FakeTorch(cuda)), Spin)
+    assert isinstance(new_gate(FakeTorch(cuda)), Spin)
 
 
 def test_at_the_hosts_own_pace_the_gaps_are_part_of_the_time() -> None:
