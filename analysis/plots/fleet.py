@@ -95,6 +95,8 @@ def draw_fleet(report: FleetReport) -> Figure | None:
                 xytext=(8, -4),
                 textcoords="offset points",
             )
+    # The legend counts the GPUs of the first panel, because some may have no clock.
+    legend_handles, _ = all_axes[0].get_legend_handles_labels()
     # 2. The second panel plots speed against the SM clock. If a GPU is on the diagonal, its clock
     # explains its speed.
     if any_clock:
@@ -103,7 +105,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
         _draw_points(report, all_axes[1], with_clock, clocks)
         coordinates = np.concatenate([clocks, overall.speed[with_clock]])
         diagonal = [coordinates.min(), coordinates.max()]
-        all_axes[1].plot(
+        legend_handles += all_axes[1].plot(
             diagonal,
             diagonal,
             color=NEUTRAL,
@@ -112,17 +114,17 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             label="speed explained by the clock",
         )
         all_axes[1].set(xlabel="SM clock, relative to the median")
-    # 3. In each panel, a line shows the margin. A GPU counts as slow if its whole interval is below
-    # the margin.
+    # 3. In each panel, a line shows the margin. A GPU is slow if its whole interval is below the
+    # margin, in this kind of anchor or in another one.
     for axes in all_axes:
-        axes.axhline(
+        margin_line = axes.axhline(
             1 - report.margin,
             color=NEUTRAL,
             linewidth=1,
             linestyle="--",
             label=f"{100 * report.margin:.3g}% below the median",
         )
-    all_axes[-1].legend(loc="upper left")
+    all_axes[-1].legend(handles=[*legend_handles, margin_line], loc="upper left")
     return figure
 
 

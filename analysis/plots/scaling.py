@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
@@ -50,7 +51,7 @@ def edges(
 
     At a tile edge, one more element in the dimension ``along`` needs another row or column of
     tiles. At a wave edge, one more element needs another wave. Both lists are empty along K,
-    because tiles do not divide K.
+    because tiles do not divide K, and on a CPU, because the blocks of its libraries are not known.
 
     Args:
         machine: machine that runs the GEMMs.
@@ -58,7 +59,7 @@ def edges(
         along: dimension that varies: m, n or k.
         line: unbatched cases of the line, with the columns m, n and k.
     """
-    if along == "k":
+    if along == "k" or machine.kind == "cpu":
         return [], []
     low, high = int(line[along].min()), int(line[along].max())
     tile_rows, tile_columns = large_tile(machine.generation, dtype)
@@ -77,9 +78,9 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at the tile edges of the first dtype, and dashed lines at its wave edges. The
-    dashed lines are left out if every tile edge is a wave edge, too. The result is None if no dtype
-    has enough points along any dimension.
+    Dotted lines are at tile edges, and dashed lines at wave edges, both for the dtype with the most
+    points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. The
+    result is None if no dtype has enough points along any dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():
@@ -98,20 +99,28 @@ def draw_steps(analysis: Analysis) -> Figure | None:
                 group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
             )
             axes.plot(group[along], group["predicted_time_us"], **{**PREDICTION, "color": color})
-        # Another dtype may have another tile. Only the edges of the first dtype are drawn.
-        tile_edges, wave_edges = edges(machine, str(line["dtype"].iloc[0]), along, line)
+        # Another dtype may have another tile. Only the edges of the most frequent dtype are drawn.
+        edge_dtype = str(line["dtype"].mode().iloc[0])
+        tile_edges, wave_edges = edges(machine, edge_dtype, along, line)
+        tile_label = f"tile edge in {edge_dtype}"
         for edge in tile_edges:
-            axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":")
+            axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":", label=tile_label)
         # If every tile edge is a wave edge, the dotted lines already show them.
+        wave_label = f"wave edge in {edge_dtype}"
         if len(wave_edges) < len(tile_edges):
             for edge in wave_edges:
-                axes.axvline(edge, color=NEUTRAL, linewidth=1.2, linestyle="--")
+                axes.axvline(edge, color=NEUTRAL, linewidth=1.2, linestyle="--", label=wave_label)
         fixed = ", ".join(
             f"{name.upper()} = {int(line[name].iloc[0])}" for name in DIMENSIONS if name != along
         )
         axes.set(xlabel=f"{along.upper()}   ({fixed})", ylabel="time, µs")
     all_axes[0].plot([], [], **PREDICTION, label="predicted")
-    all_axes[0].legend(loc="upper left")
+    # One legend has the entries of all panels, each once.
+    entries: dict[str, Artist] = {}
+    for axes in all_axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    all_axes[0].legend(handles=[*entries.values()], labels=[*entries], loc="upper left")
     return figure
 
 

@@ -126,6 +126,9 @@ def conv_data(
     - TAPS: a power of two, at least the number of taps along each axis.
     - EVEN_N: ``width`` is a multiple of BN.
     - WIDE: offsets inside a tensor may need 64 bits.
+
+    ``tap_step`` is described in :func:`axis`, GROUP in :func:`kernels.triton.blocks.grouped`, and
+    PRECISION and UPCAST in :func:`kernels.triton.blocks.product`.
     """
     # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
@@ -139,30 +142,43 @@ def conv_data(
         largest = tl.cdiv(out_size[0], stride[0]) * tl.cdiv(out_size[1], stride[1])
     else:
         largest = out_size[0] * out_size[1]
-    down, across = tl.cdiv(images * largest, BM), tl.cdiv(width, BN)
-    z, part = tl.program_id(0) // (down * across), tl.program_id(1).to(tl.int64)
-    group, phase = (z % groups).to(tl.int64), z // groups
-    vertical, horizontal = phase // stride[1], phase % stride[1]
-    # 3. Find the taps that pixels of the phase use, and the number of these pixels.
+    tiles_down = tl.cdiv(images * largest, BM)
+    tiles_across = tl.cdiv(width, BN)
+    tiles = tiles_down * tiles_across
+    part = tl.program_id(1).to(tl.int64)
+    group_and_phase = tl.program_id(0) // tiles
+    group = (group_and_phase % groups).to(tl.int64)
+    phase = group_and_phase // groups
+    phase_row = phase // stride[1]
+    phase_column = phase % stride[1]
+    # 3. Find the taps that pixels of the phase use, and the number of these pixels. For each axis,
+    # `axis` returns the first tap, the number of taps, the source position of pixel 0 at the first
+    # tap, and the steps of the source position per pixel and per tap.
     r0, r_taps, h0, h_step, h_tap = axis(
-        vertical, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD
+        phase_row, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD
     )
     s0, s_taps, w0, w_step, w_tap = axis(
-        horizontal, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD
+        phase_column, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD
     )
     rows, columns = out_size[0], out_size[1]
-    if BACKWARD:  # count only the pixels of this phase
-        rows = tl.cdiv(rows - vertical, stride[0])
-        columns = tl.cdiv(columns - horizontal, stride[1])
+    if BACKWARD:  # count only the pixels of this phase, which may have none
+        rows = tl.cdiv(rows - phase_row, stride[0])
+        columns = tl.cdiv(columns - phase_column, stride[1])
     pixels = images * rows * columns
 
-    # 4. Find the pixels and the channels of this tile, and where its source begins.
-    row, column = grouped(tl.program_id(0) % (down * across), down, across, GROUP)
-    pixel, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    # 4. Find the pixels and the channels of this tile. A pixel is in row i and column j of its
+    # image or, in the backward pass, of its phase. Its source position at the first tap is (h, w).
+    # The maxima only keep the divisions valid for a phase without pixels.
+    tile_row, tile_column = grouped(tl.program_id(0) % tiles, tiles_down, tiles_across, GROUP)
+    pixel = tile_row * BM + tl.arange(0, BM)
+    n = tile_column * BN + tl.arange(0, BN)
     image = pixel // tl.maximum(rows * columns, 1)
-    i, j = pixel // tl.maximum(columns, 1) % tl.maximum(rows, 1), pixel % tl.maximum(columns, 1)
-    h, w = i * h_step + h0, j * w_step + w0
-    m_in, n_in = pixel < pixels, n < width
+    i = pixel // tl.maximum(columns, 1) % tl.maximum(rows, 1)
+    j = pixel % tl.maximum(columns, 1)
+    h = i * h_step + h0
+    w = j * w_step + w0
+    m_in = pixel < pixels
+    n_in = n < width
     if WIDE:
         image, h, w, n = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64), n.to(tl.int64)
     source_ptr += group * source_stride[0]
@@ -171,7 +187,7 @@ def conv_data(
 
     # 5. Find the K steps of this part.
     K = r_taps * s_taps * depth
-    steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
+    steps = tl.where(tile_row * BM < pixels, tl.cdiv(K, BK), 0)
     # The bounds have 32 bits like the loop's counter, because the compiler does not carry the
     # assumption below through a cast.
     first = (part * steps // tl.num_programs(1)).to(tl.int32)
@@ -188,26 +204,31 @@ def conv_data(
         a_block = (image_at + h * source_stride[2] + w * source_stride[3])[:, None]
         a_block += k[None, :] * source_stride[4]
         b_block = k[:, None] * filter_stride[2] + n[None, :] * filter_stride[1]
-        down_in = taps_inside(h, h_tap, source_size[0], m_in, TAPS)[:, None]
-        across_in = taps_inside(w, w_tap, source_size[1], m_in, TAPS)[:, None]
+        row_bits = taps_inside(h, h_tap, source_size[0], m_in, TAPS)[:, None]
+        column_bits = taps_inside(w, w_tap, source_size[1], m_in, TAPS)[:, None]
         per_tap = depth // BK
         # The tap of a step, and its block of channels in the tap, are counted up from step to step.
         # Dividing by the channels in each iteration takes longer than multiplying a small tile.
-        tap, block = first // per_tap, first % per_tap
+        tap = first // per_tap
+        block = first % per_tap
         # A phase may have no taps. The loop then has no iterations, but the division must be valid.
-        r, s = tap // tl.maximum(s_taps, 1), tap % tl.maximum(s_taps, 1)
+        r = tap // tl.maximum(s_taps, 1)
+        s = tap % tl.maximum(s_taps, 1)
         for _ in range(first, last):
-            down_by, across_by, channels = r * h_tap, s * w_tap, block * BK
-            tap_row, tap_column = r0 + r * tap_step[0], s0 + s * tap_step[1]
+            row_shift = r * h_tap
+            column_shift = s * w_tap
+            tap_row = r0 + r * tap_step[0]
+            tap_column = s0 + s * tap_step[1]
+            channels = block * BK
             if WIDE:
-                down_by, across_by = down_by.to(tl.int64), across_by.to(tl.int64)
+                row_shift, column_shift = row_shift.to(tl.int64), column_shift.to(tl.int64)
                 tap_row, tap_column = tap_row.to(tl.int64), tap_column.to(tl.int64)
                 channels = channels.to(tl.int64)
-            a_at = down_by * source_stride[2] + across_by * source_stride[3]
+            a_at = row_shift * source_stride[2] + column_shift * source_stride[3]
             b_at = tap_row * filter_stride[3] + tap_column * filter_stride[4]
             a_ptr = source_ptr + (a_at + channels * source_stride[4])
             b_ptr = filter_ptr + (b_at + channels * filter_stride[2])
-            inside = ((down_in >> r) & (across_in >> s) & 1) != 0
+            inside = ((row_bits >> r) & (column_bits >> s) & 1) != 0
             a = tl.load(a_ptr + a_block, mask=inside, other=0.0)
             if EVEN_N:
                 b = tl.load(b_ptr + b_block)
@@ -232,8 +253,9 @@ def conv_data(
             ww = w[:, None] + (tap % s_taps * w_tap)[None, :]
             a_mask &= within(hh, source_size[0]) & within(ww, source_size[1])
             a_at = image_at[:, None] + hh * source_stride[2] + ww * source_stride[3]
-            r, s = r0 + tap // s_taps * tap_step[0], s0 + tap % s_taps * tap_step[1]
-            b_at = (r * filter_stride[3] + s * filter_stride[4])[:, None]
+            tap_row = r0 + tap // s_taps * tap_step[0]
+            tap_column = s0 + tap % s_taps * tap_step[1]
+            b_at = (tap_row * filter_stride[3] + tap_column * filter_stride[4])[:, None]
             b_at += n[None, :] * filter_stride[1]
             a = tl.load(source_ptr + (a_at + k[None, :] * source_stride[4]), mask=a_mask, other=0.0)
             b = tl.load(filter_ptr + (b_at + k[:, None] * filter_stride[2]), mask=b_mask, other=0.0)
@@ -243,7 +265,7 @@ def conv_data(
 
     # 7. Store the sums; pixels of a phase lie a stride apart.
     if BACKWARD:
-        i, j = i * stride[0] + vertical, j * stride[1] + horizontal
+        i, j = i * stride[0] + phase_row, j * stride[1] + phase_column
     if WIDE:
         i, j = i.to(tl.int64), j.to(tl.int64)
     pixel_at = image * out_stride[1] + i * out_stride[2] + j * out_stride[3]
@@ -453,24 +475,22 @@ class TritonConv(TritonFamily):
             if matrices is not None:
                 gemm_config = config.gemm_config
                 return _gemm_family(config).calls(gemm, matrices, gemm_config, scratch)
-            # If images have gaps between their pixels, the kernels of this family compute them, in
-            # the same number of parts.
-            scratch = scratch.view(self._parts_shape(problem, config) or scratch.shape)
-        parts = _parts(problem, config)
-        if parts == 1:
-            target = operands.out
-            target_strides = (0, *operands.out.stride())
-        else:
-            # Scratch is (part, …) with the channels last. The strides have the channels second,
-            # like those of the result.
-            target = scratch
-            part_stride, outer_stride, row_stride, column_stride, channel_stride = scratch.stride()
-            target_strides = (part_stride, outer_stride, channel_stride, row_stride, column_stride)
+            # A tensor has gaps between its pixels, so the kernels of this family compute the
+            # result, in the same number of parts.
         make_call = _filter_call if problem.pass_ == "wgrad" else _data_call
-        calls = [make_call(problem, operands, config, target, target_strides)]
-        if parts > 1:
-            calls.append(add_parts_call(scratch, operands.out.permute(0, 2, 3, 1)))
-        return calls
+        parts_shape = self._parts_shape(problem, config)
+        if not parts_shape:
+            return [make_call(problem, operands, config, operands.out, (0, *operands.out.stride()))]
+        # Scratch may have the shape of a GEMM's parts, with the same elements in the same order.
+        parts = scratch.view(parts_shape)
+        # Parts have the channels last. The kernels take strides with the channels second, like
+        # those of the result.
+        part_stride, outer_stride, row_stride, column_stride, channel_stride = parts.stride()
+        parts_strides = (part_stride, outer_stride, channel_stride, row_stride, column_stride)
+        return [
+            make_call(problem, operands, config, parts, parts_strides),
+            add_parts_call(parts, operands.out.permute(0, 2, 3, 1)),
+        ]
 
 
 def as_gemm(conv: Conv) -> Gemm | None:

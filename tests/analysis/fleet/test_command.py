@@ -154,6 +154,19 @@ def test_no_fleet_makes_a_report_stumble(tmp_path: Path, name: str) -> None:
     assert ("Working in parallel causes no significant slowdown" in text) == several
 
 
+def test_the_legend_of_a_fleet_counts_gpus_without_a_clock(tmp_path: Path) -> None:
+    report = make_report(
+        record_fleet(tmp_path / "x", simulate(next(iter(SETTINGS.values())), 3)[0]), 0.05
+    )
+    kind = report.speeds.kinds[report.speeds.overall]
+    kind.clock[:] = np.where(np.arange(len(kind.clock)) == 0, 0.0, np.nan)
+    figure = draw_fleet(report)
+    assert figure is not None
+    labels = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+    counts = [int(label.partition(", ")[2]) for label in labels if ", " in label]
+    assert sum(counts) == len(report.verdicts)
+
+
 def test_of_one_gpu_there_is_nothing_to_compare(tmp_path: Path) -> None:
     report = make_report(record_fleet(tmp_path / "x", simulate(Setting(1, 1), 0)[0]), 0.05)
     assert findings(report) == ["There is only one GPU, so it cannot be compared with others."]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.model.fitted import Analysis, analyse
@@ -138,6 +139,23 @@ def test_steps_have_their_edges(analysis: Analysis) -> None:
     tiles, waves = scaling.edges(H100, "bf16", "m", lines["m"])
     assert tiles == list(range(1024, 2945, 256))
     assert waves == [1024, 2048]  # a row has 32 tiles, so four rows fit on 132 SMs at once
+
+
+def test_the_legend_of_steps_names_the_dtypes_and_edges_of_all_panels(analysis: Analysis) -> None:
+    steps = analysis.table[analysis.table["sweep"] == "steps"]
+    along_n = steps.rename(columns={"m": "n", "n": "m"}).assign(dtype="tf32")
+    table = pd.concat([analysis.table, along_n])
+    figure = scaling.draw_steps(replace(analysis, table=table))
+    assert figure is not None
+    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["bf16", "tile edge in bf16", "wave edge in bf16", "predicted",
+                      "tf32", "tile edge in tf32", "wave edge in tf32"]  # fmt: skip
+
+
+def test_a_cpu_has_no_known_tile_edges(analysis: Analysis) -> None:
+    lines = series.steps_series(analysis.table)
+    assert scaling.edges(replace(H100, kind="cpu"), "bf16", "m", lines["m"]) == ([], [])
 
 
 def test_alignment_is_relative_to_the_round_size(analysis: Analysis) -> None:
