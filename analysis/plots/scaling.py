@@ -1,4 +1,4 @@
-"""Plot speed or time along a dimension: square GEMMs, cliffs along M, N and K, alignment."""
+"""Plot speed or time along a dimension: square GEMMs, cliffs along M, N and K, and alignment."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ def draw_square(analysis: Analysis) -> Figure | None:
 def edges(
     machine: Machine, dtype: str, along: str, line: pd.DataFrame
 ) -> tuple[list[int], list[int]]:
-    """Return the tile and wave edges along a line if the vendor library uses its large tile.
+    """Return the tile and wave edges along a line.
 
-    At a tile edge, one more element in the dimension ``along`` needs another row or column of
-    tiles. At a wave edge, one more element needs another wave. Both lists are empty along K,
-    because tiles do not divide K, and on a CPU, because the blocks of its libraries are not known.
+    The edges are those of the tile that the vendor library uses for large GEMMs. At a tile edge,
+    one more element in the dimension ``along`` needs another row or column of tiles. At a wave
+    edge, one more element needs another wave. Both lists are empty along K, because tiles do not
+    divide K, and on a CPU, because the blocks of its libraries are not known.
 
     Args:
         machine: machine that runs the GEMMs.
@@ -127,9 +128,11 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 def draw_alignment(analysis: Analysis) -> Figure | None:
     """Plot speed against the offset from a round size, with a panel for each dimension.
 
-    Only the largest round size is drawn. The result is None if no dimension has enough points.
+    Only the largest round size with enough points is drawn. The result is None if no round size has
+    enough points.
     """
-    rows = enough(alignment_series(analysis.table), "along")
+    # The points of a plotted series are those of one dimension, round size and dtype.
+    rows = enough(alignment_series(analysis.table), "along", "base", "dtype")
     if rows.empty:
         return None
     base = int(rows["base"].max())

@@ -39,7 +39,7 @@ NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
 """Bands around a prediction: relative error at a band's edge, and opacity of its shading."""
 LEAST_POINTS = 5
-"""Minimum number of points in a plotted series, because fewer points show no trend."""
+"""Minimum number of points in a plotted series. Fewer points show no trend."""
 
 MAX_VECTORS = 5000  # maximum number of points drawn as vectors; more make an SVG slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
@@ -90,11 +90,14 @@ def panels(
     return figure, list(axes[0])
 
 
-def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the rows whose value in the column ``by`` occurs at least LEAST_POINTS times."""
+def enough(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Return the rows of each series that has at least LEAST_POINTS rows.
+
+    The rows of a series have the same values in the columns ``by``.
+    """
     if rows.empty:
         return rows
-    return rows[rows.groupby(by)[by].transform("size") >= LEAST_POINTS]
+    return rows[rows.groupby(list(by))[by[0]].transform("size") >= LEAST_POINTS]
 
 
 def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:
@@ -181,6 +184,9 @@ def save(
         name: name of the files, without an extension.
         kinds: file formats, from ``png``, ``svg`` and ``pdf``; the figure is written in each
             format.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]

@@ -24,6 +24,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
 from sweeps.store import (
+    make_folder,
     other_software,
     read_run,
     set_aside,
@@ -109,8 +110,8 @@ class RecorderState:
 
     Attributes:
         path: path of ``record.json``.
-        slices: one entry per call of the command: start time, duration in seconds, names of the
-            started steps and, if anchor cases were re-timed, the report about them.
+        slices: one entry per call of the command, with the start time, the duration in seconds, the
+            names of the started steps and, if anchor cases were re-timed, the report about them.
         ended: last outcome of each step's command, and the total seconds of its calls, by the name
             of the step.
     """
@@ -136,7 +137,11 @@ class RecorderState:
         return cls(path, document["slices"], document["ended"])
 
     def write(self, place: RecorderPlace) -> None:
-        """Write the state atomically, together with the software of ``place``."""
+        """Write the state atomically, together with the software of ``place``.
+
+        Raises:
+            UserError: if the file cannot be written.
+        """
         document = {
             "schema": 1,
             "software": dict(place.software),
@@ -237,8 +242,8 @@ class Recorder:
         The archive is written even if an error or an interrupt ends the slice.
 
         Raises:
-            UserError: if a run.json that a step has written cannot be read, or a file cannot be
-                written.
+            UserError: if a run.json that a step has written cannot be read, a folder cannot be
+                made, or a file cannot be written.
         """
         began = self._now()
         place = self._place
@@ -247,7 +252,7 @@ class Recorder:
             self._note(f"{self._other_software}. The old recording is kept in {old_run}.")
             self._other_software = ""
         slices = self._state.slices
-        place.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(place.folder)
         # Anchors are cases of an earlier slice that are timed again to compare this slice with it.
         has_anchors = bool(slices) and (place.folder / "measurements.csv").exists()
         this_slice: dict[str, Any] = {"began": _utc(), "steps": []}
@@ -267,7 +272,7 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """Return a line for each incomplete part, which says why its unfinished steps are not done.
+        """Return a line for each incomplete part, with the reason for each unfinished step.
 
         Raises:
             UserError: if a run.json that a step has written cannot be read.
@@ -318,8 +323,9 @@ class Recorder:
     def _open_steps(self) -> Iterator[RecorderStep]:
         """Yield the unfinished steps, in the order in which they should run.
 
-        Sweeps that have used up their expected time come after the other steps. Steps that failed
-        in an earlier slice come last, because they may fail or hang again.
+        Sweeps that have used up their expected time come after the other steps, and only if planned
+        cases are left. Steps that failed in an earlier slice come last, because they may fail or
+        hang again.
         """
         all_steps = [step for part in self._parts for step in self._steps(part)]
         failed = [step for step in all_steps if self._failed(step)]

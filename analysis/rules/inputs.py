@@ -32,7 +32,7 @@ class RuleInputs:
 
     Attributes:
         recordings: one or more recordings with the same machine, PyTorch and driver.
-        steps: profiled training steps of models.
+        steps: profiled training steps, one for each model and dtype.
         folder: folder that verdicts are written to, which is the folder of the machine's sweeps; it
             may not exist yet.
     """
@@ -73,7 +73,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     """Collect the recordings of a machine's sweeps and of its measurements for rules.
 
     Only recordings with the same machine, PyTorch and driver as the newest recording are used.
-    Profiled steps come from the folders of these recordings.
+    Profiled steps come from the folders of these recordings. If several folders have a step of a
+    model in one dtype, the step in the folder of the newest recording is used.
 
     Args:
         machine: name of the machine, or an unambiguous part of the name; None for the machine that
@@ -123,12 +124,15 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         for recording in recordings
         if recording.machine.slug == recorded_slug and _versions(recording) == _versions(newest)
     ]
-    steps = [step for recording in kept for step in read_profiled_steps(recording.folder)]
+    steps: dict[tuple[str, str], TimedStep] = {}
+    for recording in sorted(kept, key=lambda recording: _time_of_change(recording.folder)):
+        for step in read_profiled_steps(recording.folder):
+            steps[step.name, step.dtype] = step  # replaces the step of an older recording
     # 4. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
     parents = (results, results / PUBLISHED, results / PLACE)
     sweep_folders = [recording.folder for recording in kept if recording.folder.parent in parents]
     verdict_folder = sweep_folders[0] if sweep_folders else results / recorded_slug
-    return RuleInputs(kept, steps, verdict_folder)
+    return RuleInputs(kept, list(steps.values()), verdict_folder)
 
 
 def _time_of_change(folder: Path) -> float:

@@ -76,6 +76,8 @@ def switch(
 ) -> Iterator[Match]:
     """Pair cases that differ only on one axis, and perhaps in their implementations.
 
+    If several of these cases have the same value on the axis, the last one counts.
+
     - ``axis``: ``config``, ``dtype`` or ``layout``.
     - ``against``: value on this axis in the case against the advice.
     - ``following``: values that follow the advice, each of which is paired with ``against``.
@@ -95,7 +97,8 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair a separable convolution with the dense convolution of the same sizes.
 
     A separable convolution is a depthwise and a pointwise convolution, whose times are added. The
-    speeds of the separable and the dense convolution are compared.
+    speeds of the separable and the dense convolution are compared. Only convolutions that keep the
+    size of the image and the number of channels are paired.
     """
     pointwise: dict[Any, int] = {}
     depthwise: dict[Any, int] = {}
@@ -103,8 +106,10 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     for i, case in enumerate(cases):
         conv = case.workload
         # The pointwise convolution reads the output of the depthwise one, so all images of a pair
-        # must have the same size.
-        if not isinstance(conv, Conv) or (conv.p, conv.q) != (conv.h, conv.w):
+        # must have the same size and the same number of channels.
+        if not isinstance(conv, Conv):
+            continue
+        if (conv.p, conv.q, conv.kout) != (conv.h, conv.w, conv.c):
             continue
         sizes = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_
         key = *sizes, case.config, case.cache, case.gpu
@@ -168,8 +173,10 @@ def padded(
 ) -> Iterator[Match]:
     """Pair cases of given sizes with otherwise equal cases of padded sizes, and compare times.
 
-    ``to`` has the padded sizes by original size. The original sizes are text, because they are TOML
-    keys.
+    - ``dims``: fields of the workload, one of which is padded; ``m+n`` means two equal fields that
+      are padded together.
+    - ``to``: padded sizes by original size. The original sizes are text, because they are TOML
+      keys.
     """
     for dim, by_size in _lines(cases, dims):
         for small, large in to.items():

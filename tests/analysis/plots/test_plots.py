@@ -184,6 +184,17 @@ def test_speeds_without_intervals_are_inside_the_axes(analysis: Analysis) -> Non
     assert series.alignment_series(table)["relative"].between(low, high).all()
 
 
+def test_a_round_size_with_few_offsets_does_not_hide_a_smaller_one(analysis: Analysis) -> None:
+    line = analysis.table[(analysis.table["sweep"] == "alignment") & (analysis.table["m"] >= 4096)]
+    line = line[(line["n"] == 4096) & (line["k"] == 4096)]
+    small = line.assign(m=line["m"] - 3072, n=1024, k=1024)
+    sparse = line[line["m"] < 4099]
+    figure = scaling.draw_alignment(replace(analysis, table=pd.concat([small, sparse])))
+    assert figure is not None
+    assert [axes.get_xlabel() for axes in figure.axes] == ["M − 1024"]
+    assert scaling.draw_alignment(replace(analysis, table=sparse)) is None
+
+
 def test_layout_pairs_are_the_same_convolution(analysis: Analysis) -> None:
     pairs = series.layout_series(analysis.table)
     assert len(pairs) == 6

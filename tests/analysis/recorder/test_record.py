@@ -271,6 +271,12 @@ def test_checks_of_other_software_do_not_count_without_a_run(tmp_path: Path) -> 
     assert node.done == names("machine") * 2
 
 
+def test_a_file_in_the_place_of_the_results_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    with pytest.raises(UserError, match="is not a folder; move it away"):
+        Node(tmp_path / "results").slice(3000)
+
+
 def test_a_plan_leaves_a_recording_of_other_software_where_it_is(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.slice(3000)

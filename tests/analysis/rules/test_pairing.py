@@ -82,6 +82,12 @@ def test_a_separable_convolution_has_the_window_and_image_of_the_dense_one() -> 
     assert not list(separable([*cases[:3], cases[4]], H100))
 
 
+def test_a_pointwise_convolution_must_read_all_channels_of_the_depthwise_one() -> None:
+    shapes = ("3,3,1,1,1,64", "1,1,1,0,1,1", "3,3,1,1,1,1")
+    cases = [case(Conv.parse(f"8,64,14,14,128,{shape},bf16")) for shape in shapes]
+    assert not list(separable(cases, H100))  # the depthwise output has 128 channels, not 64
+
+
 def test_a_dtype_that_the_datasheet_lacks_has_no_pairs() -> None:
     machine = replace(H100, peaks={"fp32": H100.peak("fp32")})
     cases = gemms((1, 4096, 1024), (512, 4096, 1024))

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from analysis.rules.inputs import rule_inputs
 from analysis.rules.judge import NOT_MEASURED
 from analysis.rules.rules_report import effect_text
 from analysis.rules.tensor_cores import model_rules, read_profiled_steps, step_markdown
 from kernels.common.errors import UserError
 from sweeps.schema import SCHEMA
 from tests.support.gpu_traces import GpuTrace
-from tests.support.synthetic import H100
+from tests.support.synthetic import H100, gemm_cases, measured_in_turn, record
 
 NVJET = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
 SIMT = "ampere_sgemm_128x64_nn"
@@ -128,6 +129,20 @@ def test_steps_without_matrix_operations_are_left_out(tmp_path: Path) -> None:
     assert read_profiled_steps(tmp_path) == []
     del entry["trace"]  # as an earlier version wrote it
     assert read_profiled_steps(profiled(tmp_path, entry)) == []
+
+
+def test_a_step_that_was_profiled_again_replaces_the_old_one(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    folder = tmp_path / "rules" / H100.slug
+    old = folder / "runs" / "2026-01-01T00-00-00Z"
+    record(old, case, [1e-5], run="2026-01-01T00:00:00Z")
+    record(folder, case, [1e-5])
+    measured_in_turn(old, folder)
+    for place, seconds in ((old, 3.0), (folder, 2.0)):
+        entry = model(place, "bf16", seconds, gemm("bf16", 1000.0, NVJET))
+        profiled(place, entry)
+    (step,) = rule_inputs(H100.slug, tmp_path).steps
+    assert step.seconds[0] == 2.0
 
 
 def test_a_damaged_profile_says_what_to_do(tmp_path: Path) -> None:
