@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.traces.trace_events import (
     COPY,
@@ -272,17 +273,33 @@ class _OperationSum:
             self.kernels[name] = self.kernels.get(name, 0.0) + ns
 
 
-_Key = tuple[str, tuple[Work, ...], str, bool]
-"""Key by which calls are added up: name, problems, module, and whether the call is a matrix
-operation."""
+class _CallKey(NamedTuple):
+    """Properties that are the same for all calls that are added up.
+
+    Attributes:
+        op: name of the operation, or :data:`GRAPH` or :data:`NO_OPERATION` for a kernel without an
+            operation.
+        works: problems that a call computes; empty if the shapes are not known.
+        module: classes of the modules around the call; empty unless it is a matrix operation with
+            known shapes.
+        matrix: True if a call is a matrix operation.
+        kernel: name of a kernel without an operation, so that only kernels of one name are added
+            up; empty for an operation.
+    """
+
+    op: str
+    works: tuple[Work, ...]
+    module: str
+    matrix: bool
+    kernel: str = ""
 
 
 class _Sums:
     """Sums over traces that are read one after another."""
 
     def __init__(self) -> None:
-        self._gpu_sums: dict[_Key, _OperationSum] = defaultdict(_OperationSum)
-        self._cpu_sums: dict[_Key, _OperationSum] = defaultdict(_OperationSum)
+        self._gpu_sums: dict[_CallKey, _OperationSum] = defaultdict(_OperationSum)
+        self._cpu_sums: dict[_CallKey, _OperationSum] = defaultdict(_OperationSum)
         self._devices: list[DeviceTime] = []
         self._hosts: list[DeviceTime] = []
         self._names: dict[str, None] = {}  # names of devices, in order of appearance
@@ -306,8 +323,7 @@ class _Sums:
 
     def _add_kernels(self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls) -> None:
         """Add the times of the kernels, copies and memsets in a GPU's trace."""
-        # 1. Collect the kernels of each call of an operation. Without an operation, the kernel's
-        # name takes the place of the module, so that only kernels of one name are added up.
+        # 1. Collect the kernels of each call of an operation. Add up the others by name.
         device, names = trace.device, trace.names
         kernels_by_call: dict[int, list[tuple[str, float]]] = defaultdict(list)
         for activity, operation in enumerate(joined.operation):
@@ -321,7 +337,8 @@ class _Sums:
             is_kernel = device.kind[activity] == KERNEL
             multiplies = is_kernel and read_name(kernel_name).kind in MULTIPLYING
             op = GRAPH if joined.in_graph[activity] else NO_OPERATION
-            self._gpu_sums[op, (), kernel_name, multiplies].add_kernels([kernel])
+            key = _CallKey(op, (), "", multiplies, kernel_name)
+            self._gpu_sums[key].add_kernels([kernel])
         # 2. Add up the calls by name, shape and module.
         for call, kernels in kernels_by_call.items():
             for works, pass_kernels in _by_pass(products.works.get(call, ()), kernels):
@@ -360,14 +377,12 @@ class _Sums:
         on_gpu = bool(self._devices)
         sums = self._gpu_sums if on_gpu else self._cpu_sums
         operations = []
-        for (op, works, module, is_matrix), total in sums.items():
-            # Without an operation, the place of the module is taken by the name of the kernel.
-            has_operation = op not in (GRAPH, NO_OPERATION)
+        for key, total in sums.items():
             operation = ProfiledOperation(
-                op=op.removeprefix("aten::"),
-                works=works,
-                module=module if has_operation else "",
-                matrix=is_matrix,
+                op=key.op.removeprefix("aten::"),
+                works=key.works,
+                module=key.module,
+                matrix=key.matrix,
                 calls=total.calls,
                 time_us=total.time_ns / 1e3,
                 kernels={name: ns / 1e3 for name, ns in total.kernels.items()},
@@ -385,13 +400,13 @@ class _Sums:
         )
 
 
-def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, ...]) -> _Key:
+def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, ...]) -> _CallKey:
     """Return the key of a call, with a module only for a matrix operation with known shapes."""
     name = trace.names[trace.host.name[event]]
     module_number = joined.module[event]
     module = joined.modules[module_number] if works and module_number != NOTHING else ""
     is_matrix = bool(works) or MATRIX.search(name.removeprefix("aten::")) is not None
-    return name, works, module, is_matrix
+    return _CallKey(name, works, module, is_matrix)
 
 
 @dataclass(frozen=True)

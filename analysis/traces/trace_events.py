@@ -163,8 +163,11 @@ def read_trace(path: Path) -> TraceEvents:
     """Read the events of one trace.
 
     Raises:
-        UserError: if the file cannot be read, is damaged or is not a trace; or if the trace has too
-            many events, has neither operations nor device events, or spans more than a day.
+        UserError: in any of these cases:
+
+            - The file cannot be read, is damaged or is not a trace.
+            - The trace has too many events, or has neither operations nor device events.
+            - The trace spans more than a day.
     """
     header: dict[str, Any] = {}
     trace = TraceEvents(path)
@@ -252,8 +255,7 @@ class _Columns:
             self._add_host(host_kind, short_name, begin, duration, event, arguments)
         if len(self._trace.host.begin) + len(self._trace.device.begin) > _MOST_EVENTS:
             raise UserError(
-                f"{self._trace.path} has more than {_MOST_EVENTS:,} operations and kernels. Record "
-                "fewer steps."
+                f"{self._trace.path} has more than {_MOST_EVENTS:,} events. Record fewer steps."
             )
 
     def _add_host(
@@ -265,7 +267,10 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add an event of the host to its columns; times are in ns."""
+        """Add an event of the host to its columns; times are in ns.
+
+        ``event`` is the whole event as the trace has it, and ``arguments`` is its entry ``args``.
+        """
         host = self._trace.host
         if kind == MODULE:
             name = _INSTANCE.sub("", name.removeprefix(_MODULE_NAME))
@@ -293,7 +298,10 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add an event of a device to its columns; times are in ns."""
+        """Add an event of a device to its columns; times are in ns.
+
+        ``event`` is the whole event as the trace has it, and ``arguments`` is its entry ``args``.
+        """
         device = self._trace.device
         # Traces show each device as a process, whose number is that of the device.
         device_id = arguments.get("device", event.get("pid"))
@@ -396,7 +404,7 @@ class TraceJoin:
             ``GPT2Model.GPT2Block.Linear``.
         operation: link from each device event to the operation that launched it.
         launch: link from each device event to the call that launched it.
-        in_graph: for each device event, whether a CUDA graph launched it.
+        in_graph: True for each device event that a CUDA graph launched.
     """
 
     order: Sequence[int]
@@ -411,7 +419,10 @@ class TraceJoin:
 
 
 def join(trace: TraceEvents) -> TraceJoin:
-    """Find the operation and modules around each host event, and each device event's launch."""
+    """Link each host event to the operation and the modules around it.
+
+    Also link each device event to the call and to the operation that launched it.
+    """
     host = trace.host
     # 1. Find what is around each host event. A longer event that begins at the same time is around
     # a shorter one, so it comes first.
@@ -524,9 +535,10 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
     """Copy the modules of forward operations to their gradients, in ``nesting.module``.
 
-    Operations without modules get the modules of their parents, which may be gradients. PyTorch
-    counts the numbers by which gradients are matched separately in each thread, so gradients may
-    get wrong modules if several threads compute the forward pass.
+    Operations without modules get the modules of their parents, which may be gradients. A gradient
+    is matched with its forward operation by a sequence number. PyTorch counts these numbers
+    separately in each thread, so gradients may get wrong modules if several threads compute the
+    forward pass.
     """
     parent, module = nesting.parent, nesting.module
     # Only an operation that makes an autograd node uses up a number. The operations before it have

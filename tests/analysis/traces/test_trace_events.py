@@ -219,7 +219,7 @@ def test_a_trace_without_operations_or_of_years_is_refused(tmp_path: Path) -> No
 
 def test_too_many_events_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analysis.traces.trace_events._MOST_EVENTS", 3)
-    with pytest.raises(UserError, match="more than 3 operations and kernels"):
+    with pytest.raises(UserError, match="more than 3 events"):
         trace_of(tmp_path, *(op("a", i, 1) for i in range(5)))
 
 
