@@ -1,4 +1,4 @@
-"""Titles of the plots, which state the main result of the drawn data."""
+"""Titles of the plots. Each title states the main result of the data in its plot."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """Return a title that names the largest significant slowdown from one size to the next.
 
     Args:
-        lines: rows of a line along each dimension, as in
-            :func:`analysis.slices.series.steps_series`.
+        lines: rows of one line per dimension, as :func:`analysis.slices.series.steps_series`
+            returns them.
     """
     largest_cliff = steepest(lines)
     if largest_cliff is None:
@@ -108,8 +108,9 @@ def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
     A count is compared only if the next multiple of 8 was measured, too: a multiple further away
-    would be faster because it is larger. The best speeds in the same dtype are compared. A count is
-    slower if the interval of its speed is entirely below the interval of the multiple's speed.
+    would be faster because it is larger. The comparison uses the best speed of each count in one
+    dtype. A count is slower if the interval of its speed is entirely below the interval of the
+    multiple's speed.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
@@ -138,7 +139,10 @@ def channels_title(rows: pd.DataFrame) -> str:
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:
-    """Return a title with NHWC's mean speed relative to NCHW, and how many pairs clearly differ.
+    """Return a title with NHWC's mean speed relative to NCHW.
+
+    The title also counts the pairs in which NHWC is clearly faster, and the pairs in which it is
+    clearly slower.
 
     Args:
         pairs: table from :func:`analysis.slices.series.layout_series`, with at least one row.

@@ -87,7 +87,7 @@ class TimedProcess:
         name: path of the file or folder that the times come from.
         cases: time of each case, by the case's name.
         lost: reason why a case has no time, by the case's name.
-        facts: what is recorded about the process, such as ``machine``, ``date`` and ``program``.
+        facts: recorded facts about the process by name, such as ``machine`` and ``date``.
     """
 
     name: str

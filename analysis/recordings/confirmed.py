@@ -1,4 +1,4 @@
-"""Read each run's confirmed.csv: pairs of cases that were re-timed to confirm which is faster."""
+"""Read each run's confirmed.csv: pairs of cases, re-timed to confirm which case is faster."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Two contenders, each a problem and its implementation, timed in alternation (A B B A).
+    """Two contenders, each a problem and its implementation, timed in blocks of A B B A.
 
     New processes timed the contenders after one of them had been chosen as the faster one. The
     samples that led to this choice are not used, because they make the chosen contender look faster
     than it is.
 
     Attributes:
-        log_ratios: logarithms of the time of ``before`` divided by that of ``after``: one tuple for
-            each process, with one value for each of its blocks.
+        log_ratios: one tuple for each process, with one value for each of its blocks. A value is
+            the logarithm of the ratio of the two times, ``before`` over ``after``.
         between: standard deviation of a log time between processes, without the change that all
             cases share.
         cases: number of cases that ``between`` is based on; the assumed variance counts as two

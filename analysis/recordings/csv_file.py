@@ -99,12 +99,13 @@ class Faults:
         #    unless the file has no other line.
         if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
             line, fault = min(fault_of.items())
-            extent = (
-                f"{damaged:,} of {count:,} lines of {self._path} are damaged, such as line {line} "
-                f"({fault})"
-            )
             if count == 1:
                 extent = f"the only line of {self._path} is damaged: {fault}"
+            else:
+                extent = (
+                    f"{damaged:,} of {count:,} lines of {self._path} are damaged, such as line "
+                    f"{line} ({fault})"
+                )
             raise UserError(f"{extent}. {self._remedy}")
         # 3. Report the first lines one by one, and count the others.
         for sentence in sentences[:_NAMED]:
@@ -146,14 +147,17 @@ def read_csv(
 
     Args:
         path: path of the file.
-        kinds: kind of each column to read: ``text``, ``whole`` (integers), ``real`` or ``flag``
-            (true or false). Other columns are ignored.
+        kinds: kind of each column to read, which is ``text``, ``whole`` (integers), ``real`` or
+            ``flag`` (true or false). Other columns are ignored.
         remedy: sentence that says what to do if the file cannot be read or is too badly damaged.
         optional: columns that a file may lack; their values are then missing.
 
     Raises:
-        UserError: if the file cannot be read, or if its header has a misplaced quotation mark,
-            lacks a required column, or has a column twice.
+        UserError: in any of these cases:
+
+            - The file cannot be read.
+            - Its header has a misplaced quotation mark.
+            - It lacks a required column, or has a column twice.
     """
     # 1. Read the lines, without the byte order mark that spreadsheets write. A carriage return ends
     #    a line only if a line feed follows. Elsewhere it is replaced by a space, because it would

@@ -68,8 +68,8 @@ def is_of_file(folder: Path) -> bool:
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     """Read a machine's collections (public tables), and return them by the name of their source.
 
-    The rows have the columns ``source, m, n, k, dtype`` and ``time_us``. The result is empty if no
-    collection was imported.
+    The rows have the columns ``source``, ``m``, ``n``, ``k``, ``dtype`` and ``time_us``. The result
+    is empty if no collection was imported.
 
     Raises:
         UserError: if the file of collections cannot be read, or has a row with an invalid size or
@@ -133,8 +133,11 @@ def read_imported(folder: Path) -> pd.DataFrame:
     The column ``tflops`` is computed for GEMMs, and missing for other operations.
 
     Raises:
-        UserError: if the file cannot be read, lacks the sizes or times, has a row with an invalid
-            size or time, or has a value that does not fit its column.
+        UserError: in any of these cases:
+
+            - The file cannot be read, or lacks the sizes or times.
+            - A row has an invalid size or time.
+            - A value does not fit its column.
     """
     path = folder / MEASUREMENTS
     try:

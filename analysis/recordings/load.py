@@ -252,9 +252,11 @@ def load(folder: Path) -> Recording:
     """Read the recording in a folder; report and leave out damaged lines of its measurements.csv.
 
     Raises:
-        UserError: if a file is missing, unreadable or too badly damaged, if this code cannot read
-            the recording's schema or protocol, or if more than a tenth of the rows belong to other
-            runs.
+        UserError: in any of these cases:
+
+            - A file is missing, unreadable or too badly damaged.
+            - This code cannot read the recording's schema or protocol.
+            - More than a tenth of the rows belong to other runs.
     """
     run = load_run(folder)
     if "public" in run:
@@ -283,7 +285,7 @@ def load_run(folder: Path) -> dict[str, Any]:
     if schema != SCHEMA or protocol != readable_protocol:
         again = "Import the table again" if "public" in run else "Measure again"
         raise UserError(
-            f"{folder / 'run.json'} has schema {schema} and protocol {protocol}; this "
+            f"{folder / 'run.json'} has schema {schema} and protocol {protocol}. This "
             f"version reads schema {SCHEMA} and protocol {readable_protocol}. {again}, or read "
             "the folder with the version of Rooftile that wrote it."
         )

@@ -145,7 +145,10 @@ def repeated(within: Any, between: Any) -> Any:
 
 
 def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
-    """Return how far the interval reaches below and above the time, as logarithms."""
+    """Return the distances from the time to both ends of its interval, the lower end first.
+
+    The distances are differences of logarithms.
+    """
     return math.log(measured.time / measured.lo), math.log(measured.hi / measured.time)
 
 

@@ -47,8 +47,12 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
         run: name of the run that the rows must belong to.
 
     Raises:
-        UserError: if the file cannot be read, lacks a column, or is too badly damaged, or if more
-            than a tenth of its rows have another schema or belong to other runs.
+        UserError: in any of these cases:
+
+            - The file cannot be read, or is too badly damaged.
+            - The header has a misplaced quotation mark, lacks a column, or has a column twice.
+            - More than a tenth of the rows have another schema.
+            - More than a tenth of the rows belong to other runs.
     """
     table = read_csv(path, {name: kind for name, (kind, _) in COLUMNS.items()}, _REMEDY)
     _check_origin(table.rows[table.faults.sound], path, run)

@@ -99,7 +99,7 @@ def why_unusable(folder: Path) -> str:
 
 
 def _is_as_fast(first: Recording, second: Recording) -> bool:
-    """Return True if two runs differ in speed by at most 10%, as runs of one machine may differ.
+    """Return True if the speeds of two runs differ by at most 10%.
 
     The comparison uses the cases that both runs timed, except hand-written kernels, which change
     with the checkout. If there are fewer than six such cases, it uses the canary GEMM. If one of

@@ -73,7 +73,11 @@ def predict(
         - ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: if a shape is not valid, a machine is not known, or a recording cannot be read.
+        UserError: in any of these cases:
+
+            - No shape or no machine is given.
+            - A shape is not valid, or a machine is not known.
+            - A recording cannot be read.
 
     >>> sizes = [(4096, hidden, 4096, "bf16") for hidden in (4096, 4224)]
     >>> rooftile.predict(sizes, ["h200", "b200"])[["problem", "machine", "tflops"]].round()
@@ -122,12 +126,11 @@ def recommend(
     Args:
         shapes: one or more shapes.
         machine: the machine that the shapes run on; the machine measured last if None.
-        pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
+        pad: largest increase of each size and of the FLOPs, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, ``pad`` is
-            0.125. An integer or a text without ``%`` is refused if it could also mean a percentage,
-            such as 1.
-        choose: how much larger or smaller each size and the FLOPs may become, in the form of
-            ``pad``.
+            0.125. An integer or a text without ``%``, such as 1, is refused if it could also mean a
+            percentage.
+        choose: largest increase or decrease of each size and of the FLOPs, in the form of ``pad``.
         change: the only dimensions that may change, such as ``"n"`` or ``"m,k"``; all if empty.
         fix: dimensions that must not change.
         multiple: number that divides every changed size.
@@ -148,8 +151,12 @@ def recommend(
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: as in :func:`predict`; also if both ``pad`` and ``choose`` are given, if the
-            given one is not a fraction or percentage, or if no size of a shape may change.
+        UserError: as in :func:`predict`, and in any of these cases:
+
+            - Both ``pad`` and ``choose`` are given, or the given one is ambiguous or invalid.
+            - ``multiple`` is not a positive integer.
+            - A shape lacks a dimension that ``change`` or ``fix`` names.
+            - No size of a shape may change.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
     >>> advice[["change", "verdict"]]
@@ -206,25 +213,25 @@ def audit(
     Args:
         model: a Hugging Face ``config.json``, a name such as ``gpt2-xl``, or ``module:factory``.
         machine: the machine that the model runs on; the machine measured last if None.
-        mode: kind of step: ``train``, ``prefill`` or ``decode``.
+        mode: kind of step (``train``, ``prefill`` or ``decode``).
         batch: batch size in sequences or images.
         seq: sequence length in tokens.
         tokens: number of new tokens per sequence in a decoding step.
-        dtype: dtype of the model: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
+        dtype: dtype of the model (``fp32``, ``tf32``, ``fp16`` or ``bf16``).
         autocast: if True, parameters stay in fp32, and GEMMs are computed in ``dtype``.
         tp: tensor-parallel degree, which is the number of GPUs that share a layer.
-        runtime: PyTorch runtime: ``eager`` or ``compile``.
-        fuse: groups of GEMMs that are computed as one GEMM: ``qkv``, ``gate_up`` or both.
+        runtime: PyTorch runtime (``eager`` or ``compile``).
+        fuse: groups of GEMMs that are computed as one GEMM (``qkv``, ``gate_up`` or both).
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
         loss_chunks: number of chunks of tokens in which the head and the loss are computed.
-        optimizer: optimizer of a training step: ``adamw``, ``sgd`` or ``none``.
+        optimizer: optimizer of a training step (``adamw``, ``sgd`` or ``none``).
         attention: share of peak FLOP/s that attention reaches; None to predict the time of
             attention from measured calls, or with a share of 50% if no calls were measured on a
             similar machine.
-        attention_kernel: framework whose attention kernels are used: ``vllm``, ``trtllm`` or
-            ``sglang``; None if the framework is not known.
+        attention_kernel: framework whose attention kernels are used (``vllm``, ``trtllm`` or
+            ``sglang``); None if the framework is not known.
         causal_half: if True, a causal mask halves the FLOPs of attention.
-        skew: expert skew (1 or more): 4 means that only one in four experts gets tokens.
+        skew: expert skew, 1 or more. A skew of 4 means that only one in four experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
         parameters: largest growth of the number of parameters when several changes are combined, as
             a fraction.
@@ -241,8 +248,12 @@ def audit(
         operation, and ``changes`` has one row per proposed change.
 
     Raises:
-        UserError: if PyTorch is not installed, the model cannot be built, the machine is not known,
-            or an argument has an invalid value.
+        UserError: in any of these cases:
+
+            - PyTorch is not installed.
+            - The model cannot be built.
+            - The machine is not known, or its measurements cannot be read.
+            - An argument has an invalid value, or a value that does not fit the model.
 
     >>> gpt2 = rooftile.audit("gpt2", "h200", batch=8, seq=1024, vary=["vocab"])
     >>> gpt2.changes[["dimension", "from", "to", "verdict"]]
@@ -303,11 +314,10 @@ def explain(
         traces: one trace (``.json`` or ``.json.gz``), or several traces of one job.
         machine: the machine to compare with; None for the traced machine.
         against: folder with results of one or more machines, which is searched before ``results``.
-        pad: how much larger each size and the FLOPs may become, as in :func:`recommend`. If neither
+        pad: largest increase of each size and of the FLOPs, as in :func:`recommend`. If neither
             ``pad`` nor ``choose`` is given, sizes are padded by up to 12.5%, or to the next
             multiple of 8 if this multiple is further away.
-        choose: how much larger or smaller each size and the FLOPs may become, in the form of
-            ``pad``.
+        choose: largest increase or decrease of each size and of the FLOPs, in the form of ``pad``.
         results: folder of all machines' results.
 
     Returns:
@@ -318,12 +328,19 @@ def explain(
         - ``op, problem, calls`` and ``time_us``, which is the time of one call;
         - ``share`` of the traced time, ``kernel`` and ``tensor_cores``;
         - ``predicted_us``, the time that the shape should take, with its interval ``lo_us, hi_us``;
-        - ``finding``, what is slow; ``change``, what to change; and ``saves_us``, the time that
-          this change saves in all calls.
+        - ``finding``, the remedies that could save time, and the reasons why the operation is slow;
+        - ``change``, the recommended change of sizes;
+        - ``saves_us``, the time that the best remedy could save over all calls.
 
     Raises:
-        UserError: if a trace or a recording cannot be read, the machine is not known, both ``pad``
-            and ``choose`` are given, or the given one is not a fraction or percentage.
+        UserError: in any of these cases:
+
+            - No trace is given, or a trace or a recording cannot be read.
+            - The machine is not known.
+            - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
+            - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
+              given.
+            - Both ``pad`` and ``choose`` are given, or the given one is ambiguous or invalid.
     """
     from analysis.advice.options import question_of
     from analysis.advice.sizes import ANY_DIMENSION

@@ -46,7 +46,7 @@ class RuleResult:
 
     Attributes:
         statement: the claim that was judged.
-        source: where the claim comes from.
+        source: name of the document or course that makes the claim.
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
         effect: quantity that the rule's field ``effect`` in ``rules.toml`` names, usually a ratio
             of times or speeds that is above 1 if the advice pays; None if there is no verdict.
@@ -58,7 +58,7 @@ class RuleResult:
             about whole models, or if the model predicts none of the effect's pairs.
         cases: number of pairs, or of models or steps if the rule is about whole models; 0 if there
             is no verdict.
-        reason: what was compared, or what the rule needs to be judged.
+        reason: description of the comparison; without a verdict, the reason why there is none.
     """
 
     id: str
@@ -309,10 +309,11 @@ def judge_all(
             results.append(_judge_rule(rule, *best))
             continue
         sweeps = set(rule.sweeps)
+        # Every GPU is assumed to have what a rule needs.
         results.append(
             not_measured(
                 rule,
-                on_gpu=any(run.machine.kind == "gpu" for run in evidence),
+                can_be_measured=any(run.machine.kind == "gpu" for run in evidence),
                 planned=any(run.planned & sweeps for run in evidence),
                 unusable=any(run.unusable & sweeps for run in evidence),
             )
@@ -330,14 +331,13 @@ def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
 
 
 def not_measured(
-    rule: Rule, on_gpu: bool = False, planned: bool = False, unusable: bool = False
+    rule: Rule, can_be_measured: bool = False, planned: bool = False, unusable: bool = False
 ) -> RuleResult:
     """Return the result of a rule that could not be judged; its reason says what the rule needs.
 
     Args:
         rule: rule that could not be judged.
-        on_gpu: True if the machine has what the rule's ``needs`` names. Every GPU is assumed to
-            have what is needed.
+        can_be_measured: True if the machine has what the rule's ``needs`` names.
         planned: True if a run planned to measure any of the rule's sweeps. The reason then asks for
             a larger budget.
         unusable: True if an unusable run measured any of the rule's sweeps. The reason then asks
@@ -346,7 +346,7 @@ def not_measured(
     run = f"run {target('rules', 'record')}"
     if unusable:
         reason = f"{_UNUSABLE}: {run} again on a quieter machine"
-    elif rule.sweeps and (on_gpu or not rule.needs):
+    elif rule.sweeps and (can_be_measured or not rule.needs):
         budget = " with a larger budget" if planned else ""
         noun = "sweep" if len(rule.sweeps) == 1 else "sweeps"
         reason = f"needs pairs of the {noun} {', '.join(rule.sweeps)}: {run}{budget}"
@@ -380,7 +380,7 @@ def _judge_rule(
     if not np.isfinite(finding.effect.hi):
         # An effect without a finite interval, such as that of a single pair without measured
         # errors, decides nothing, so more pairs are needed.
-        return not_measured(rule, on_gpu=True)
+        return not_measured(rule, can_be_measured=True)
     log_predicted = pairs.log_predicted
     if rule.largest:
         # The effect is that of exactly one group, so the prediction must be of the same group.
@@ -403,11 +403,11 @@ def _judge_rule(
     )
 
 
-def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
+def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pair_count: int) -> str:
     """Say what was compared, what the source claims, and the effect of each of several groups."""
     prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
-    text = f"{prefix}{rule.effect}{claim}; {counted(pairs, 'pair')}"
+    text = f"{prefix}{rule.effect}{claim}; {counted(pair_count, 'pair')}"
     if len(finding.groups) > 1:
         text += f": {_group_effects(finding.groups)}"
     return text

@@ -232,7 +232,8 @@ class RuleFinding:
 
     Attributes:
         verdict: one of the verdicts that :func:`find_verdict` lists.
-        effect: the effect that decides the verdict: the effect of all pairs, or of the best group.
+        effect: the effect that decides the verdict, which is that of all pairs or of the best
+            group.
         claim: geometric mean of the ratios that the source claims for the pairs of this effect;
             None if the source claims no number.
         groups: the effect of each group, by the group's name.
@@ -298,7 +299,10 @@ def find_verdict(
 
 
 def _judge_claim(effect: Effect, claim: float | None) -> str:
-    """Return the verdict on the claim that following the advice is faster, by the claimed ratio."""
+    """Return the verdict on the claim that following the advice is faster.
+
+    ``claim`` is the ratio that the source claims, or None if the source claims no number.
+    """
     if effect.sign < 0:
         return "no longer"
     if effect.sign == 0:
@@ -322,7 +326,7 @@ def _judge_equality(
     above = [name for name, group in groups.items() if group.lo > high]
     outside = [*below, *above]
     if (outside and len(outside) < len(groups)) or (below and above):
-        return f"depends: not {_listed(outside, groups)}"
+        return f"depends: not as claimed in {_listed(outside, groups)}"
     if effect.hi < low or effect.lo > high:
         return "no longer"
     if low <= effect.lo and effect.hi <= high:

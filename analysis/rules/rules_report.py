@@ -22,6 +22,9 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """Write ``rules.csv``, ``.json`` and ``.md``, and ``tensor-cores.md`` if models were profiled.
 
     Return the paths of the Markdown files.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     folder = inputs.folder
     machine = inputs.machine

@@ -48,7 +48,7 @@ class TimedStep:
     Attributes:
         dtype: dtype of the step; ``tf32`` is a step in fp32 that allows TF32.
         kind: kind of the machine, ``gpu`` or ``cpu``.
-        account: where the time of the traced step went.
+        account: account of the traced step's time.
         seconds: time of each timed run of the step.
     """
 

@@ -76,7 +76,7 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return how speed depends on alignment: the speed at each offset of a size from its base.
+    """Return the relative speed at each offset of a size from an aligned size, the base.
 
     Returns:
         The columns along (m, n or k), base (an aligned size), offset, dtype, relative (speed over

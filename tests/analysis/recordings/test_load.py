@@ -119,7 +119,7 @@ def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 def test_another_schema_or_protocol_is_refused(tmp_path: Path, version: str) -> None:
     record(tmp_path, gemm_cases([(64, 64, 64)]), [1e-6])
     write_run(tmp_path, {**read_run(tmp_path), version: 99})
-    with pytest.raises(UserError, match="this version reads schema"):
+    with pytest.raises(UserError, match="This version reads schema"):
         load(tmp_path)
 
 

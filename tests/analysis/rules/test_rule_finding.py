@@ -39,7 +39,7 @@ def test_groups_on_both_sides_of_the_tolerance_do_not_cancel() -> None:
     opposite = replace(both, log_time=np.log([1.0, 1.0, 0.5, 2.0]), error=np.full(4, 0.01))
     found = find_verdict(opposite, tolerance=0.15)
     assert found.effect.value == pytest.approx(1.0)
-    assert found.verdict.startswith("depends: not ")
+    assert found.verdict.startswith("depends: not as claimed in ")
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -175,7 +175,7 @@ def test_a_proportion_holds_only_within_its_tolerance() -> None:
         found = Counter(find_verdict(pairs, tolerance=0.15).verdict for pairs in draws)
         assert found[verdict] >= 40, (truth, found)
     odd = find_verdict(mixed({"relu": 1.0, "softmax": 1.7}, 0), tolerance=0.15).verdict
-    assert odd.startswith("depends: not softmax")
+    assert odd.startswith("depends: not as claimed in softmax")
 
 
 def test_one_pair_without_an_interval_proves_nothing() -> None:
