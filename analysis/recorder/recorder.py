@@ -111,7 +111,8 @@ class RecorderState:
     Attributes:
         path: path of ``record.json``.
         slices: one entry per call of the command, with the start time, the duration in seconds, the
-            names of the started steps and, if anchor cases were re-timed, the report about them.
+            names of the started steps and, if anchor cases were re-timed, the report about these
+            cases.
         ended: last outcome of each step's command, and the total seconds of its calls, by the name
             of the step.
     """
@@ -323,9 +324,9 @@ class Recorder:
     def _open_steps(self) -> Iterator[RecorderStep]:
         """Yield the unfinished steps, in the order in which they should run.
 
-        Sweeps that have used up their expected time come after the other steps, and only if planned
-        cases are left. Steps that failed in an earlier slice come last, because they may fail or
-        hang again.
+        Sweeps that have used up their expected time come after the other steps, and only if some of
+        their planned cases are not yet measured. Steps that failed in an earlier slice come last,
+        because they may fail or hang again.
         """
         all_steps = [step for part in self._parts for step in self._steps(part)]
         failed = [step for step in all_steps if self._failed(step)]

@@ -26,7 +26,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Two contenders, each a problem and its implementation, timed in blocks of A B B A.
+    """Two contenders, each a problem and its implementation, timed in blocks in the order A B B A.
 
     New processes timed the contenders after one of them had been chosen as the faster one. The
     samples that led to this choice are not used, because they make the chosen contender look faster

@@ -147,8 +147,8 @@ def read_csv(
 
     Args:
         path: path of the file.
-        kinds: kind of each column to read, which is ``text``, ``whole`` (integers), ``real`` or
-            ``flag`` (true or false). Other columns are ignored.
+        kinds: kind of each column to read. The kinds are ``text``, ``whole`` (integers), ``real``
+            and ``flag`` (true or false). Columns that are not in ``kinds`` are ignored.
         remedy: sentence that says what to do if the file cannot be read or is too badly damaged.
         optional: columns that a file may lack; their values are then missing.
 
@@ -156,8 +156,8 @@ def read_csv(
         UserError: in any of these cases:
 
             - The file cannot be read.
-            - Its header has a misplaced quotation mark.
-            - It lacks a required column, or has a column twice.
+            - The header has a misplaced quotation mark.
+            - The header lacks a required column, or has a column twice.
     """
     # 1. Read the lines, without the byte order mark that spreadsheets write. A carriage return ends
     #    a line only if a line feed follows. Elsewhere it is replaced by a space, because it would

@@ -255,7 +255,9 @@ def load(folder: Path) -> Recording:
         UserError: in any of these cases:
 
             - A file is missing, unreadable or too badly damaged.
+            - The description of the machine is invalid.
             - This code cannot read the recording's schema or protocol.
+            - More than a tenth of the rows have another schema.
             - More than a tenth of the rows belong to other runs.
     """
     run = load_run(folder)

@@ -128,8 +128,8 @@ def recommend(
         machine: the machine that the shapes run on; the machine measured last if None.
         pad: largest increase of each size and of the FLOPs, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, ``pad`` is
-            0.125. An integer or a text without ``%``, such as 1, is refused if it could also mean a
-            percentage.
+            0.125. An integer or a text without ``%``, such as ``1`` or ``"1"``, is refused if it
+            could also mean a percentage.
         choose: largest increase or decrease of each size and of the FLOPs, in the form of ``pad``.
         change: the only dimensions that may change, such as ``"n"`` or ``"m,k"``; all if empty.
         fix: dimensions that must not change.
@@ -155,8 +155,8 @@ def recommend(
 
             - Both ``pad`` and ``choose`` are given, or the given one is ambiguous or invalid.
             - ``multiple`` is not a positive integer.
-            - A shape lacks a dimension that ``change`` or ``fix`` names.
-            - No size of a shape may change.
+            - ``change`` or ``fix`` has an empty name, or names a dimension that a shape lacks.
+            - A shape has no size that may change.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
     >>> advice[["change", "verdict"]]
@@ -336,7 +336,8 @@ def explain(
         UserError: in any of these cases:
 
             - No trace is given, or a trace or a recording cannot be read.
-            - The machine is not known.
+            - The machine is not known, or it is not given and the traces do not show which machine
+              it is.
             - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
             - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
               given.

@@ -73,8 +73,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     """Collect the recordings of a machine's sweeps and of its measurements for rules.
 
     Only recordings with the same machine, PyTorch and driver as the newest recording are used.
-    Profiled steps come from the folders of these recordings. If several folders have a step of a
-    model in one dtype, the step in the folder of the newest recording is used.
+    Profiled steps come from the folders of these recordings. If several folders have a step of the
+    same model in the same dtype, the one in the folder of the newest recording is used.
 
     Args:
         machine: name of the machine, or an unambiguous part of the name; None for the machine that
@@ -127,7 +127,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     steps: dict[tuple[str, str], TimedStep] = {}
     for recording in sorted(kept, key=lambda recording: _time_of_change(recording.folder)):
         for step in read_profiled_steps(recording.folder):
-            steps[step.name, step.dtype] = step  # replaces the step of an older recording
+            # A step in the folder of a newer recording replaces that of an older recording.
+            steps[step.name, step.dtype] = step
     # 4. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
     parents = (results, results / PUBLISHED, results / PLACE)
     sweep_folders = [recording.folder for recording in kept if recording.folder.parent in parents]

@@ -105,10 +105,10 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     dense: dict[Any, int] = {}
     for i, case in enumerate(cases):
         conv = case.workload
-        # The pointwise convolution reads the output of the depthwise one, so all images of a pair
-        # must have the same size and the same number of channels.
         if not isinstance(conv, Conv):
             continue
+        # The pointwise convolution reads the output of the depthwise one, so all images of a pair
+        # must have the same size and the same number of channels.
         if (conv.p, conv.q, conv.kout) != (conv.h, conv.w, conv.c):
             continue
         sizes = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_

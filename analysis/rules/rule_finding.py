@@ -232,8 +232,7 @@ class RuleFinding:
 
     Attributes:
         verdict: one of the verdicts that :func:`find_verdict` lists.
-        effect: the effect that decides the verdict, which is that of all pairs or of the best
-            group.
+        effect: the effect of all pairs, or that of the best group if the claim says "up to".
         claim: geometric mean of the ratios that the source claims for the pairs of this effect;
             None if the source claims no number.
         groups: the effect of each group, by the group's name.

@@ -76,12 +76,14 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the relative speed at each offset of a size from an aligned size, the base.
+    """Return the speeds at an aligned size (the base) and at sizes just above it.
+
+    Speeds are relative to the speed at the base.
 
     Returns:
         The columns along (m, n or k), base (an aligned size), offset, dtype, relative (speed over
         the speed at the base), relative_lo and relative_hi (the ends of its interval). The table is
-        empty if no base was measured with at least two other sizes.
+        empty if no base was measured together with at least two other sizes in one dtype.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     parts = []

@@ -280,9 +280,10 @@ class _CallKey(NamedTuple):
         op: name of the operation, or :data:`GRAPH` or :data:`NO_OPERATION` for a kernel without an
             operation.
         works: problems that a call computes; empty if the shapes are not known.
-        module: classes of the modules around the call; empty unless it is a matrix operation with
-            known shapes.
-        matrix: True if a call is a matrix operation.
+        module: classes of the modules around a call; empty unless the call is a matrix operation
+            with known shapes.
+        matrix: True if a call is a matrix operation, or if a kernel without an operation does the
+            arithmetic of a matrix operation.
         kernel: name of a kernel without an operation, so that only kernels of one name are added
             up; empty for an operation.
     """
@@ -323,7 +324,8 @@ class _Sums:
 
     def _add_kernels(self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls) -> None:
         """Add the times of the kernels, copies and memsets in a GPU's trace."""
-        # 1. Collect the kernels of each call of an operation. Add up the others by name.
+        # 1. Collect the kernels of each call of an operation. Add up kernels without an operation
+        # by the name of the kernel.
         device, names = trace.device, trace.names
         kernels_by_call: dict[int, list[tuple[str, float]]] = defaultdict(list)
         for activity, operation in enumerate(joined.operation):

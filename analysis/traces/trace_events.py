@@ -536,7 +536,7 @@ def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nest
     """Copy the modules of forward operations to their gradients, in ``nesting.module``.
 
     Operations without modules get the modules of their parents, which may be gradients. A gradient
-    is matched with its forward operation by a sequence number. PyTorch counts these numbers
+    is matched with its forward operation by a sequence number. PyTorch counts sequence numbers
     separately in each thread, so gradients may get wrong modules if several threads compute the
     forward pass.
     """

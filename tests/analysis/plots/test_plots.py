@@ -188,7 +188,11 @@ def test_a_round_size_with_few_offsets_does_not_hide_a_smaller_one(analysis: Ana
     line = analysis.table[(analysis.table["sweep"] == "alignment") & (analysis.table["m"] >= 4096)]
     line = line[(line["n"] == 4096) & (line["k"] == 4096)]
     small = line.assign(m=line["m"] - 3072, n=1024, k=1024)
-    sparse = line[line["m"] < 4099]
+    # The large round size has three offsets along M and along N in each of two dtypes.
+    along_m = line[line["m"] < 4099]
+    along_n = along_m[along_m["m"] > 4096].rename(columns={"m": "n", "n": "m"})
+    in_bf16 = pd.concat([along_m, along_n]).assign(dtype="bf16")
+    sparse = pd.concat([in_bf16, in_bf16.assign(dtype="fp16")])
     figure = scaling.draw_alignment(replace(analysis, table=pd.concat([small, sparse])))
     assert figure is not None
     assert [axes.get_xlabel() for axes in figure.axes] == ["M − 1024"]
