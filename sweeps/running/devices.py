@@ -137,7 +137,7 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
     Each place has the entries that :func:`arrive` describes and also ``host``, a hash of the node's
     name.
     """
-    with suppress(OSError, ValueError, TypeError, KeyError):
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         text = (folder / _PLACES).read_text(encoding="utf-8")
         return [place for place in json.loads(text)["places"] if not misfit(place, _PLACE)]
     return []
@@ -148,8 +148,9 @@ def find_different_limit(
 ) -> tuple[str, str] | None:
     """Compare the power and clock limits of a GPU with those of the run's places.
 
-    Return the first limit that differs, as a text for the GPU and a text for the places, or None if
-    all limits agree. A limit that is None, 0 or missing is unknown and agrees with any other.
+    For the first limit that differs, return its value for the GPU and its value for the places,
+    both in words. Return None if all limits agree. A limit that is None, 0 or missing is unknown
+    and agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)

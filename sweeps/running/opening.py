@@ -51,7 +51,7 @@ CasesOf = Callable[[Machine], Sequence[Case]]
 
 @dataclass(frozen=True)
 class _Opening:
-    """Context in which a run is opened."""
+    """Request, device, folder and sweeps of a run that is being opened."""
 
     request: Request
     device: Device
@@ -114,7 +114,8 @@ def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> 
     # The old run stays in place if the new one is refused.
     record = _new_record(opening, note)
     if reason:
-        note(f"Setting the old run aside: {reason}. It is kept in {set_aside(opening.folder)}.")
+        old_run = set_aside(opening.folder)
+        note(f"Setting the old run aside: {reason}. It is kept in {old_run}.")
         make_folder(opening.folder / "samples")
     write_run(opening.folder, record)
     return record
@@ -137,7 +138,7 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 
 
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return the record after adding the sweeps' cases and their budget to its plan."""
+    """Return the record after adding the sweeps' cases, and time to measure them, to its plan."""
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
     if opening.for_advice:
@@ -170,12 +171,12 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
     planned = all_planned
     if request.names:
         planned = [entry for entry in all_planned if entry.case.sweep in opening.sweeps]
-    run = _run(record, opening, place, planned, request.shard)
     events, _ = read_events(opening.folder, request.shard)
+    # Measuring for advice comes on top of the plan's budget.
+    budget = plan["budget_s"] + _confirming_seconds(plan, events)
+    run = _run(record, opening, place, planned, request.shard, budget)
     return replace(
         run,
-        # Measuring for advice comes on top of the plan's budget.
-        budget=plan["budget_s"] + _confirming_seconds(plan, events),
         # Cases for advice do not count, because a shard may end without them.
         whole=len(_without_advice(planned)) == len(_without_advice(all_planned)),
         anchors=[PlanEntry.from_json(row) for row in record.get("anchors", ())],
@@ -192,13 +193,10 @@ def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) ->
     all_planned = read_plan(record["plan"])
     planned = [entry for entry in all_planned if entry.case.id in advice_ids]
     events, _ = read_events(opening.folder, shard)
-    spent = spent_seconds(events)
-    run = _run(record, opening, place, planned, shard)
-    return replace(
-        run,
-        budget=spent + opening.request.measuring_on(machine.kind),
-        whole=len(_without_advice(planned)) == len(_without_advice(all_planned)),
-    )
+    budget = spent_seconds(events) + opening.request.measuring_on(machine.kind)
+    run = _run(record, opening, place, planned, shard, budget)
+    # The run has all cases of the shard if the plan has none but those for advice.
+    return replace(run, whole=not _without_advice(all_planned))
 
 
 def _run(
@@ -207,13 +205,17 @@ def _run(
     place: int,
     planned: Sequence[PlanEntry],
     shard: tuple[int, int],
+    budget: float,
 ) -> Run:
-    """Return a run of those ``planned`` cases that belong to the shard."""
+    """Return a run of those ``planned`` cases that belong to the shard.
+
+    ``budget`` is the run's budget in seconds, including the seconds that earlier calls spent.
+    """
     plan, device = record["plan"], opening.device
     return Run(
         folder=opening.folder,
         planned=[entry for entry in planned if entry.shard in (None, shard[0])],
-        budget=plan["budget_s"],
+        budget=budget,
         arguments={
             "machine": Machine.from_json(record["machine"]),
             "device": device.machine.kind,
@@ -272,8 +274,14 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         caller must set the old run aside; the reason is empty if there is no old run.
 
     Raises:
-        UserError: if the old run is damaged, if it does not fit the request and the request does
-            not set it aside, or if it must be set aside while another process is writing it.
+        UserError: in any of these cases:
+
+            - The old run is damaged.
+            - The old run does not fit the request, and the request does not set it aside.
+            - The old run was merged from several recordings, and the request does not set it aside.
+            - This node is to join the old run, but has another version of Rooftile, PyTorch or the
+              driver.
+            - The old run must be set aside, but another process is writing it.
     """
     folder, request = opening.folder, opening.request
     # 1. Find the old run, if there is one.
@@ -361,8 +369,11 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     """Refuse a request that can neither resume the plan nor extend it.
 
     Raises:
-        UserError: if the request has a different number of shards than the plan, adds sweeps or
-            dtypes although there are several shards, or adds nothing and has a smaller budget.
+        UserError: in any of these cases:
+
+            - The request has a different number of shards than the plan.
+            - The request adds sweeps or dtypes, but the plan has several shards.
+            - The request adds nothing, and its budget is smaller than the plan's.
     """
     shards = plan["shards"]
     adds = _adds(request, sweeps, plan)
@@ -393,7 +404,9 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
 
 
 def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
-    """Refuse a request that changes the sweeps of a run with several shards.
+    """Refuse a request that names other sweeps than the plan of a recorded run.
+
+    A request that names no sweeps is accepted.
 
     Raises:
         UserError: if the request names sweeps, and they are not exactly those of the plan.
@@ -402,15 +415,20 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     # A damaged plan may have no sweeps. begin() refuses it.
     planned = [name for name in plan.get("sweeps", named) if name != CONFIRM]
     if named and named != {*planned}:
+        # Only a submission refuses to change a run with one shard. It submits jobs for unfinished
+        # shards, so it would submit none for new sweeps of a finished run.
+        refusal = "cannot be changed by a submission"
+        if plan.get("shards", 1) > 1:
+            refusal = "cannot be changed, because the run has several shards"
         raise UserError(
-            f"the sweeps of the run in {folder} cannot be changed, because the run has several "
-            f"shards. Name exactly its sweeps ({', '.join(planned)}), or use {USE_FRESH} to set "
-            "the run aside and start a new one."
+            f"the sweeps of the run in {folder} {refusal}. Name exactly its sweeps "
+            f"({', '.join(planned)}), or use {USE_FRESH} to set the run aside and start a new one."
         )
 
 
 def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
     """Return True if a request adds its sweeps to a plan, with additional budget for them."""
+    # The plan may lack cases of these dtypes: emulated dtypes are planned only if requested.
     restricts_dtypes = bool(request.dtypes)
     # A request that names only some of the plan's sweeps has its budget only for these.
     names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}

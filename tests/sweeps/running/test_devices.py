@@ -49,6 +49,13 @@ def test_gpus_are_numbered_as_pytorch_does_and_then_on(
     assert {place["power_limit_w"] for place in known} == {700.0}
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"places": 1}', pytest.param("[" * 10**5, id="deep")])
+def test_a_damaged_list_of_places_counts_as_empty(tmp_path: Path, text: str) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "places.json").write_text(text, encoding="utf-8")
+    assert devices.read_places(tmp_path) == []
+
+
 def test_a_gpu_has_one_hash_in_all_runs_and_no_name_is_kept_in_what_is_shown(
     tmp_path: Path, node: SimpleNamespace
 ) -> None:

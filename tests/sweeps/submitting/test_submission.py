@@ -13,7 +13,7 @@ import pytest
 
 from kernels.common.errors import UserError
 from sweeps.running.request import Request
-from sweeps.store import read_events, read_run
+from sweeps.store import read_events, read_run, write_run
 from sweeps.submitting.clusters import Cluster, Resources, living_in_slurm
 from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
 from sweeps.submitting.submission import _NodeRun, _Submission
@@ -154,6 +154,28 @@ def test_a_note_of_a_run_that_was_removed_counts_as_no_run(tmp_path: Path) -> No
     run.refuse_other_sweeps(Request(("square",)))
     assert run.folder is None
     assert run.is_open(0.0)
+
+
+@pytest.mark.parametrize(
+    ("shards", "reason"),
+    [(1, "cannot be changed by a submission"), (2, "because the run has several shards")],
+)
+def test_other_sweeps_are_refused_for_the_right_reason(
+    tmp_path: Path, shards: int, reason: str
+) -> None:
+    folder = tmp_path / "nvidia-h200"
+    folder.mkdir()
+    write_run(
+        folder,
+        {"schema": 1, "protocol": 1, "run": "2026-11-25T12:00:00Z", "machine": None,
+         "software": {},
+         "plan": {"cases": [], "shards": shards, "sweeps": ["cache"], "budget_s": 60.0}},
+    )  # fmt: skip
+    run = _NodeRun(tmp_path, (1, 1))
+    run.folder = folder
+    run.refuse_other_sweeps(Request(("cache",)))
+    with pytest.raises(UserError, match=f"{reason}. Name exactly its sweeps .cache., or use"):
+        run.refuse_other_sweeps(Request(("square",)))
 
 
 def test_an_unexpected_error_of_a_job_in_this_process_is_raised(tmp_path: Path) -> None:
