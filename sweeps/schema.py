@@ -36,8 +36,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "pass": (_TEXT, "pass of a convolution: fprop, dgrad or wgrad; empty for other operations"),
     "m": (
         _WHOLE,
-        "rows of the GEMM; for a convolution, of the GEMM that its pass implies; for a series or "
-        "an LSTM, of one of its GEMMs",
+        "rows of the GEMM, of the GEMM that a convolution's pass implies, or of one GEMM of a "
+        "series or an LSTM",
     ),
     "n": (_WHOLE, "columns of the GEMM that has m rows"),
     "k": (_WHOLE, "reduction length of the GEMM that has m rows, per group of channels"),
@@ -51,7 +51,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "kout": (_WHOLE, "output channels"),
     "r": (_WHOLE, "filter height"),
     "s": (_WHOLE, "filter width"),
-    "stride": (_TEXT, "stride, such as 2, or vertical x horizontal, such as 2x1"),
+    "stride": (_TEXT, "stride, such as 2 for both directions or 2x1 (vertical x horizontal)"),
     "padding": (_TEXT, "padding, in the format of stride"),
     "dilation": (_TEXT, "dilation, in the format of stride"),
     "groups": (_WHOLE, "groups of channels"),
@@ -67,22 +67,28 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "tuning parameters of the implementation: key=value pairs, separated by semicolons; empty "
         "for the default",
     ),
-    "mode": (_TEXT, "burst: short batches with pauses; sustained: at least 0.3 s without a pause"),
+    "mode": (
+        _TEXT,
+        "burst (short batches with pauses) or sustained (at least 0.3 s without a pause)",
+    ),
     "cache": (
         _TEXT,
-        "cold: operands come from memory; warm: from the last-level cache; weights-cold: the first "
-        "operand from the cache, the second from memory",
+        "cold (operands come from memory), warm (operands come from the last-level cache) or "
+        "weights-cold (the first operand comes from the cache, and the second from memory)",
     ),
     "fill": (_TEXT, "distribution of the operands' values"),
     "status": (_TEXT, "ok, wrong, oom, unsupported or error; only ok rows have times"),
-    "message": (_TEXT, "why the status is not ok, or a remark about a case with a time"),
+    "message": (_TEXT, "reason why the status is not ok, or a remark about a case with a time"),
     "time_us": (_REAL, "median time per launch, including the gap to the next; microseconds"),
     "time_lo_us": (_REAL, "lower end of the median's 95% interval; empty for fewer than 6 samples"),
     "time_hi_us": (_REAL, "upper end of the median's 95% interval; empty for fewer than 6 samples"),
     "samples": (_WHOLE, "number of timed batches that the median is taken over"),
     "converged": (_FLAG, "true if the 95% interval is within ±1% of the median"),
     "tflops": (_REAL, "useful FLOPs divided by the median time, TFLOP/s"),
-    "gbps": (_REAL, "minimum bytes (operands read once, result written once) / median time, GB/s"),
+    "gbps": (
+        _REAL,
+        "minimum bytes (operands read once, result written once) divided by the median time, GB/s",
+    ),
     "rel_error": (
         _REAL,
         "largest error, max |y − ref| / max |ref|, of the checked entries against float64",
@@ -94,7 +100,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "tensor_cores": (_FLAG, "true if the main kernel uses Tensor Cores, judged by its name"),
     "sm_mhz": (
         _REAL,
-        "median of the samples' mean SM clocks, from the SMs' cycle counters, else from NVML; MHz",
+        "median of the samples' mean SM clocks, from the SMs' cycle counters or, if these cannot "
+        "be read, from NVML; MHz",
     ),
     "power_w": (
         _REAL,
@@ -227,9 +234,10 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
     Raises:
         KeyError: if a column is missing, or the operation is unknown.
-        TypeError: if a size or the layout is None, as in a CSV row with too few cells.
+        TypeError: if a size, the dtype or the layout is None, as in a CSV row with too few cells.
         ValueError: if a size is not a number, or if a size of a GEMM or convolution is not a whole
             number.
+        OverflowError: if a size of another operation is an infinite float.
         UserError: if the columns describe a problem that cannot exist.
     """
     if row["op"] == "gemm":

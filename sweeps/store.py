@@ -2,7 +2,7 @@
 
     run.json             machine, versions, budget and outcome of the run
     plan.jsonl           the planned cases, one per line
-    samples/I-of-N.jsonl samples and other events of shard I, one per line; only appended to
+    samples/I-of-N.jsonl samples and other events of shard I, one per line; lines are only appended
     measurements.csv     one row per case, with the median of its samples
     rounds.csv           the samples that each median is taken over, by round
     confirmed.csv        pairs of cases that were re-timed together, one row per process
@@ -164,8 +164,9 @@ def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     name = differing_software(then, now)
     if not name:
         return ""
-    new, old = (versions.get(name, "(version unknown)") for versions in (now, then))
-    return f"{name} is {new}, but the recorded run used {old}"
+    version_now = now.get(name, "(version unknown)")
+    version_then = then.get(name, "(version unknown)")
+    return f"{name} is {version_now}, but the recorded run used {version_then}"
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
@@ -453,6 +454,9 @@ def set_aside(folder: Path) -> Path:
 
     ``<time>`` is the time at which the run was planned, or the present time if run.json has no
     valid time.
+
+    Raises:
+        OSError: if a file cannot be moved.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     with suppress(UserError, KeyError, TypeError):

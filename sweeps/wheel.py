@@ -49,9 +49,12 @@ def rewritten(source: str) -> str:
     """Return a module's source without comments, with imports and docstring references rewritten.
 
     Raises:
-        ValueError: if one of the packages is imported with a statement like ``import kernels.x``,
-            which would bind another name in the namespace, or if the ``from`` and ``import`` of a
-            statement are not on one line, separated by single spaces.
+        ValueError: in either of these cases:
+
+            - One of the packages is imported with a statement like ``import kernels.x``. In the
+              namespace, that statement would bind another name.
+            - The words of a ``from … import`` are not on one line, separated by single spaces.
+
     """
     lines = _lines(source)
     for node in ast.walk(ast.parse(source)):

@@ -64,10 +64,10 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
 def seconds_of(
     contenders: Sequence[Contender], machine: Machine
 ) -> dict[Contender, tuple[float, float]]:
-    """Return the expected seconds for measuring and for re-timing each contender.
+    """Return two expected times for each contender, in seconds.
 
-    The first time is for measuring the contender as a candidate. The second is for re-timing it as
-    half of a pair. If the machine is a CPU, its ceilings must have been measured.
+    The first is for measuring it as a candidate, and the second for re-timing it as half of a pair.
+    If the machine is a CPU, its ceilings must have been measured.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.
@@ -92,14 +92,15 @@ def explore(
     user.
 
     Raises:
-        UserError: if the device cannot be used, another process is measuring, or nothing can be
-            measured.
+        UserError: if the run cannot be opened (:func:`sweeps.running.opening.begin`) or carried out
+            (:func:`sweeps.running.supervisor.carry_out`).
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
 
     def cases_of_contenders(machine: Machine) -> list[Case]:
         return [_case(contender, machine) for contender in dict.fromkeys(contenders)]
 
+    # The contenders replace the request's sweeps, and their cases are added to the recorded plan.
     run = begin(replace(request, names=(), add=True), note, {CONFIRM: cases_of_contenders})
     # How well medians repeat is a property of the machine, so it is measured only once.
     repeats_known = read_run(run.folder).get("repeats") is not None
@@ -122,7 +123,7 @@ def confirm_choices(
     ``run`` is the run that :func:`explore` returned. It has timed both cases of each pair.
 
     Raises:
-        UserError: if another process is measuring, or the disk is full.
+        UserError: as in :func:`sweeps.running.supervisor.confirm`.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     entries = {entry.case.id: entry for entry in run.planned}
@@ -136,7 +137,7 @@ def confirm_choices(
 
 
 def _case(contender: Contender, machine: Machine) -> Case:
-    """Return the case that times a problem with the config that the implementation prefers."""
+    """Return the case that times a contender with the config that its implementation prefers."""
     problem, name = contender
     preferred_config = implementations()[name].configs(problem, machine)[0]
     config_text = "" if preferred_config is None else str(preferred_config)

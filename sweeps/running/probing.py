@@ -50,7 +50,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         if time.monotonic() - begin > _SECONDS:
             break
         started = time.monotonic()
-        # The bench announces each case to a parent process, of which there is none here.
+        # The bench would announce each case to a parent process, but there is none here.
         (prepared,) = bench.prepare([case], {}, on_start=lambda ids, seconds: None)
         elapsed = time.monotonic() - started
         if isinstance(prepared, Refusal):
@@ -79,9 +79,9 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 
 
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return up to three burst cases with FLOPs for each kind, the small cases of all kinds first.
+    """Return up to three burst cases of each kind. Cases without FLOPs are left out.
 
-    The small cases come first because the time may not suffice for all cases.
+    The small cases of all kinds come first, because the time might not suffice for all cases.
     """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
@@ -107,8 +107,8 @@ def _fit_checks(moving_seconds: np.ndarray, checking_seconds: np.ndarray) -> tup
     slope. A negative intercept or slope is replaced by 0.
 
     Args:
-        moving_seconds: time that moving each check's bytes would take at full bandwidth.
-        checking_seconds: measured time of each check.
+        moving_seconds: time in seconds that moving each check's bytes would take at full bandwidth.
+        checking_seconds: measured time of each check in seconds.
     """
     slope = 0.0
     # If all checks move the same bytes, any slope fits equally well.

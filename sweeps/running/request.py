@@ -12,6 +12,7 @@ from typing import Any
 from sweeps.planning.choice import sweep_name
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
+"""Budget in seconds if the user gives none, by the kind of machine."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,12 @@ class Request:
     identify: bool = True
     """True to list a hash of each GPU in run.json."""
     fresh_since: float | None = None
-    """Moment in seconds since 1970; None to set any old run aside. With :attr:`fresh`, a run that
-    began before this moment, rounded down to whole seconds, is set aside, and any other run is
-    resumed.
+    """Earliest start of a run that counts as fresh, in seconds since 1970; None if no old run is
+    fresh.
 
-    If several nodes request a fresh run, one of them begins it, and the others resume it."""
+    With :attr:`fresh`, a run that began earlier is set aside, and any other run is resumed.
+    Fractions of a second are ignored. If several nodes request a fresh run, one of them begins it,
+    and the others resume it."""
 
     @property
     def sets_all_aside(self) -> bool:
@@ -92,8 +94,8 @@ class Request:
     def advice_seconds(self, measuring_seconds: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring_seconds``.
 
-        They are the share :attr:`leave` of the whole budget, which is ``measuring_seconds`` plus
-        these seconds.
+        The whole budget is the sum of both, and :attr:`leave` is the share of it that is kept for
+        advice.
         """
         return measuring_seconds * self.leave / (1 - self.leave)
 

@@ -21,7 +21,7 @@ class NodePeers:
     workers: int
     """Largest number of workers that share the host at one time, this one included."""
     parent: int
-    """Id of the process that started all workers, which also folds their samples."""
+    """Id of the process that started all workers and folds their samples."""
     wait: Callable[[str], None]
     """Function that is called with the name of a phase and blocks until that phase may begin. The
     phases are those of the anchors and :data:`MEASURE`."""
@@ -63,8 +63,8 @@ class Run:
 
     On a CPU, kernels are named before they are timed."""
     longest: float | None = None
-    """Seconds that six samples of a case may take, with the exception that
-    :class:`sweeps.measuring.rounds.Rounds` describes; None for a share of the budget."""
+    """Largest time in seconds that six samples of a case may take; None to allow a share of the
+    budget. :class:`sweeps.measuring.rounds.Rounds` describes an exception."""
     stop_at: float | None = None
     """Time on the ``time.monotonic`` clock by which measuring is to end, and after which neither
     re-timing nor naming begins; None for no limit."""

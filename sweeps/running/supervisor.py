@@ -1,8 +1,8 @@
 """The parent process of a run, which records what its child processes measure.
 
 The parent never measures on a device, so that it survives a crash. After a crash, the parent starts
-another child. That child retries the case that crashed, unless this was the case's second crash or
-the case uses an experimental feature.
+another child. That child retries the case that crashed, unless the case has now crashed twice or
+uses an experimental feature.
 """
 
 from __future__ import annotations
@@ -60,12 +60,17 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     The samples are folded even after an error or an interrupt, unless the run has peers.
 
     Returns:
-        Why measuring ended: ``done``, ``budget``, or ``time`` if the run's ``stop_at`` came first.
+        Reason why measuring ended: ``done``, ``budget``, or ``time`` if the run's ``stop_at`` came
+        first.
 
     Raises:
-        UserError: if another process writes this shard, a file cannot be written, too many of the
-            run's sample lines are damaged, or the measuring process cannot be set up, fails, or
-            crashes repeatedly without taking a sample.
+        UserError: in any of these cases:
+
+            - Another process writes this shard.
+            - A file cannot be written.
+            - Too many of the run's sample lines are damaged.
+            - The measuring process fails, or crashes repeatedly without taking a sample.
+
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     with _supervisor(run, reporter, note) as supervisor:
@@ -140,7 +145,7 @@ class _Supervisor:
         self._blocks: Counter[tuple[str, ...]] = Counter()
 
     def supervise(self) -> str:
-        """Do the work of :func:`carry_out`, and return what it returns."""
+        """Measure as :func:`carry_out` does, without folding. Return why measuring ended."""
         # 1. Time the anchors, and wait until this run may measure.
         self._arrive()
         self._time_anchors()
@@ -165,7 +170,7 @@ class _Supervisor:
     def _arrive(self) -> None:
         """Record where the shard is measured now, and which cases therefore start over.
 
-        Nothing is recorded if the place has not changed, or if the shard is over.
+        Nothing is recorded if the place is not known or has not changed, or if the shard is over.
         """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):

@@ -33,7 +33,7 @@ class Watch:
 
         Args:
             record: called with each event.
-            worker: the shard's name, for the events.
+            worker: name of the shard, which each event contains.
             gpu: the GPU's ordinal; None on a CPU.
             parent: id of the process that started this one and its peers; None without peers.
         """

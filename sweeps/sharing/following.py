@@ -68,7 +68,8 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Report the progress of all shards together.
 
-    The time left is the longest time that any unfinished shard has left of its ``budget`` seconds.
+    The reported time left is that of the unfinished shard that has used the least of its ``budget``
+    seconds.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     open_tallies = [tally for tally in tallies if not tally.is_over(budget)]

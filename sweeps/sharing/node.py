@@ -62,7 +62,7 @@ def share(
     note: Callable[[str], None],
     begun: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    """Measure a node's shards of a run with several GPUs. Return the run's folder.
+    """Measure a node's shards of a run on the node's GPUs. Return the run's folder.
 
     The samples are folded into the tables even after an error or an interrupt.
 
@@ -81,7 +81,8 @@ def share(
     """
     # 1. Count the shards, and number those of this node.
     node_number, nodes = node
-    # All GPUs are of one model, so any of them tells the run's folder. The run is planned on it.
+    # All GPUs are of one model, so the run's folder is that of any of them. The run is planned on
+    # the first one.
     first_gpu = next(iter(gpus))
     folder = request.results / gpus[first_gpu].machine.slug
     total = _count_shards(folder, request, nodes, len(gpus))
@@ -131,7 +132,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
 
 @dataclass
 class _Worker:
-    """Process that measures a shard on a GPU, with what it has reported."""
+    """State of a worker, the process that measures a shard on a GPU."""
 
     process: BaseProcess
     connection: Connection
@@ -191,9 +192,12 @@ class _Parent:
         When all workers have ended, fold the samples into the tables.
 
         Raises:
-            UserError: if failures left some shards unfinished although there was time for them, if
-                the limits of most of the GPUs differ from those of the run, or if a file of the run
-                cannot be read or written.
+            UserError: in any of these cases:
+
+                - Failures left some shards unfinished, although there was time for them.
+                - The power or clock limits of most of the GPUs differ from those of the run.
+                - A file of the run cannot be read or written.
+
         """
         self._reporter.begin("Measuring", self._budget)
         try:
@@ -249,7 +253,7 @@ class _Parent:
         has_time = self._seconds_left() > _ANCHOR_SECONDS
         time_anchors = len(assigned) > 1 and has_time and not all_timed_before
         # 3. Start the workers. The gates ask whether the GPUs have to take turns.
-        self._gates = Gates(assigned, lambda: self._must_take_turns([*assigned.values()]))
+        self._gates = Gates(assigned, lambda: self._decide_turns([*assigned.values()]))
         for gpu, shard in assigned.items():
             self._start(gpu, shard, time_anchors)
 
@@ -323,7 +327,7 @@ class _Parent:
                     worker.is_over = True
                 case "failed":
                     worker.failure = text
-                case _ if text not in self._noted:  # several workers may report the same
+                case "note" if text not in self._noted:  # several workers may send the same note
                     self._noted.add(text)
                     self._note(f"{self._label(worker.gpu)}: {text}")
 
@@ -335,7 +339,7 @@ class _Parent:
                 self._workers[gpu].connection.send("go")
 
     def _kill_silent(self) -> None:
-        """Kill workers that send no first message in time, for example because their GPU is lost.
+        """Kill workers whose first message is overdue, for example because their GPU is lost.
 
         All other workers would otherwise wait for them at a gate.
         """
@@ -365,7 +369,11 @@ class _Parent:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Assign shards that have no worker to idle GPUs, until no such shard or GPU is left."""
+        """Assign shards that have no worker to idle GPUs, until no such shard or GPU is left.
+
+        Shards whose workers have failed twice are left out. Nothing is assigned once the time is
+        up.
+        """
         for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
                 return
@@ -382,10 +390,11 @@ class _Parent:
                 self._note(f"Shard {shard} continues on {self._label(gpu)}.")
             self._start(gpu, shard, time_anchors=False)
 
-    def _must_take_turns(self, shards: list[int]) -> bool:
-        """Return True if the anchors show that the GPUs slow one another down.
+    def _decide_turns(self, shards: list[int]) -> bool:
+        """Decide from the anchors of these shards whether the GPUs must take turns.
 
-        In that case, tell the user and record the node in run.json.
+        If the GPUs slow one another down, tell the user, record the node in run.json, and return
+        True.
         """
         slowdown = interference([event for shard in shards for event in self._events(shard)])
         if slowdown is None or not slowdown.slowed:
@@ -427,7 +436,7 @@ def _is_cpu(gpus: Mapping[int, Device]) -> bool:
 
 
 def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) -> dict[int, int]:
-    """Assign a shard to each GPU, as long as shards are left.
+    """Assign a shard to each GPU, as long as shards are left. Return the shard of each GPU.
 
     Args:
         places: the number of each GPU within the run.

@@ -67,7 +67,7 @@ class Cluster:
     """Cluster that takes jobs, and reports which of them are still queued or running."""
 
     def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
-        """Open a cluster of a kind in :data:`CLUSTERS`.
+        """Open a cluster; ``kind`` is one of :data:`CLUSTERS`.
 
         All nodes must see ``folder``, to which the jobs' output is written.
 
@@ -119,7 +119,7 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return the ids of the jobs still queued or running, and the reason why each job waits.
+        """Return the ids of the jobs that are still queued or running, and why each of them waits.
 
         The reason is an empty string if the job does not wait. On the cluster ``debug``, this call
         carries out the jobs, so none is left.
@@ -176,7 +176,7 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return those of the jobs that ``squeue`` lists, in the form of :meth:`Cluster.living`.
+    """Return which of these jobs ``squeue`` lists, in the form of :meth:`Cluster.living`.
 
     Raises:
         NoAnswerError: if squeue cannot be started, fails, or does not answer within a minute.

@@ -41,7 +41,10 @@ def submit_command(
     gpus_per_node: Annotated[
         int | None,
         typer.Option(
-            "--gpus-per-node", min=1, max=1000, help="Number of GPUs on each node [default: 8]."
+            "--gpus-per-node",
+            min=1,
+            max=1000,
+            help=f"Number of GPUs on each node [default: {_GPUS_PER_NODE}].",
         ),
     ] = None,
     cpus_per_gpu: Annotated[
@@ -51,7 +54,7 @@ def submit_command(
             min=1,
             max=1000,
             help="Number of CPU cores for each GPU, of which two carry out the run and up to 12 "
-            "others compile kernels [default: 4].",
+            f"others compile kernels [default: {_CPUS_PER_GPU}].",
         ),
     ] = None,
     exclusive: Annotated[
@@ -69,7 +72,8 @@ def submit_command(
         typer.Option(
             "--time",
             min=5,
-            help="Time limit of a job in minutes [default: twice the budget, plus 10 minutes].",
+            help="Time limit of a job in minutes [default: twice the budget, plus "
+            f"{_STARTING_MINUTES} minutes].",
         ),
     ] = None,
     budget: Annotated[
@@ -132,7 +136,7 @@ def submit_command(
             raise UserError(
                 "--print cannot be combined with --fresh, because each node that runs the script "
                 "would set aside the run that the other nodes have begun; leave out --fresh, and "
-                "choose another --results for a new run."
+                "choose another --results folder for a new run."
             )
         options = [*chosen]
         if budget:

@@ -29,7 +29,7 @@ def jobs_folder(results: Path) -> Path:
 
 @dataclass(frozen=True)
 class NodeNote:
-    """Message from a node's job, in a file, to the process that follows the jobs."""
+    """Message that a node's job leaves in a file for the process that follows the jobs."""
 
     folder: Path | None
     """Folder of the run; None if the job has not planned it yet."""
@@ -86,7 +86,8 @@ class NodeJob:
     def __call__(self, number: int) -> None:
         """Measure the shards of node ``number``, counted from 1.
 
-        If that fails with a :class:`UserError`, write the error's text to the node's note.
+        If that fails with a :class:`UserError`, write the error's text to the node's note. If the
+        job is interrupted, exit with code 130.
         """
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible

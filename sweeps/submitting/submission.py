@@ -88,7 +88,7 @@ def submit(
 
 
 class _Submission:
-    """Submission of one run, which submits and follows the jobs of all nodes."""
+    """Submission of one run: it submits and follows the jobs of all nodes."""
 
     def __init__(
         self, work: NodeJob, cluster: Cluster, reporter: Reporter, note: Callable[[str], None]
@@ -149,6 +149,8 @@ class _Submission:
 
     def _find_jobs(self) -> set[int]:
         """Return the nodes whose jobs from an earlier call are still queued or running.
+
+        The ids of these jobs are stored in ``self._ids``.
 
         Raises:
             UserError: if Slurm does not answer, or if there are such jobs and this call requests a
@@ -263,7 +265,7 @@ class _Submission:
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield a sentence for each node that is unfinished or outside the folder of most nodes."""
+        """Yield a sentence for each node that is unfinished or has another GPU model than most."""
         # The folder of a run is named after the GPU model, and the first one has the most nodes.
         folders = self._folders
         folder_of_most = folders[0] if folders else None
@@ -311,7 +313,10 @@ class _NodeRun:
             self.follower.look()
 
     def _find_plan(self, folder: Path | None) -> tuple[Path, int] | None:
-        """Return ``folder`` and the time of its run.json in ns, or None if there is no plan."""
+        """Return ``folder`` and the modification time of its run.json in nanoseconds.
+
+        Return None if there is no plan.
+        """
         if folder is None:
             return None
         try:
@@ -320,7 +325,10 @@ class _NodeRun:
             return None
 
     def _begin(self, folder: Path) -> None:
-        """Begin to follow a folder's plan, if the plan's shards divide evenly among the nodes."""
+        """Begin to follow a folder's plan.
+
+        Follow nothing if the plan's shards do not divide evenly among the nodes.
+        """
         plan = read_run(folder)["plan"]
         self.budget = plan["budget_s"]
         planned = read_plan(plan)
@@ -333,7 +341,11 @@ class _NodeRun:
         self.follower = Follower(folder, planned, shards, total) if can_share else None
 
     def is_open(self, budget: float) -> bool:
-        """Return True if the node's shards need a job, given a budget in seconds for each shard."""
+        """Return True if the node's shards need a job.
+
+        A shard needs one until it has ended with ``budget`` or the plan's budget, whichever is
+        larger. Both are in seconds for each shard.
+        """
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:
             return True

@@ -31,9 +31,8 @@ class Arena:
     def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
         """Allocate the buffer with which :meth:`flush` evicts a cache of ``cache_bytes`` bytes.
 
-        Other memory is allocated when it is first used. For each dtype, the inputs get at most
-        ``max_bytes`` bytes, and the results get at most as many. ``device`` is a name such as
-        ``cuda:0``.
+        Other memory is allocated when it is first used. For each dtype, the inputs and the results
+        each get at most ``max_bytes`` bytes. ``device`` is a name such as ``cuda:0``.
         """
         self._device = device
         self._max_bytes = max_bytes

@@ -72,8 +72,8 @@ class Clock(Protocol):
         Args:
             launch: function that is called with the index of an operand set and launches on it.
             indices: index of each launch's operand set; at least one.
-            before: function that is called right before the batch and is not timed, such as a cache
-                flush. It is called again if the batch is timed again.
+            before: untimed function that is called right before the batch, for example to flush the
+                cache. It is called again if the batch is timed again.
             settle: seconds of untimed launches that precede ``before`` and the batch, without a
                 pause.
             paced: True to time the gaps between the launches, too, instead of hiding them.

@@ -78,7 +78,8 @@ class HostWatch:
         self._last = after
         if before.core_ticks is None or after.core_ticks is None:
             return None
-        # ``<`` means a proper subset: a process is missing, and none is new.
+        # ``<`` means a proper subset: a process is missing, and none is new. The ticks of that
+        # process are lost if the process that reaped it is not ours.
         if after.our_ticks.keys() < before.our_ticks.keys():
             return None
         used_before, stolen_before, all_before = before.core_ticks

@@ -134,7 +134,9 @@ def profile_document(
 
 
 def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:
-    """Return the kernels of ``count`` marked launches in a trace, None for an incomplete launch.
+    """Return the kernels of each of ``count`` marked launches in a trace.
+
+    The result is None for an incomplete launch.
 
     A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
     within the span, and each kernel has the number of the call that launched it (``correlation``).
@@ -187,7 +189,7 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
 
 
 class _Span(NamedTuple):
-    """Span of a mark: begin and end on the trace's clock in microseconds, number and thread."""
+    """Span of a mark; ``begin`` and ``end`` are in microseconds on the trace's clock."""
 
     begin: float
     end: float

@@ -295,7 +295,7 @@ class Sampler:
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
-        """Time batch after batch until this number of seconds has passed.
+        """Time batch after batch until ``seconds`` have passed.
 
         Between two batches, the device waits until the host has read the sensors. This pause is
         part of the next window, which therefore lasts longer than its launches. A batch is not

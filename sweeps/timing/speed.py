@@ -1,4 +1,4 @@
-"""Fit how fast the machine was at each moment of a run, from the samples of the run's cases.
+"""Fit the machine's speed at each moment of a run, from the samples of the run's cases.
 
 The logarithm of a sample's time, its log time, is modelled as the sum of its case's log time, the
 machine's log time at that moment, and noise. The machine's log time is assumed to be constant over
@@ -73,9 +73,9 @@ class MachineSpeed:
         corrected_logs = median_interval(list(np.log(seconds) - self.at(moments)))
         assert corrected_logs is not None  # there are as many corrected samples as measured ones
         log_lo, log_hi = corrected_logs
-        # A median over the run also depends on the median of the machine's speed, whose interval is
-        # added. The sum of both distances, instead of the root of their squares' sum, makes the
-        # interval too wide rather than too narrow.
+        # A median over the run also depends on the median of the machine's speed, so the two
+        # intervals are added. The root of the sum of their squares would make the result narrower,
+        # perhaps too narrow.
         corrected_lo = math.exp(log_lo + self.lo)
         corrected_hi = math.exp(log_hi + self.hi)
         return min(measured_lo, corrected_lo), max(measured_hi, corrected_hi)
@@ -134,11 +134,12 @@ def machine_speed(
 
 
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
-    """Return one log time for each of ``count`` stretches, the part that a stretch's samples share.
+    """Return the log time that the samples of each stretch have in common.
 
-    The mean over the stretches is 0. The method is a median polish: the cases' log times and the
-    stretches' log times are fitted in turn, each to the residuals of the other. ``case`` and
-    ``stretch`` are the indices of each sample's case and stretch.
+    There are ``count`` stretches, and the mean of their log times is 0. The method is a median
+    polish: the cases' log times and the stretches' log times are fitted in turn, each to the
+    residuals of the other. ``case`` and ``stretch`` are the indices of each sample's case and
+    stretch.
     """
     stretch_part = np.zeros(count)
     for _ in range(_ITERATIONS):
@@ -160,7 +161,10 @@ def _rank_in_group(group: Whole) -> Whole:
 
 
 def _medians(group: Whole, values: Array, count: int = 0) -> Array:
-    """Return the median of each group's values, by group number, or 0 for an empty group."""
+    """Return the median of each group's values, by group number, or 0 for an empty group.
+
+    The result has at least ``count`` entries, because the last groups may be empty.
+    """
     # Sort the values by group, and within each group by size. A group's median is the mean of its
     # two middle values, which are the same value if the group has an odd number of values.
     counts = np.bincount(group, minlength=count)

@@ -26,11 +26,11 @@ CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished. A case with the last count is always finished.
 
 The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
-With a last count of 23, the sampler's medians had 1.06 times the scatter of that timer's, and
-sampling took 0.18 times as long. With a last count of 37, the medians had 0.81 times the scatter,
-and sampling took 0.30 times as long. These factors are geometric means over the eight runs in
-results/accuracy/sampler.csv. The current last count is 30, a compromise between 23 and 37. The
-comparison for 30, made on another CPU, is in sampler.json."""
+With a last count of 23, the sampler's medians scattered 1.06 times as much as those of
+``blocked_autorange``, and sampling took 0.18 times as long. With a last count of 37, they scattered
+0.81 times as much, and sampling took 0.30 times as long. These factors are geometric means over the
+eight runs in results/accuracy/sampler.csv. The current last count is 30, a compromise between 23
+and 37. The comparison for 30, made on another CPU, is in sampler.json."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""
