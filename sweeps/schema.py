@@ -234,7 +234,8 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
     Raises:
         KeyError: if a column is missing, or the operation is unknown.
-        TypeError: if a size, the dtype or the layout is None, as in a CSV row with too few cells.
+        TypeError: if a size, dtype, layout or pass that the problem needs is None, as in a CSV row
+            with too few cells.
         ValueError: if a size is not a number, or if a size of a GEMM or convolution is not a whole
             number.
         OverflowError: if a size of another operation is an infinite float.

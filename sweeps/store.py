@@ -456,6 +456,7 @@ def set_aside(folder: Path) -> Path:
     valid time.
 
     Raises:
+        UserError: if ``runs`` exists and is not a folder.
         OSError: if a file cannot be moved.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())

@@ -54,7 +54,6 @@ def rewritten(source: str) -> str:
             - One of the packages is imported with a statement like ``import kernels.x``. In the
               namespace, that statement would bind another name.
             - The words of a ``from … import`` are not on one line, separated by single spaces.
-
     """
     lines = _lines(source)
     for node in ast.walk(ast.parse(source)):

@@ -66,8 +66,8 @@ def seconds_of(
 ) -> dict[Contender, tuple[float, float]]:
     """Return two expected times for each contender, in seconds.
 
-    The first is for measuring it as a candidate, and the second for re-timing it as half of a pair.
-    If the machine is a CPU, its ceilings must have been measured.
+    The first is the time to measure the contender as a candidate. The second is the time to re-time
+    it as half of a pair. If the machine is a CPU, its ceilings must have been measured.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.

@@ -138,7 +138,12 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 
 
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return the record after adding the sweeps' cases, and time to measure them, to its plan."""
+    """Return the record after adding cases of the sweeps to its plan.
+
+    Unless these cases are timed for advice, the plan's budget is raised, if necessary, to include
+    the time to measure them. The time that the plan keeps for advice then becomes that of the
+    request.
+    """
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
     if opening.for_advice:
@@ -195,7 +200,8 @@ def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) ->
     events, _ = read_events(opening.folder, shard)
     budget = spent_seconds(events) + opening.request.measuring_on(machine.kind)
     run = _run(record, opening, place, planned, shard, budget)
-    # The run has all cases of the shard if the plan has none but those for advice.
+    # Cases for advice do not count. The run therefore has all cases of the shard if the plan has no
+    # others.
     return replace(run, whole=not _without_advice(all_planned))
 
 
@@ -279,8 +285,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
             - The old run is damaged.
             - The old run does not fit the request, and the request does not set it aside.
             - The old run was merged from several recordings, and the request does not set it aside.
-            - This node is to join the old run, but has another version of Rooftile, PyTorch or the
-              driver.
+            - This node is to join the old run, but its version of PyTorch or of the driver, its
+              timing protocol or its file format differs from that of the run.
             - The old run must be set aside, but another process is writing it.
     """
     folder, request = opening.folder, opening.request
@@ -404,7 +410,7 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
 
 
 def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
-    """Refuse a request that names other sweeps than the plan of a recorded run.
+    """Refuse a request for sweeps other than those of a recorded run's plan.
 
     A request that names no sweeps is accepted.
 
@@ -429,13 +435,13 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
 def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
     """Return True if a request adds its sweeps to a plan, with additional budget for them."""
     # The plan may lack cases of these dtypes: emulated dtypes are planned only if requested.
-    restricts_dtypes = bool(request.dtypes)
+    names_dtypes = bool(request.dtypes)
     # A request that names only some of the plan's sweeps has its budget only for these.
     names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
     has_new_sweeps = not set(sweeps) <= set(plan["sweeps"])
     # A user's file may have changed since it was planned. A run with several shards ignores that.
     has_file = any(map(is_file, request.sweeps)) and plan["shards"] == 1
-    return request.add or restricts_dtypes or names_other_sweeps or has_new_sweeps or has_file
+    return request.add or names_dtypes or names_other_sweeps or has_new_sweeps or has_file
 
 
 def _with_cases(

@@ -52,8 +52,7 @@ class Request:
     identify: bool = True
     """True to list a hash of each GPU in run.json."""
     fresh_since: float | None = None
-    """Earliest start of a run that counts as fresh, in seconds since 1970; None if no old run is
-    fresh.
+    """Earliest start of a run that counts as fresh, in seconds since 1970; None if no old run does.
 
     With :attr:`fresh`, a run that began earlier is set aside, and any other run is resumed.
     Fractions of a second are ignored. If several nodes request a fresh run, one of them begins it,

@@ -63,8 +63,8 @@ class Run:
 
     On a CPU, kernels are named before they are timed."""
     longest: float | None = None
-    """Largest time in seconds that six samples of a case may take; None to allow a share of the
-    budget. :class:`sweeps.measuring.rounds.Rounds` describes an exception."""
+    """Longest time in seconds that six samples of a case may take; None to allow a share of the
+    budget. :class:`sweeps.measuring.rounds.Rounds` says which cases may take longer."""
     stop_at: float | None = None
     """Time on the ``time.monotonic`` clock by which measuring is to end, and after which neither
     re-timing nor naming begins; None for no limit."""

@@ -33,7 +33,7 @@ class Watch:
 
         Args:
             record: called with each event.
-            worker: name of the shard, which each event contains.
+            worker: name of the shard. Each event contains this name.
             gpu: the GPU's ordinal; None on a CPU.
             parent: id of the process that started this one and its peers; None without peers.
         """

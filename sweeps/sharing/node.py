@@ -81,8 +81,8 @@ def share(
     """
     # 1. Count the shards, and number those of this node.
     node_number, nodes = node
-    # All GPUs are of one model, so the run's folder is that of any of them. The run is planned on
-    # the first one.
+    # All GPUs are of one model, so the run's folder is the same for each of them. The run is
+    # planned on the first GPU.
     first_gpu = next(iter(gpus))
     folder = request.results / gpus[first_gpu].machine.slug
     total = _count_shards(folder, request, nodes, len(gpus))
@@ -197,7 +197,6 @@ class _Parent:
                 - Failures left some shards unfinished, although there was time for them.
                 - The power or clock limits of most of the GPUs differ from those of the run.
                 - A file of the run cannot be read or written.
-
         """
         self._reporter.begin("Measuring", self._budget)
         try:
@@ -371,8 +370,8 @@ class _Parent:
     def _hand_out(self) -> None:
         """Assign shards that have no worker to idle GPUs, until no such shard or GPU is left.
 
-        Shards whose workers have failed twice are left out. Nothing is assigned once the time is
-        up.
+        A shard is left out after two of its workers have failed or died. Nothing is assigned once
+        the time is up.
         """
         for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
@@ -393,8 +392,8 @@ class _Parent:
     def _decide_turns(self, shards: list[int]) -> bool:
         """Decide from the anchors of these shards whether the GPUs must take turns.
 
-        If the GPUs slow one another down, tell the user, record the node in run.json, and return
-        True.
+        Return True if the anchors show that the GPUs slow one another down. In that case, also tell
+        the user and record the node in run.json.
         """
         slowdown = interference([event for shard in shards for event in self._events(shard)])
         if slowdown is None or not slowdown.slowed:

@@ -88,7 +88,7 @@ def submit(
 
 
 class _Submission:
-    """Submission of one run: it submits and follows the jobs of all nodes."""
+    """Submission of one run, from the search for earlier jobs to the folding of the samples."""
 
     def __init__(
         self, work: NodeJob, cluster: Cluster, reporter: Reporter, note: Callable[[str], None]
@@ -265,7 +265,10 @@ class _Submission:
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield a sentence for each node that is unfinished or has another GPU model than most."""
+        """Yield the sentences of :attr:`Outcome.missing`.
+
+        ``budget`` is the argument of :meth:`_NodeRun.is_open`.
+        """
         # The folder of a run is named after the GPU model, and the first one has the most nodes.
         folders = self._folders
         folder_of_most = folders[0] if folders else None
@@ -341,10 +344,10 @@ class _NodeRun:
         self.follower = Follower(folder, planned, shards, total) if can_share else None
 
     def is_open(self, budget: float) -> bool:
-        """Return True if the node's shards need a job.
+        """Return True if any of the node's shards needs a job.
 
-        A shard needs one until it has ended with ``budget`` or the plan's budget, whichever is
-        larger. Both are in seconds for each shard.
+        A shard needs a job until it has ended with a budget of at least ``budget`` or the plan's
+        budget, whichever is larger. Both are in seconds for each shard.
         """
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:

@@ -78,8 +78,8 @@ class HostWatch:
         self._last = after
         if before.core_ticks is None or after.core_ticks is None:
             return None
-        # ``<`` means a proper subset: a process is missing, and none is new. The ticks of that
-        # process are lost if the process that reaped it is not ours.
+        # ``<`` means a proper subset: a process is missing, and none is new. The ticks of the
+        # missing process are lost if none of our processes has reaped it.
         if after.our_ticks.keys() < before.our_ticks.keys():
             return None
         used_before, stolen_before, all_before = before.core_ticks

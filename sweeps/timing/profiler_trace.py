@@ -136,7 +136,7 @@ def profile_document(
 def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:
     """Return the kernels of each of ``count`` marked launches in a trace.
 
-    The result is None for an incomplete launch.
+    The entry of a launch with incomplete records is None.
 
     A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
     within the span, and each kernel has the number of the call that launched it (``correlation``).

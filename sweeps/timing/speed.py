@@ -73,8 +73,8 @@ class MachineSpeed:
         corrected_logs = median_interval(list(np.log(seconds) - self.at(moments)))
         assert corrected_logs is not None  # there are as many corrected samples as measured ones
         log_lo, log_hi = corrected_logs
-        # A median over the run also depends on the median of the machine's speed, so the two
-        # intervals are added. The root of the sum of their squares would make the result narrower,
+        # A median over the run also depends on the median of the machine's speed, so the interval
+        # of that median is added. Adding it in quadrature would make the result narrower, and
         # perhaps too narrow.
         corrected_lo = math.exp(log_lo + self.lo)
         corrected_hi = math.exp(log_hi + self.hi)
