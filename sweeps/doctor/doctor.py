@@ -72,9 +72,8 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
     for path in glob.glob(_GOVERNORS):
         with suppress(OSError):  # the governor of a core that is switched off cannot be read
             governors.add(Path(path).read_text(encoding="ascii").strip())
-    if governors - {"performance"}:
-        words = ", ".join(sorted(governors))
-        yield DoctorFinding(True, f"CPU frequency governor {words}: set it to performance")
+    for governor in sorted(governors - {"performance"}):
+        yield DoctorFinding(True, f"CPU frequency governor {governor}: set it to performance")
 
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:

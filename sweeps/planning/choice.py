@@ -36,7 +36,7 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
     if not names:
         return {name: sweep for name, sweep in valid.items() if sweep.default}
     chosen: dict[str, Sweep] = {}
-    for name in names:
+    for name in dict.fromkeys(names):  # a name may be given twice
         if is_file(name):
             sweep = read_sweep(Path(name))
             if sweep.name in {*valid, *broken, *chosen, CONFIRM}:
@@ -68,8 +68,8 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
     is empty, the cases have all dtypes that the sweep has on the machine.
 
     Raises:
-        UserError: if the sweep names an unknown implementation or an invalid config, has too many
-            cases, or declares an invalid problem.
+        UserError: if :func:`expand` refuses the sweep, for example because it names an unknown
+            implementation.
     """
     configured = functools.partial(_chosen_configs, sweep.name)
     cases = expand(sweep, machine, library_for, configured, requested=dtypes)
@@ -77,28 +77,27 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
 
 
 def _chosen_configs(
-    sweep_name: str, name: str, declared: str, problem: Workload, machine: Machine
+    sweep: str, implementation_name: str, declared: str, problem: Workload, machine: Machine
 ) -> list[str]:
     """Return, as strings, the configs with which a sweep times a problem.
 
-    ``declared`` is the value of ``config`` in the sweep, such as ``best 4``, and ``name`` is the
-    name of the implementation. An empty string in the result is the implementation's default
-    config. The list is empty if the sweep requests experimental configs, and the implementation
-    supports the problem but has no experimental config for it. The list is also empty for a
-    hand-written kernel if Triton is not installed; ``sweeps doctor`` reports that Triton is
-    missing.
+    ``sweep`` is the name of the sweep, and ``declared`` is the value of its axis ``config``, such
+    as ``best 4``. An empty string in the result is the implementation's default config. The list is
+    empty if the sweep requests experimental configs, and the implementation supports the problem
+    but has no experimental config for it. The list is also empty for a hand-written kernel if
+    Triton is not installed; ``sweeps doctor`` reports that Triton is missing.
 
     Raises:
         UserError: if the implementation is unknown or the config is invalid.
     """
     # 1. Find the implementation.
-    implementation = implementations().get(name)
-    if implementation is None and name in HAND_WRITTEN:
+    implementation = implementations().get(implementation_name)
+    if implementation is None and implementation_name in HAND_WRITTEN:
         return []
     if implementation is None:
         raise UserError(
-            f"{sweep_name}.toml: implementation {name!r} is not known; "
-            f"{nearest(name, implementations())}"
+            f"{sweep}.toml: implementation {implementation_name!r} is not known; "
+            f"{nearest(implementation_name, implementations())}"
         )
     # 2. If the word is a valid config itself, return it unchanged.
     count = _candidate_count(declared)
@@ -106,7 +105,7 @@ def _chosen_configs(
         try:
             implementation.parse_config(declared)
         except UserError as error:
-            raise UserError(f"{sweep_name}.toml: config {declared!r} is invalid: {error}") from None
+            raise UserError(f"{sweep}.toml: config {declared!r} is invalid: {error}") from None
         return [declared]
     # 3. Let the implementation choose its configs.
     if implementation.supports(problem, machine) is not None:

@@ -16,17 +16,23 @@ class TrainedModel:
     """Model whose training step is profiled.
 
     Attributes:
+        build: function that builds the model.
         shape: shape of one input, without the batch dimension.
         images: number of inputs per step, by kind of machine (``gpu`` or ``cpu``).
+        memory_format: memory format of the parameters and inputs.
     """
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     images: dict[str, int]
+    memory_format: torch.memory_format = torch.preserve_format
 
 
 MODELS = {
-    "resnet50": TrainedModel(resnet, (3, 224, 224), {"gpu": 64, "cpu": 1}),
+    # Convolutions are usually trained with their channels last.
+    "resnet50": TrainedModel(
+        resnet, (3, 224, 224), {"gpu": 64, "cpu": 1}, memory_format=torch.channels_last
+    ),
     "gpt2-block": TrainedModel(Gpt2Block, (1024, 768), {"gpu": 8, "cpu": 1}),
 }
 """Models whose steps are profiled, by name."""
@@ -42,12 +48,10 @@ def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], No
     """
     model = MODELS[name]
     kind = "cpu" if device == "cpu" else "gpu"
-    # Convolutions are usually trained with their channels last. A transformer has no such choice.
-    memory_format = torch.channels_last if name == "resnet50" else torch.preserve_format
     torch.manual_seed(0)
-    net = model.build().to(device, dtype).to(memory_format=memory_format)
+    net = model.build().to(device, dtype).to(memory_format=model.memory_format)
     inputs = torch.randn(model.images[kind], *model.shape, device=device, dtype=dtype)
-    inputs = inputs.to(memory_format=memory_format)
+    inputs = inputs.to(memory_format=model.memory_format)
 
     def step() -> None:
         net.zero_grad(set_to_none=True)

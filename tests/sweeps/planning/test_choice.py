@@ -95,11 +95,8 @@ def test_a_broken_sweep_blocks_only_itself(
 
 
 def test_a_file_is_a_sweep(tmp_path: Path) -> None:
-    (sweep,) = choose_sweeps(
-        [
-            own(tmp_path),
-        ]
-    ).values()
+    name = own(tmp_path)
+    (sweep,) = choose_sweeps([name, name]).values()  # given twice, like the name of a sweep
     assert (sweep.name, sweep.question) == ("mine", "How fast are mine?")
 
 

@@ -76,13 +76,15 @@ def test_what_a_gpu_s_profiler_sacrificed_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = {"ph": "X", "cat": "user_annotation", "name": "rooftile step", "ts": 50.0, "dur": 9.0}
+    begun_on_gpu = {**begun, "cat": "gpu_user_annotation", "ts": 55.0}
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 52.0, "dur": 1.0}
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 55.0, "dur": 1.0}
+    kept = [begun_on_gpu, begun, launch, kernel]
     events = [
-        {"ph": "M", "name": "process_name"}, {**kernel, "name": "spin_kernel", "ts": 40.0}, begun,
-        kernel,
+        {"ph": "M", "name": "process_name"}, {**kernel, "name": "spin_kernel", "ts": 40.0}, *kept,
     ]  # fmt: skip
     monkeypatch.setattr(
         "sweeps.profiling.profile.profile_document",
         lambda work, activities: {"host_name": "here", "traceEvents": events},
     )
-    assert _step_trace(lambda: None, "fp32", "cpu") == {"traceEvents": [begun, kernel]}
+    assert _step_trace(lambda: None, "fp32", "cpu") == {"traceEvents": kept}
