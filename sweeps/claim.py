@@ -39,8 +39,8 @@ class Claim:
         """Claim a file.
 
         Args:
-            path: the file to claim. The claim itself is another file in the same folder, whose name
-                ends in :data:`SUFFIX`.
+            path: the file to claim. The claim itself is a second file in the same folder, with
+                :data:`SUFFIX` added to the name.
             refusal: error message if another process has claimed the file.
             wait: True to wait up to 15 minutes for that process. If False, do not wait for a
                 process on this node, but wait 90 s for a process on another node, which may have
@@ -97,7 +97,7 @@ class Claim:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Claim a file while the block runs, after waiting until no other process claims the file.
+    """Wait until no other process claims a file, and then claim it while the block runs.
 
     Raises:
         UserError: if another process does not release the file within 15 minutes, or the claim

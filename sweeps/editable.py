@@ -1,9 +1,9 @@
-"""Build backend based on setuptools, whose editable installations point to the checkout.
+"""Build backend whose editable installations point to the checkout.
 
-``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
-instead builds a wheel with only the pointing module, which makes ``import rooftile`` load the
-checkout's ``analysis/rooftile``. The make targets install the pointing module in the environment
-that they set up, too.
+The backend is based on setuptools. ``pip install .`` builds the namespace ``rooftile``
+(:mod:`sweeps.wheel`). ``pip install -e .`` instead builds a wheel with only the pointing module,
+which makes ``import rooftile`` load the checkout's ``analysis/rooftile``. The make targets install
+the pointing module in the environment that they set up, too.
 """
 
 from __future__ import annotations

@@ -42,9 +42,13 @@ def expand(
     even if the machine emulates them.
 
     Raises:
-        UserError: if a block has too many combinations, if a combination is not a valid problem, if
-            an axis with edges covers too many tiles, or if a multiple or a filter uses a size such
-            as ``2x1``.
+        UserError: in any of these cases:
+
+            - A block has too many combinations.
+            - A combination is not a valid problem.
+            - An axis with edges covers too many tiles.
+            - A multiple or a filter uses a size such as ``2x1``.
+            - ``configured`` refuses the implementation or the config.
     """
     cases: dict[Case, None] = {}  # the dictionary is used as a set that keeps its order
     for block in sweep.blocks:

@@ -19,7 +19,8 @@
 - ``experimental``, for the configs that ``all`` leaves out;
 - the text of one config.
 
-``dtype = "all"`` leaves out dtypes that the machine emulates, unless the user requested them.
+Dtypes that the machine emulates are left out, unless the user requested them or the block has no
+other dtypes. ``dtype = "emulated"`` selects only the emulated dtypes.
 
 ``cache`` is ``cold`` or ``warm``. For GEMMs in bursts, it may also be ``weights-cold``: the first
 operand is then warm and the second cold, as in inference.
@@ -218,7 +219,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         elif not (shapes and name in SHAPE[op]):
             # A list of shapes replaces only some of the axes.
             alternative = ", or a list of shapes" if name in SHAPE[op] else ""
-            raise UserError(f"{where} has no {name!r}; give it{alternative}.")
+            raise UserError(f"{where} has no {name!r}; add it{alternative}.")
     # 3. Check the axes together, and read the filters. Listed shapes replace the default values of
     # their sizes.
     if shapes:
@@ -245,9 +246,9 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
         "fill": FILLS,
     }
     for name, declared in axes.items():
-        if name in SIZES[op] or not isinstance(declared, tuple):
+        if name in SIZES[op]:
             continue
-        for word in declared:
+        for word in _words(declared):
             if name in valid_words:
                 _check_word(word, valid_words[name], f"{where}: {name}")
             else:  # only the implementations know which words they take
@@ -274,15 +275,17 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _words(axis: Axis) -> tuple[Any, ...]:
-    """Return the words of an axis such as ``cache``, or an empty tuple if the axis is computed."""
-    return axis if isinstance(axis, tuple) else ()
+    """Return the words of an axis that is not a size, such as ``cache``."""
+    assert isinstance(axis, tuple)  # only an axis of sizes may be a multiple or have edges
+    return axis
 
 
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
     """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them.
 
     Raises:
-        UserError: if ``shapes`` is not a list of strings, each with all sizes of the operation.
+        UserError: if ``shapes`` is not a list of strings, or if a string does not have a number for
+            each of the sizes in :data:`SHAPE`.
     """
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
@@ -306,8 +309,12 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
     out of the result.
 
     Raises:
-        UserError: if there are no shapes, ``vary`` is not a table of whole numbers, or a variant
-            would have a size below 1.
+        UserError: in any of these cases:
+
+            - There are no shapes.
+            - ``vary`` is not a table of whole numbers.
+            - ``vary`` names something other than a size that can be varied.
+            - A variant would have a size below 1.
     """
     if not shapes:
         raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")

@@ -23,18 +23,19 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Tolerance for judging the machine as fast as recorded.
+"""Tolerance of the comparison with the recorded times.
 
-Neither the median ratio of present to recorded times, nor the inverse of that median, may exceed 1
-by more than this amount."""
+The machine is judged to be as fast as recorded if the median ratio of present to recorded times is
+at most ``1 + TOLERANCE`` and at least ``1 / (1 + TOLERANCE)``."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
     """Choose ``count`` cases timed with vendor libraries, evenly spaced by the rank of their times.
 
-    Only GEMMs and convolutions in burst mode are considered. If at least ``count`` of them have
-    converged, only converged cases are chosen. If there are fewer than ``count`` such cases in
-    total, all of them are chosen. Each case is returned with its recorded seconds per launch.
+    The candidates are the GEMMs and convolutions in burst mode that have a time. If at least
+    ``count`` candidates have converged, only converged ones are chosen. If there are fewer than
+    ``count`` candidates, all of them are chosen. Each case is returned with its recorded seconds
+    per launch.
     """
     # 1. Select the rows that can be chosen.
     usable = [

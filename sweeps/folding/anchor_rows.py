@@ -79,9 +79,10 @@ def steady_rows(
     anchors: Sequence[PlanEntry],
     events: Sequence[Event],
 ) -> list[dict[str, Any]]:
-    """Return the rows of steady.csv: one for each sustained batch of the anchors' latest timing.
+    """Return the rows of steady.csv: one for each window of the sustained anchors.
 
-    The value of a sensor that was not read is None.
+    Only windows from the latest timing of the anchors have a row. The value of a sensor that was
+    not read is None.
     """
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []

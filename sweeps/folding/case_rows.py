@@ -134,7 +134,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log of A's geometric mean time divided by B's, from a block A B B A."""
+    """Return the log ratio of the geometric mean times of A and B, from a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 
@@ -188,8 +188,9 @@ def _measured_columns(
     exposed_count = len(history.exposed)
     gap_remark = ""
     if exposed_count:
-        left_out = counted(exposed_count, "more sample, which is", "more samples, which are")
-        gap_remark = f"launch gaps show in {left_out} left out."
+        samples_left_out = counted(exposed_count, "more sample")
+        verb = "is" if exposed_count == 1 else "are"
+        gap_remark = f"launch gaps show in {samples_left_out}, which {verb} left out."
     row: dict[str, Any] = {
         "status": "ok",
         "message": " ".join(filter(None, [speed_remark, gap_remark, _crash_remark(history)])),

@@ -64,7 +64,7 @@ class Tally:
     """Progress of a shard, updated with each of its events."""
 
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
-        """Count the shard's earlier events, which may include cases that are not planned."""
+        """Add the shard's earlier events, including those of cases that are not planned."""
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()  # planned cases with samples

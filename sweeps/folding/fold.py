@@ -48,15 +48,18 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished writing. If the last fold has already
-            read all of these files, the run is not folded again. If many
-            nodes end together, the run is thus folded only once or twice. If ``written`` is None,
-            the run is always folded.
+            read all of these files, the run is not folded again, so that many nodes that end
+            together fold it only once or twice. If ``written`` is None, the run is always folded.
 
     Raises:
-        UserError: if run.json or the plan cannot be read, too many sample lines are damaged, a file
-            cannot be written, or another process folds or plans this run for over 15 minutes. The
-            tables are left as they were if run.json or the plan cannot be read, or if too many
-            sample lines are damaged.
+        UserError: in any of these cases:
+
+            - run.json or the plan cannot be read.
+            - Too many sample lines are damaged.
+            - A file cannot be written.
+            - Another process folds or plans this run for over 15 minutes.
+
+            In the first two cases, the tables are left as they were.
     """
     with folding(folder):
         record = read_run(folder)

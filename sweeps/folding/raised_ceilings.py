@@ -37,9 +37,10 @@ def raise_ceilings(
     planned: Sequence[PlanEntry],
     history_by_case: Mapping[str, History],
 ) -> RaisedCeilings:
-    """Raise a CPU's ceilings to the highest measured values, and its peaks to faster GEMMs' speeds.
+    """Raise a CPU's ceilings to the highest that the run measured or that its GEMMs reached.
 
-    A GPU is returned unchanged. ``record`` has the entries of run.json.
+    A GEMM raises a peak only if it exceeded the peak in two processes. A GPU is returned unchanged.
+    ``record`` has the entries of run.json.
     """
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)

@@ -143,11 +143,12 @@ def choose_repeats(
 def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
-    For each case, the second median is divided by the first; ``ratio`` is the median of these
-    quotients. ``between`` is the part of the standard deviation of the quotients' logarithms that
-    the noise of both medians does not explain. ``between_cases`` is computed like ``between``, but
-    without the change that all cases share. That change does not affect the ratio of two cases.
-    Return None if fewer than four cases have at least six samples from each process.
+    For each case, the median of the other process is divided by the original median; ``ratio`` is
+    the median of these quotients. ``between`` is the part of the standard deviation of the
+    quotients' logarithms that the noise of both medians does not explain. ``between_cases`` is
+    computed like ``between``, but without the change that all cases share. That change does not
+    affect the ratio of two cases. Return None if fewer than four cases have at least six samples
+    from each process.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long in
     that process. Deviations are clipped at three robust standard deviations, so that such a case

@@ -90,7 +90,8 @@ class ResultChecker:
 
         If launches write into the result buffers of their operand sets, the content of each buffer
         is checked. If each launch allocates its result, only the last result is checked.
-        ``indices`` are the indices of the sets that the launches used, in order.
+        ``indices`` are the indices of the sets that the launches used, in order, and ``last`` is
+        what the last launch returned.
 
         Raises:
             WrongResultError: if a result is wrong or, after a negation, an operand has changed.
@@ -146,7 +147,12 @@ class ResultChecker:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Return the verdict on results, given by the index of their set; see :func:`verify`."""
+        """Check results with :func:`verify`, and return the verdict.
+
+        ``results`` has the result of each set to check, by the set's index. A result is wrong if
+        its shape or dtype differs from that of the set's buffer. ``entries`` is passed on to
+        :func:`verify`.
+        """
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:

@@ -49,7 +49,7 @@ class Assignment:
     work: str = "measure"
     """Kind of work: ``measure``, or one of :data:`EXTRA_WORK`."""
     longest: float | None = None
-    """Seconds that six samples of a case may take; see :class:`Rounds`."""
+    """Seconds that six samples of a case may take; None for the default of :class:`Rounds`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the function in :data:`EXTRA_WORK`."""
     waits: bool = False
@@ -90,7 +90,7 @@ def work(connection: Connection) -> None:
     os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
 
     def send(*message: object) -> None:
-        """Send a message to the parent, but never from a forked copy of this process."""
+        """Send a message to the parent, or end this process if it is only a forked copy."""
         if connection.closed:
             os._exit(1)
         connection.send(message)
@@ -109,12 +109,12 @@ def work(connection: Connection) -> None:
     try:
         bench = _make_bench(assignment)
         if assignment.work in EXTRA_WORK:
-            side_work = EXTRA_WORK[assignment.work]
+            extra_work = EXTRA_WORK[assignment.work]
             cases = [entry.case for entry in assignment.planned]
             options = dict(assignment.options)
             if assignment.waits:
                 options["wait"] = wait
-            side_work(cases, bench, assignment.worker, emit, on_start, **options)
+            extra_work(cases, bench, assignment.worker, emit, on_start, **options)
             send("end", "done")
             return
         # The limit is computed only now, because starting this process has already used up some of

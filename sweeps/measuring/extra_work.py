@@ -132,6 +132,7 @@ def _confirm_batch(
         else:
             fail(result.case, result.status, result.message)
     sampler.wake()
+    # The event names a case, so that this time counts towards the time for advice.
     emit(make_event(bench, worker, "aside", cases[0].id, sampler.now() - begin))
     # 2. Take one block of every pair in each round, in a new order each time.
     shuffled = list(pairs)

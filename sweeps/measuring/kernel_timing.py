@@ -66,10 +66,10 @@ class TimedKernel:
     Attributes:
         function: function that launches the kernel once, without synchronising; see ``prepares``.
         arguments: arguments of the function; a launch gets copies of the tensors among them.
-        reference: function that computes the expected result, a tensor, from the arguments, after
-            floating-point ones are converted to float64; None to check nothing.
-        tolerance: largest value that :meth:`error` may return; None for the project's tolerance for
-            the result's dtype, or for fp32 if that dtype has no tolerance.
+        reference: function that returns the expected result, a tensor. It gets the arguments, with
+            floating-point tensors converted to float64. None if no result is checked.
+        tolerance: largest value that :meth:`error` may return. None means the project's tolerance
+            for the result's dtype or, if that dtype has none, for fp32.
         prepares: True if the function launches nothing itself, but returns a callable without
             arguments that launches the kernel.
     """
@@ -82,7 +82,7 @@ class TimedKernel:
 
     @property
     def gpu(self) -> int | None:
-        """Ordinal of the GPU with the arguments' first CUDA tensor, or None without any."""
+        """Ordinal of the GPU of the first CUDA tensor argument, or None if there is none."""
         cuda_tensors = [
             argument
             for argument in self.arguments
@@ -225,7 +225,7 @@ class KernelTimer:
                 sample shows gaps between its launches.
         """
         if cache not in CACHES:
-            raise UserError(f"cache is {cache!r}; use one of {', '.join(CACHES)}.")
+            raise UserError(f"cache is {cache!r}; use {' or '.join(map(repr, CACHES))}.")
         make_current(self._gpu)  # a timer of another GPU may have been used in between
         # 1. Check a first launch: a wrong result raises an error.
         expected = kernel.expected()
@@ -242,10 +242,11 @@ class KernelTimer:
         # results would stay in the cache, so it is rotated, too. Other objects, such as a tuple of
         # tensors, cannot be rotated.
         is_rotatable = isinstance(warm_up_result, Tensor) and warm_up_result.nbytes > 0
-        is_rotatable = is_rotatable and self._gpu is not None and set_count > 1
-        if is_rotatable and launches(0) is not warm_up_result:
-            rotating = self._rotation.launch(launches, warm_up_result)
-            subject.launch, subject.renew = rotating, rotating.renew
+        if is_rotatable and self._gpu is not None and set_count > 1:
+            second_result = launches(0)
+            if second_result is not warm_up_result:
+                rotating = self._rotation.launch(launches, warm_up_result)
+                subject.launch, subject.renew = rotating, rotating.renew
         # 3. Take the samples.
         self._sampler.fit(subject, seconds)
         while not subject.finished:

@@ -363,9 +363,9 @@ class Rounds:
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work that belongs to no planned case, count its time, and return its result.
 
-        If the work fails, return None, and the run continues. If the work crashes the process, the
-        crash is attributed to the case ``name``, such as :data:`CANARY`, or to no case if ``name``
-        is None.
+        If the work fails, the run continues, and the result is None. If the work crashes the
+        process, the crash is attributed to the case ``name``, such as :data:`CANARY`, or to no case
+        if ``name`` is None.
 
         Raises:
             PoisonedError: if the device does not recover from the failure.

@@ -57,7 +57,7 @@ class TorchBench:
         cases: Sequence[Case],
         number: int | None = None,
     ) -> None:
-        """Open the device (``cpu`` or ``gpu``), and size the arena for ``cases`` to be prepared.
+        """Open the device (``cpu`` or ``gpu``), and size the arena for ``cases``.
 
         ``gpu`` is the GPU's ordinal, or None on a CPU. ``number`` is the GPU's number within the
         run, or None to use the ordinal.
@@ -168,7 +168,7 @@ class TorchBench:
     def ceilings(self) -> tuple[dict[str, float], float] | None:
         """Measure a CPU's ceilings now, except the peaks of emulated dtypes.
 
-        Measuring those peaks takes long.
+        Measuring those peaks takes a long time.
         """
         if self.gpu is not None:
             return None

@@ -1,4 +1,4 @@
-"""Check that recordings to be merged are distinct, of one machine, and of equal versions."""
+"""Check that recordings to be merged are distinct, and that their machines and versions agree."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
     """Check that recordings can be merged with one another.
 
     Raises:
-        UserError: if recordings differ in their machine, in the limits of their GPUs, or in the
-            versions of PyTorch or the driver, or if two recordings share samples.
+        UserError: in any of these cases:
+
+            - Two recordings are of different machines.
+            - The limits of their GPUs differ.
+            - The versions of PyTorch or the driver differ.
+            - Two recordings have samples in common.
     """
     for first, second in combinations(sources, 2):
         if why := _why_incompatible(first, second):
@@ -51,7 +55,7 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
             any_copied = next(iter(copied_samples))  # one is enough to name the other folder
             raise UserError(
                 f"{folder_of_sample[any_copied]} and {source.folder} have samples in common, which "
-                "a merged recording would contain twice; leave one of them out."
+                "a merged recording would contain twice; leave one of these recordings out."
             )
         folder_of_sample |= dict.fromkeys(samples, source.folder)
 
@@ -68,7 +72,8 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
         name, value, other_value = first_difference
         return (
             f"{first.folder} and {second.folder} are recordings of machines that differ in {name} "
-            f"({_formatted(value)} and {_formatted(other_value)}); leave one of them out."
+            f"({_formatted(value)} and {_formatted(other_value)}); leave one of these recordings "
+            "out."
         )
     versions, other_versions = first.record["software"], second.record["software"]
     unknown = "(version unknown)"
@@ -106,7 +111,7 @@ def _formatted(fact: Any) -> str:
 
 
 def _sample_keys(source: MergeSource) -> set[tuple[str, float, float]]:
-    """Return a key for each sample: its case, the moment it was taken, and seconds per launch."""
+    """Return a key for each sample: the case, the moment, and the seconds per launch."""
     return {
         (event["case"], event["at"], event["s"])
         for event in source.events

@@ -33,9 +33,9 @@ class MergeSource:
     lines: Sequence[Event | bytes]
     """Lines of the recording's sample file; a line is an event or, if it is damaged, bytes."""
     places: Sequence[Mapping[str, Any]]
-    """Entries of samples/places.json: one for each GPU or, in a run on CPUs, for each node. Each
-    has ``gpu`` (a number) and the hashes ``id`` (of the GPU or the CPU's node) and ``host`` (of the
-    node)."""
+    """Entries of samples/places.json: one for each GPU or, in a run on CPUs, for each node. In
+    each entry, ``gpu`` is a number, ``id`` is the hash of the GPU or, on a CPU, of the node, and
+    ``host`` is the hash of the node."""
 
     @property
     def events(self) -> list[Event]:
@@ -93,8 +93,8 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
     logs = {path.name for path in (folder / "samples").glob("*.jsonl")}
     if not logs:
         return (
-            "has no samples (published recordings have none); give the folder in which it was "
-            "measured."
+            "has no samples (published recordings have none); give the folder to which the run "
+            "wrote its results."
         )
     if logs != {_LOG}:
         return f"has sample files other than {_LOG}; move them away."
@@ -131,7 +131,7 @@ def _read_lines(path: Path) -> list[Event | bytes]:
             lines.append(event)
     if too_damaged(len(lines) - len(faults), len(faults)):
         raise UserError(
-            f"{len(faults):,} of {len(lines):,} lines of {path} are damaged, such as {faults[0]}. "
-            "Restore the file, or leave this recording out."
+            f"{len(faults):,} of {len(lines):,} lines of {path} are damaged. The first of them is "
+            f"{faults[0]}. Restore the file, or leave this recording out."
         )
     return lines

@@ -39,7 +39,7 @@ def with_measured_ceilings(device: Device) -> Device:
 
 
 def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
-    """Measure this CPU's present peak for each dtype (FLOP/s) and its memory bandwidth (bytes/s).
+    """Measure this CPU's present peaks (FLOP/s by dtype) and its memory bandwidth (bytes/s).
 
     A peak is the best rate of up to 20 launches of a GEMM of size 1024³, or 256³ if the dtype is
     emulated. The bandwidth is the best rate of up to 20 copies of 256 MiB, counting both the read

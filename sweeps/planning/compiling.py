@@ -91,8 +91,11 @@ def _specialised(size: int) -> str:
 def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
     """Compile the kernels of cases in the background, in order, until the block ends.
 
-    No process is started if there is no GPU, if the GPU has less than 10 GB of memory, if this run
-    has at most two of the host's cores, or if no case needs a hand-written kernel.
+    No process is started in any of these cases:
+
+    - There is no GPU, or the GPU has less than 10 GB of memory.
+    - This run has at most two of the host's cores.
+    - No case needs a hand-written kernel.
 
     Args:
         where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.

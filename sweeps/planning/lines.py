@@ -6,11 +6,12 @@ analysis of cliffs or alignment compares them:
 
 - cases of one sweep with the same sizes, which differ in options such as dtype, layout or config;
 - cases of one sweep that differ in only one size;
-- problems from any sweeps that are near each other in every size, unless one series already
-  contains both problems (a recommendation may compare them);
+- problems that are near each other in every size, even if they are from different sweeps, because
+  a recommendation may compare them;
 - all cases of sweeps that are needed together, because a rule compares one sweep with another.
 
-A *series* contains the cases that these links connect. Shards consist of whole series.
+A *series* contains the cases that these links connect. Two problems that are near each other are
+not linked if one series already contains both. Shards consist of whole series.
 """
 
 from __future__ import annotations

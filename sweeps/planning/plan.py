@@ -185,7 +185,7 @@ class Costs:
         ]
 
     def _factor(self, case: Case) -> float:
-        """Return the factor that corrects a case's estimate, or 1 if no such case was probed."""
+        """Return the factor for a case's estimated time, or 1 if no case of its kind was probed."""
         points = self.slower.get(kind_of(case)) if self.slower else None
         if not points:
             return 1.0
@@ -207,14 +207,15 @@ def kind_of(case: Case) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """Planned cases in order, and the number of cases of each sweep that did not fit the budget."""
+    """Planned cases in order, and how many other cases did not fit the budget."""
 
     planned: tuple[PlanEntry, ...]
     left_out: Mapping[str, int]
+    """Number of cases that did not fit, by sweep; sweeps without such cases are missing."""
 
 
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
-    """Return the seconds reserved for naming kernels, which are at most a tenth of the budget.
+    """Return the seconds reserved for naming kernels: at most a tenth of the budget.
 
     Naming kernels starts another process, which prepares and launches each case again.
     """
@@ -470,6 +471,7 @@ def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs
     else:
         # The estimate is 0 if the workload cannot run, and the divisor must not be 0.
         results_of_batch = math.ceil(clock.batch_seconds / max(seconds, 1e-9))
+    # The check after the samples needs a further launch.
     return 3 * costs.check + seconds + (2 + results_of_batch) * check_seconds
 
 

@@ -114,7 +114,7 @@ def test_timers_of_two_gpus_may_take_turns(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_unknown_cache_state_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="use one of cold, warm"):
+    with pytest.raises(UserError, match="use 'cold' or 'warm'"):
         timer_for(None).time(TimedKernel(torch.clone, (A,)), "hot")
 
 

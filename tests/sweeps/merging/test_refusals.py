@@ -165,7 +165,10 @@ def with_another_limit(two: Path) -> None:
         (half_a_document, "b/run.json cannot be read"),
         (without_budget, "b: run.json is damaged: plan has no 'budget_s'"),
         (of_no_size, "b: a case of the plan has missing or invalid values"),
-        (garbled, "lines of .*b/samples/1-of-1.jsonl are damaged, such as line 2: .*Restore"),
+        (
+            garbled,
+            "lines of .*b/samples/1-of-1.jsonl are damaged. The first of them is line 2: .*Restore",
+        ),
         (a_copy, "a and .*b have samples in common"),
         (with_another_limit, "a GPU of .*b has a power limit of 500 W, but a GPU of .*a .* 700 W"),
     ],
