@@ -110,10 +110,13 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     timed in the first pass. Timers without such a case are left out.
 
     Returns:
-        For each timer, a mapping with ``seconds_per_case`` (mean seconds of a pass, divided by the
-        number of cases that the timer timed in the first pass), ``passes_differ`` (median relative
-        difference between the passes) and ``over_sampler`` (median ratio of the timer's time to the
-        sampler's time, both in the first pass).
+        For each timer, a mapping with these entries:
+
+        - ``seconds_per_case``: mean seconds of a pass, divided by the number of cases that the
+          timer timed in the first pass;
+        - ``passes_differ``: median relative difference between the passes;
+        - ``over_sampler``: median ratio of the timer's time to the sampler's time, both in the
+          first pass.
     """
     summaries = {}
     first, second = passes[0]["timers"], passes[1]["timers"]

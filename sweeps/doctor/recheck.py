@@ -95,17 +95,20 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     ratios = [
         median(subject.samples) / recorded[subject.key] for subject in subjects if subject.samples
     ]
-    return {**judge_ratios(ratios), "sentence": _sentence(ratios)}
+    judged = judge_ratios(ratios)
+    return {**judged, "sentence": _sentence(judged)}
 
 
 def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
     """Judge by the ratios of present to recorded times whether the machine is as fast as recorded.
 
     Returns:
-        A mapping with ``cases`` (the number of ratios), ``ratio`` (the median ratio), ``lo`` and
-        ``hi`` (its 95% interval; None for fewer than six cases) and ``same`` (True if neither the
-        ratio nor its inverse exceeds 1 by more than :data:`TOLERANCE`). If there are no cases, all
-        entries except ``cases`` are None.
+        A mapping with these entries. If there are no cases, all of them except ``cases`` are None.
+
+        - ``cases``: the number of ratios;
+        - ``ratio``: the median ratio;
+        - ``lo`` and ``hi``: its 95% interval; None for fewer than six cases;
+        - ``same``: True if the machine is as fast as recorded, within :data:`TOLERANCE`.
     """
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}
@@ -117,8 +120,8 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
     return {"cases": len(ratios), "ratio": ratio, "lo": lo, "hi": hi, "same": same}
 
 
-def _sentence(ratios: Sequence[float]) -> str:
-    judged = judge_ratios(ratios)
+def _sentence(judged: Mapping[str, Any]) -> str:
+    """State the result of :func:`judge_ratios` in words."""
     ratio = judged["ratio"]
     if ratio is None:
         return "No recorded case could be re-timed."
@@ -128,5 +131,5 @@ def _sentence(ratios: Sequence[float]) -> str:
         verdict = f"{'slower' if ratio > 1 else 'faster'} than recorded"
     return (
         f"This machine is {verdict}: re-timed cases take {ratio:.3f}× the recorded time "
-        f"(median of {counted(len(ratios), 'case')})."
+        f"(median of {counted(judged['cases'], 'case')})."
     )

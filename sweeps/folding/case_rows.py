@@ -79,7 +79,7 @@ def rounds_table(
 def confirmed_table(
     events: Iterable[Event], history_by_case: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs of cases.
+    """Return the rows of confirmed.csv: the log ratios measured by re-timing pairs of cases.
 
     There is one row for each process of each pair, with one log ratio for each block. A ratio is
     the time of the pair's first case divided by the time of its second case.
@@ -166,7 +166,7 @@ def _measured_columns(
     machine: Machine | None,
     speeds: Mapping[SamplePlace, MachineSpeed],
 ) -> dict[str, Any]:
-    """Return the columns of a case with a time, or of an error if its time is impossible.
+    """Return the columns of a timed case, or those of an error if the time is impossible.
 
     The history must have trusted samples.
     """

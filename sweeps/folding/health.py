@@ -160,7 +160,7 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
 def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
 
-    If too few times have an interval to judge, only this shortage is reported.
+    If fewer than eight times have an interval, only this shortage is reported.
     """
     # Half the width of each interval, relative to its median.
     half_widths = [
@@ -169,7 +169,7 @@ def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding
         if "time_lo_us" in row
     ]
     if len(half_widths) < _MIN_ROWS:
-        yield NOISY, f"too few times have an interval to judge the noise: {len(half_widths)}"
+        yield NOISY, f"fewer than {_MIN_ROWS} cases have an interval, so the noise cannot be judged"
         return
     half_width = float(np.median(half_widths))
     yield _HALF_WIDTH.verdict(half_width), f"half of the intervals are wider than ±{half_width:.0%}"
@@ -186,6 +186,7 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
     bursts = {entry.case.id for entry in planned if entry.case.mode == "burst"}
     batches: dict[str, list[float]] = defaultdict(list)
     for event in timed(events):
+        # Without ``n``, the number of launches, the duration of the batch is not known.
         if event["case"] in bursts and event.get("gpu") is None and "n" in event:
             batches[event["case"]].append(event["s"] * event["n"])
     # Whole ticks of 16 ms are also whole ticks of 4 ms. If several periods have the same count,

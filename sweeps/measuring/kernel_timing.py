@@ -261,11 +261,11 @@ class KernelTimer:
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return how many copies of the arguments, each of ``nbytes``, a cold batch needs.
+        """Return the number of copies of the arguments that a cold batch needs.
 
         Each launch gets a copy, unless the copies would exceed :data:`_MAX_SETS` or the share
-        :data:`_COPIES_SHARE` of the free memory. The result is at least 1. ``seconds`` is the
-        estimated time of a launch.
+        :data:`_COPIES_SHARE` of the free memory. The result is at least 1. ``nbytes`` is the size
+        of a copy in bytes, and ``seconds`` is the estimated time of a launch.
         """
         if self._gpu is None:
             free_bytes = self._free_host_bytes

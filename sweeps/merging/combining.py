@@ -52,6 +52,7 @@ def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iter
         else:
             event = renumbered(line, worker, numbers)
             text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+            # A message may contain half of a surrogate pair, which UTF-8 cannot represent.
             yield text.encode(errors="replace") + b"\n"
 
 

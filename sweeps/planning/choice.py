@@ -127,10 +127,14 @@ def plan_rows(
     The arguments are those of :func:`choose_sweeps` and :func:`make_plan`.
 
     Returns:
-        Dictionaries with ``name``, ``cases`` (how many the sweep has on the machine), ``planned``
-        (how many of them fit the budget), ``expected_s`` and ``checking_s``. ``expected_s`` is the
-        expected time in seconds to prepare the planned cases, check them and take six samples of
-        each. ``checking_s`` is the part of that time in which results are checked.
+        Dictionaries with these entries:
+
+        - ``name``: the sweep's name;
+        - ``cases``: the number of its cases on the machine;
+        - ``planned``: the number of those cases that fit the budget;
+        - ``expected_s``: expected seconds to prepare the planned cases, check them and take six
+          samples of each;
+        - ``checking_s``: the part of ``expected_s`` in which results are checked.
 
     Raises:
         UserError: if a named sweep is unknown, its file is invalid, or :func:`sweep_cases` refuses

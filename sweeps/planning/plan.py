@@ -402,9 +402,9 @@ def _max_cost(entries: Iterable[PlanEntry], limit: float) -> float:
 
 
 def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
-    """Return values in bit-reversal order: the first, the middle, the quarters, and so on.
+    """Return values in bit-reversal order; eight values come in the order 0, 4, 2, 6, 1, 5, 3, 7.
 
-    However many values are taken from the front, they are spread evenly over all values.
+    Any number of values from the front are spread nearly evenly over all values.
     """
     bits = max(1, (len(values) - 1).bit_length())
 

@@ -209,7 +209,7 @@ def test_a_run_of_which_little_is_known_is_not_quiet() -> None:
     record = {"canary": None, "repeats": None}
     assert judge(record, rows) == (
         "noisy",
-        "too few times have an interval to judge the noise: 0",
+        "fewer than 8 cases have an interval, so the noise cannot be judged",
     )
 
 
