@@ -67,7 +67,7 @@ class TimedKernel:
         function: function that launches the kernel once, without synchronising; see ``prepares``.
         arguments: arguments of the function; a launch gets copies of the tensors among them.
         reference: function that returns the expected result, a tensor. It gets the arguments, with
-            floating-point tensors converted to float64. None if no result is checked.
+            floating-point tensors converted to float64. None means that results are not checked.
         tolerance: largest value that :meth:`error` may return. None means the project's tolerance
             for the result's dtype or, if that dtype has none, for fp32.
         prepares: True if the function launches nothing itself, but returns a callable without
@@ -243,8 +243,10 @@ class KernelTimer:
         # tensors, cannot be rotated.
         is_rotatable = isinstance(warm_up_result, Tensor) and warm_up_result.nbytes > 0
         if is_rotatable and self._gpu is not None and set_count > 1:
-            second_result = launches(0)
-            if second_result is not warm_up_result:
+            # Only the comparison is kept: a second result would take up memory while the kernel is
+            # sampled.
+            allocates_result = launches(0) is not warm_up_result
+            if allocates_result:
                 rotating = self._rotation.launch(launches, warm_up_result)
                 subject.launch, subject.renew = rotating, rotating.renew
         # 3. Take the samples.

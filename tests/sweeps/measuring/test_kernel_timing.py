@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from kernels.common.errors import UserError, WrongResultError
 from sweeps.measuring import kernel_timing
 from sweeps.measuring.kernel_timing import TimedKernel, timer_for
+from sweeps.timing.sampler import Subject
 from sweeps.timing.statistics import CHECKPOINTS
 
 A, B = torch.randn(32, 48), torch.randn(48, 16)
@@ -160,3 +162,29 @@ def test_a_kernel_on_a_gpu_may_return_several_tensors(monkeypatch: pytest.Monkey
     monkeypatch.setattr(timer, "_gpu", 0)
     samples = timer.time(TimedKernel(lambda a: (a + 1, a), (A,)))
     assert isinstance(samples.result, tuple)
+
+
+def test_only_two_results_take_up_memory_when_sampling_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are the one that is returned and the one whose shape the rotated memory has."""
+    timer = timer_for(None)
+    results: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    fit = timer._sampler.fit
+
+    def add_one(a: Tensor) -> Tensor:
+        result = a + 1
+        results.append(weakref.ref(result))
+        return result
+
+    def count_and_fit(subject: Subject, seconds: float) -> None:
+        alive.append(sum(result() is not None for result in results))
+        fit(subject, seconds)
+
+    monkeypatch.setattr(kernel_timing, "make_current", lambda gpu: None)
+    monkeypatch.setattr(timer, "_set_count", lambda nbytes, seconds: 4)
+    monkeypatch.setattr(timer, "_gpu", 0)
+    monkeypatch.setattr(timer._sampler, "fit", count_and_fit)
+    timer.time(TimedKernel(add_one, (A,)))
+    assert alive == [2]
