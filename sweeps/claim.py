@@ -28,7 +28,8 @@ except ImportError:  # before filelock 3.30
 SUFFIX = ".claim"
 _LEASE_SECONDS = 60.0  # a claim that was not renewed for this long may be taken over
 _POLL_SECONDS = 0.2  # not shorter, because each poll reads the file, perhaps over the network
-# Claims are held for long: planning measures a CPU's ceilings, and folding reads all samples.
+# Claims are held for a long time: planning measures a CPU's ceilings, and folding reads all
+# samples.
 _LONGEST_WAIT = 900.0  # seconds
 
 

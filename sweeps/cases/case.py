@@ -74,7 +74,8 @@ class Case:
 
         Raises:
             KeyError: if a column is missing, or if the operation is unknown.
-            TypeError: if a size or the layout is None, as in a CSV row with too few cells.
+            TypeError: if a size, the dtype, the layout or the pass is None, as in a CSV row with
+                too few cells.
             ValueError: if the columns do not describe a valid problem.
         """
         names = ("sweep", "implementation", "config", "mode", "cache", "fill")

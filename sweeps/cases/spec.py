@@ -275,7 +275,7 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _words(axis: Axis) -> tuple[Any, ...]:
-    """Return the words of an axis that is not a size, such as ``cache``."""
+    """Return the words of an axis whose values are words, such as ``cache``."""
     assert isinstance(axis, tuple)  # only an axis of sizes may be a multiple or have edges
     return axis
 
@@ -284,13 +284,13 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
     """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them.
 
     Raises:
-        UserError: if ``shapes`` is not a list of strings, or if a string does not have a number for
-            each of the sizes in :data:`SHAPE`.
+        UserError: if ``shapes`` is not a list of strings, or if a string does not have one number
+            for each of the operation's sizes in :data:`SHAPE`.
     """
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
-        # A stride, padding or dilation may differ by direction, such as 2x1.
+        # A stride, padding or dilation may be a pair such as 2x1, one number for each direction.
         are_numbers = len(sizes) == len(SHAPE[op]) and all(
             re.fullmatch(r"\d+(x\d+)?" if name in PAIRS else r"\d+", size)
             for name, size in zip(SHAPE[op], sizes, strict=True)

@@ -107,7 +107,7 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
 
         - ``cases``: the number of ratios;
         - ``ratio``: the median ratio;
-        - ``lo`` and ``hi``: its 95% interval; None for fewer than six cases;
+        - ``lo`` and ``hi``: the bounds of the median's 95% interval; None for fewer than six cases;
         - ``same``: True if the machine is as fast as recorded, within :data:`TOLERANCE`.
     """
     if not ratios:

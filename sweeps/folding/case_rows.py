@@ -134,7 +134,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log ratio of the geometric mean times of A and B, from a block A B B A."""
+    """Return the log of the ratio of A's geometric mean time to B's, from a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 

@@ -75,7 +75,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
                 f"{folder} has too many damaged sample lines ({len(damaged):,}), so its tables "
                 f"were not changed. {damaged[0]} {START_OVER}"
             )
-        # 2. Raise a CPU's ceilings to the highest that the run measured or reached.
+        # 2. Raise a CPU's ceilings to the highest values of the run.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None
         speeds = machine_speeds(events)
         history_by_case = histories(events)

@@ -78,7 +78,7 @@ _AT_TICKS = _Limits(0.25, 0.5)  # share of the cases whose batches last whole ti
 _THROTTLED = _Limits(0.05)  # share of the cases in which the GPU throttled its clock
 _STEAL = 0.02  # share of the cores' time from which other virtual machines are a likely cause
 _OTHERS = 0.05  # share of the cores' time from which other processes are a likely cause
-_MIN_ROWS = 8  # a run in which fewer times have an interval is noisy
+_MIN_ROWS = 8  # a run in which fewer cases have an interval is noisy
 
 
 def health(
@@ -160,7 +160,7 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
 def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
 
-    If fewer than eight times have an interval, only this shortage is reported.
+    If fewer than eight cases have an interval, only this shortage is reported.
     """
     # Half the width of each interval, relative to its median.
     half_widths = [

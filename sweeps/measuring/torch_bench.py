@@ -166,9 +166,9 @@ class TorchBench:
         return functools.partial(launch, 0)
 
     def ceilings(self) -> tuple[dict[str, float], float] | None:
-        """Measure a CPU's ceilings now, except the peaks of emulated dtypes.
+        """Measure a CPU's ceilings now, and return its peaks and bandwidth; return None on a GPU.
 
-        Measuring those peaks takes a long time.
+        The peaks of emulated dtypes are left out, because measuring them takes a long time.
         """
         if self.gpu is not None:
             return None

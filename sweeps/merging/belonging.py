@@ -40,8 +40,8 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
         UserError: in any of these cases:
 
             - Two recordings are of different machines.
-            - The limits of their GPUs differ.
-            - The versions of PyTorch or the driver differ.
+            - Two recordings have GPUs with different limits.
+            - Two recordings have different versions of PyTorch or the driver.
             - Two recordings have samples in common.
     """
     for first, second in combinations(sources, 2):
@@ -111,7 +111,7 @@ def _formatted(fact: Any) -> str:
 
 
 def _sample_keys(source: MergeSource) -> set[tuple[str, float, float]]:
-    """Return a key for each sample: the case, the moment, and the seconds per launch."""
+    """Return a key for each sample: its case, when it was taken, and its seconds per launch."""
     return {
         (event["case"], event["at"], event["s"])
         for event in source.events

@@ -68,7 +68,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
     is empty, the cases have all dtypes that the sweep has on the machine.
 
     Raises:
-        UserError: if :func:`expand` refuses the sweep, for example because it names an unknown
+        UserError: if :func:`expand` refuses the sweep, for example because of an unknown
             implementation.
     """
     configured = functools.partial(_chosen_configs, sweep.name)
@@ -130,7 +130,7 @@ def plan_rows(
         Dictionaries with these entries:
 
         - ``name``: the sweep's name;
-        - ``cases``: the number of its cases on the machine;
+        - ``cases``: the number of cases that the sweep has on the machine;
         - ``planned``: the number of those cases that fit the budget;
         - ``expected_s``: expected seconds to prepare the planned cases, check them and take six
           samples of each;

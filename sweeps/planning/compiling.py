@@ -91,7 +91,7 @@ def _specialised(size: int) -> str:
 def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
     """Compile the kernels of cases in the background, in order, until the block ends.
 
-    No process is started in any of these cases:
+    No process is started under any of these conditions:
 
     - There is no GPU, or the GPU has less than 10 GB of memory.
     - This run has at most two of the host's cores.

@@ -78,10 +78,10 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     """Return the lines that the cases form, as groups of positions in ``cases``.
 
     A line has the cases of one sweep whose sizes differ in only one dimension. It includes every
-    dtype, layout, implementation and other option that is timed at those sizes. The longest
-    lines are chosen first. A further line is chosen only if it has sizes that no chosen line has.
-    Two lines that cross share the cases where they meet. The cases at sizes that are on no line
-    form a separate group for each combination of sizes.
+    dtype, layout, implementation and other option that is timed at those sizes. The longest lines
+    are chosen first. A further line is chosen only if it has sizes that no chosen line has. Two
+    lines that cross share the cases where they meet. The cases at sizes that are on no line form a
+    separate group for each combination of sizes.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them. The points of a line are the keys of a dictionary, which is used as an ordered set.

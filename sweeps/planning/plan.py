@@ -211,7 +211,7 @@ class Plan:
 
     planned: tuple[PlanEntry, ...]
     left_out: Mapping[str, int]
-    """Number of cases that did not fit, by sweep; sweeps without such cases are missing."""
+    """Number of cases that did not fit, by sweep; sweeps without such cases have no entry."""
 
 
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:

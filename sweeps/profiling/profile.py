@@ -124,7 +124,7 @@ def _settings_of(dtype: str, kind: str) -> Iterator[None]:
 
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
-    """Return the trace of one step, without earlier events and entries that describe the host."""
+    """Return the trace of one step, without earlier events and without entries about the host."""
 
     def marked_step() -> None:
         with _settings_of(dtype, kind), torch.profiler.record_function(_MARK):
@@ -136,8 +136,8 @@ def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, An
     document = profile_document(marked_step, activities)
     events = document["traceEvents"]
     # The step begins where its mark begins. On a GPU, a second mark of this name begins later, with
-    # the first kernel. Events before the step are those of the profiler's dummy launches and those
-    # that describe the host and its processes, some of which have no time.
+    # the first kernel. Events before the step belong to the profiler's dummy launches, or they
+    # describe the host and its processes. Some of these descriptions have no time.
     begin = min(event["ts"] for event in events if event.get("name") == _MARK)
     step_events = [event for event in events if "ts" in event and event["ts"] >= begin]
     kept_entries = {name: document[name] for name in _KEPT if name in document}

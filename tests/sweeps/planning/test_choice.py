@@ -96,7 +96,7 @@ def test_a_broken_sweep_blocks_only_itself(
 
 def test_a_file_is_a_sweep(tmp_path: Path) -> None:
     name = own(tmp_path)
-    (sweep,) = choose_sweeps([name, name]).values()  # given twice, like the name of a sweep
+    (sweep,) = choose_sweeps([name, name]).values()  # a file may be given twice
     assert (sweep.name, sweep.question) == ("mine", "How fast are mine?")
 
 
