@@ -6,7 +6,7 @@ is the relative loss of speed (in FLOP/s) of the picked shape, compared with the
 the neighbourhood.
 
 For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is
-another shape, in which each dimension is equal or larger, by at most 15%.
+another shape in which each dimension is equal, or larger by at most 15%.
 
 The advice is compared with simpler rules:
 
@@ -41,8 +41,8 @@ _REACH = 0.15  # Largest relative difference between neighbours in each dimensio
 _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
-"""Largest number of neighbourhoods that are drawn, and of shapes to pad that are drawn. With only a
-few hundred shapes, the mean gain depends mostly on which shapes are drawn."""
+"""Largest number of neighbourhoods to draw, and largest number of shapes to pad. With only a few
+hundred shapes, the mean gain depends mostly on which shapes are drawn."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class _Claim(NamedTuple):
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     """Judge the advice on a validation's held-out shapes of more than 1e9 FLOP.
 
-    The validation's seed determines which shapes are drawn.
+    At most ``draws`` neighbourhoods are drawn, and at most ``draws`` shapes to pad. The seed of the
+    validation determines which shapes are drawn.
 
     Raises:
         UserError: if no shape has enough neighbours to choose from, or if no shape has a padding.
@@ -159,7 +160,7 @@ def _judge_choosing(
             regrets.setdefault(rule, []).append(1 - speeds[pick] / fastest_speed)
         if advised != original:
             claims.append(_Claim(claimed_low, speeds[advised] / speeds[original] - 1))
-    mean_regrets = {rule: float(np.mean(of_rule)) for rule, of_rule in regrets.items()}
+    mean_regrets = {rule: float(np.mean(values)) for rule, values in regrets.items()}
     return mean_regrets, claims
 
 
@@ -199,7 +200,7 @@ def _padding_value(
         seconds: measured seconds of all held-out shapes.
         originals: positions of the original shapes.
         picked: position of the shape picked for each original, perhaps the original itself.
-        best_gains: gain of each original in hindsight, at least 0.
+        best_gains: gain of each original's fastest padding, or 0 if the original is faster.
     """
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
@@ -231,7 +232,8 @@ def judge_measured(
 
     The fastest candidate is picked with the times in the table ``repeated``. The pick is then
     judged with the times in the table of the validation. With only one table, a pick would seem
-    better than it is, because the same noise would affect both the pick and its judgement.
+    better than it is, because the same noise would affect both the pick and its judgement. At most
+    ``draws`` shapes are drawn for each kind of query.
 
     Returns:
         The value of measuring, for each number of candidates in ``counts``.
@@ -292,7 +294,7 @@ def _draw_neighbourhoods(
     """Return up to ``draws`` shapes, each with its neighbourhood of at least ``fewest`` shapes.
 
     Only shapes and neighbours at the positions ``measured_twice`` are used. The shapes are tried in
-    the order of these positions.
+    the order of these positions. ``smallest_difference`` is described in :meth:`_HeldOutRows.near`.
     """
     usable = set(measured_twice)
     drawn: list[tuple[int, list[int]]] = []
@@ -319,7 +321,8 @@ class _HeldOutRows:
     """Held-out shapes with more than 1e9 FLOP, as arrays with one element per shape.
 
     ``predicted`` is the predicted time in seconds. Methods identify a shape by its position in the
-    arrays. A shape that several implementations computed appears once for each of them.
+    arrays. A shape that was measured several times, for example with several implementations, has
+    a position for each measurement.
     """
 
     def __init__(self, validation: Validation) -> None:
@@ -335,7 +338,10 @@ class _HeldOutRows:
         self._index = SizeIndex(self._problems)
 
     def times_in(self, source: PublicRows) -> Array:
-        """Return each shape's seconds in another table, or NaN for a shape that the table lacks."""
+        """Return each shape's seconds in another table, or NaN for a shape that the table lacks.
+
+        If the other table has a shape several times, its last time is used.
+        """
         measured_cases = zip(source.implementations, source.problems, strict=True)
         seconds_by_case = dict(zip(measured_cases, source.seconds, strict=True))
         cases = zip(self._implementations, self._problems, strict=True)
@@ -347,12 +353,18 @@ class _HeldOutRows:
         ``smallest_difference`` is the lowest allowed relative difference in each dimension, such as
         −0.15 for shapes that may be up to 15% smaller. No dimension may be more than 15% larger.
         """
-        near = self._index.near(self._problems[original], smallest_difference, _REACH)
-        implementation = self._implementations[original]
-        return [int(j) for j in near if self._implementations[j] == implementation]
+        problem, implementation = self._problems[original], self._implementations[original]
+        near = self._index.near(problem, smallest_difference, _REACH)
+        # A recording may have the same shape in several sweeps. A repetition is not a neighbour.
+        return [
+            int(j)
+            for j in near
+            if self._implementations[j] == implementation
+            and (j == original or self._problems[j] != problem)
+        ]
 
     def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
-        """Return the position of the advised shape, and the lower end of its gain's interval.
+        """Return the position of the advised shape, and the lower end of the interval of its gain.
 
         ``members`` are the positions of the shapes to choose from. The original shape can always be
         advised, even if it is not in ``members``.

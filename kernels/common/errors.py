@@ -28,6 +28,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
+    if len(words) == 1:
+        return f"use {words[0]}."
     return f"use one of {', '.join(words)}."
 
 

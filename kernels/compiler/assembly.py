@@ -33,7 +33,7 @@ _HEADER = re.compile(r"=>\s*This (?:Inner )?Loop Header")
 _SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)\.")
 _CONSTANT = re.compile(r"mov\.b32\s+(%r\d+), (-?\d+);")
 _TENSOR_CORE_5 = re.compile(r"tcgen05\.mma\.\S*kind::(\w+)\s+\[[^\]]*\],[^,]+,[^,]+, (%r\d+)")
-_CP_ASYNC = re.compile(r"\bcp\.async\.c[ag]\.shared\.global.*?, (?:0x)?([0-9a-fA-F]+)[,;]")
+_CP_ASYNC = re.compile(r"\bcp\.async\.c[ag]\.shared\.global.*?, (0x[0-9a-fA-F]+|\d+)[,;]")
 _BULK = re.compile(r"mbarrier\.arrive\.expect_tx\.\S+ _, \[[^\]]*\], (\d+);")
 _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b")
 
@@ -62,7 +62,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 
     If the kernel has several innermost loops, one iteration of each is counted, because each group
     of warps in a warp-specialised kernel has a separate loop. ``warps`` is the number of warps that
-    multiply. In a specialised kernel, only the warps of one group count.
+    multiply. In a warp-specialised kernel, only one group of warps is counted.
     """
     # The first family that occurs is preferred to the others, so it is the one that multiplies.
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")
@@ -73,7 +73,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
         text = "\n".join(loop)
         products += _products(loop, instruction, warps, constants)
         # A thread copies to shared memory (cp.async), or it loads a vector of values (ld.global).
-        thread_bytes = [int(size, 16) for size in _CP_ASYNC.findall(text)]
+        thread_bytes = [int(size, base=0) for size in _CP_ASYNC.findall(text)]  # 0x10 or 16
         for vector_length, element_bits in _LOAD.findall(text):
             # A load without a vector length, such as ``.v4``, reads one value.
             thread_bytes.append(int(vector_length or 1) * int(element_bits) // 8)
@@ -96,14 +96,14 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
             total += _WARP_THREADS * warps * (2 if "f32x2" in line else 1)
         elif instruction == "tcgen05":
             match = _TENSOR_CORE_5.search(line)
-            if match:
-                kind, register = match.groups()
-                # The instruction descriptor has N / 8 from bit 17 and M / 16 from bit 24.
-                descriptor = constants[register]
-                n = (descriptor >> 17 & 0x3F) * 8
-                m = (descriptor >> 24 & 0x1F) * 16
-                k = 8 if kind == "tf32" else 16  # the elements in 32 bytes of an operand
-                total += m * n * k
+            assert match is not None
+            kind, register = match.groups()
+            # The instruction descriptor has N / 8 from bit 17 and M / 16 from bit 24.
+            descriptor = constants[register]
+            n = (descriptor >> 17 & 0x3F) * 8
+            m = (descriptor >> 24 & 0x1F) * 16
+            k = 8 if kind == "tf32" else 16  # the elements in 32 bytes of an operand
+            total += m * n * k
         else:
             shape = _SHAPE.search(line)
             assert shape is not None

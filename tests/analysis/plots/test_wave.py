@@ -154,7 +154,7 @@ def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path:
         (("roofline", *where, "--find"), "are only for `plot wave`"),
         (("rofline", *where), "did you mean 'roofline'"),
         (("roofline", *where, "--format", "gif"), "--format is 'gif'; use one of png, svg, pdf"),
-        (("roofline", *where, "--dtype", "fp32"), "--dtype is 'fp32'; use one of bf16"),
+        (("roofline", *where, "--dtype", "fp32"), "--dtype is 'fp32'; use bf16."),
     ):
         told = analysis("plot", *arguments)
         assert told.returncode == 2, told.stdout

@@ -76,6 +76,16 @@ def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:
         judge_advice(validate(source, H100, 4))
 
 
+def test_a_repeated_measurement_is_not_a_neighbour(tmp_path: Path) -> None:
+    """A recording may have the same shape in several sweeps."""
+    sizes = [(2**i, 2**j, 4096) for i in range(9, 14) for j in range(9, 14)]
+    cases = gemm_cases(sizes)
+    source = read_source(record(tmp_path, cases, model_law()(problems(cases))), H100)
+    repeated = PublicRows.joined([source] * 4)
+    with pytest.raises(UserError, match="too few neighbouring shapes"):
+        judge_advice(validate(repeated, H100, 4))
+
+
 def test_one_measured_guess_is_worth_more_than_none_and_more_are_worth_more(tmp_path: Path) -> None:
     """Times scatter by 5% from shape to shape, which the model cannot know, and noise is 0.5%."""
     cases = gemm_cases(GRID)

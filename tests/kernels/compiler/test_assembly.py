@@ -26,6 +26,11 @@ def test_only_the_loop_over_k_counts() -> None:
     assert turn == InnerLoop("mma.sync", 2 * 16 * 8 * 16 * 4, (16 + 4) * 32 * 4, 4)
 
 
+def test_the_size_of_a_copy_may_be_decimal() -> None:
+    """PTX has no fixed base for integers: 16 and 0x10 are the same size."""
+    assert inner_loop(AMPERE.replace("0x10", "16"), warps=4) == inner_loop(AMPERE, warps=4)
+
+
 SPECIALISED = """
 $L__BB0_2:                              // =>This Loop Header: Depth=1
                                         //     Child Loop BB0_6 Depth 2
