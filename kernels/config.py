@@ -17,6 +17,9 @@ from kernels.common.errors import UserError, nearest
 from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES, Gemm
 
+MIN_ASYNC_ROWS = 64
+"""Smallest number of rows in a tile that wgmma or tcgen05 can compute."""
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -118,7 +121,7 @@ class TileConfig(Config):
     def _reads_shared(self, dtype: str, machine: Machine) -> bool:
         """Return True if the machine computes this tile with wgmma or tcgen05."""
         major = machine.capability[0] if machine.capability else 0
-        return major in (9, 10) and dtype != "fp32" and self.bm >= 64
+        return major in (9, 10) and dtype != "fp32" and self.bm >= MIN_ASYNC_ROWS
 
     @property
     def accumulators(self) -> int:
@@ -224,7 +227,7 @@ class PersistentConfig(TileConfig):
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return the first broken rule or None; ``specialize`` excludes ``halves``."""
+        """Return the first rule that the config breaks, or None; see :meth:`TileConfig.invalid`."""
         if self.specialize and self.halves:
             return "specialize=on and halves=on cannot be combined; turn one of them off."
         return super().invalid(dtype, machine)
@@ -246,7 +249,7 @@ class ConvConfig(SplitConfig):
 
     With ``gemm``, a kernel for plain GEMMs computes the convolution instead:
 
-    - if ``ctas`` is set, the persistent kernel with TMA, with its setting ``halves``;
+    - if ``ctas`` is above 0, the persistent kernel, with TMA and with the setting ``halves``;
     - otherwise, if ``split`` is above 1, the split-K kernel;
     - otherwise, the tiled kernel.
     """

@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-KINDS = (
-    "gemm", "conv", "winograd", "fft", "attention", "gemv", "reduce", "transform", "elementwise",
-    "other",
-)  # fmt: skip
-"""Kinds of kernels; the first six do the arithmetic of a GEMM, a convolution or attention."""
+_MULTIPLYING_KINDS = ("gemm", "conv", "winograd", "fft", "attention", "gemv")
+"""Kinds of kernels that do the arithmetic of a GEMM, a convolution or attention."""
+
+KINDS = (*_MULTIPLYING_KINDS, "reduce", "transform", "elementwise", "other")
+"""All kinds of kernels."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class KernelName:
     def tile_text(self) -> str:
         """Return the tile of a row-major result as ``ROWSxCOLUMNS[xDEPTH]``, or "" if unknown.
 
-        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the names of cuBLAS's GEMM kernels list the columns
-        first.
+        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the names of cuBLAS's GEMM kernels, some of which are
+        CUTLASS kernels, list the columns first.
         """
         if self.tile is None:
             return ""
@@ -109,7 +109,7 @@ def read_name(name: str) -> KernelName:
     library = _first_match(_LIBRARY_PATTERNS, lowered)
     # 2. Read the other facts. Tile, stages, split of K and Tensor Cores are read only for the kinds
     # of kernels that can have them.
-    multiplies = kind in ("gemm", "conv", "winograd", "fft", "attention", "gemv")
+    multiplies = kind in _MULTIPLYING_KINDS
     tile: tuple[int, int] | None = None
     depth: int | None = None
     if kind in ("gemm", "conv", "winograd", "fft"):
@@ -140,9 +140,15 @@ def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | Non
 def conv_algorithm(kernels: Sequence[str]) -> str:
     """Return the algorithm of a convolution, according to the names of all its kernels.
 
-    The result is ``implicit-gemm`` (also for a convolution by an explicit GEMM), ``winograd-2x2``
-    (one fused kernel), ``winograd-4x4`` (four kernels), ``fft``, or "" if no name shows the
-    algorithm. The three digits in the name of a fused Winograd kernel, as in ``tile148`` or
+    The result is one of these:
+
+    - ``implicit-gemm``, also for a convolution by an explicit GEMM,
+    - ``winograd-2x2``, which is one fused kernel,
+    - ``winograd-4x4``, which has four kernels,
+    - ``fft``,
+    - "" if no name shows the algorithm.
+
+    The three digits in the name of a fused Winograd kernel, as in ``tile148`` or
     ``tile442``, are not the size of an output tile, because the product of the three digits is 32
     in every name.
     """
@@ -157,7 +163,10 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 
 
 def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
-    """Return a kernel's tile and K elements per step, each None if the name does not show it."""
+    """Return a kernel's tile and depth, each of them None if the name does not show it.
+
+    The depth is the number of elements along K in one step of the loop over K.
+    """
     tile: tuple[int, int] | None = None
     depth: int | None = None
     for pattern in _TILES:

@@ -103,10 +103,14 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
     by_m = pd.cut(rows["m"], list(_M_EDGES)).cat.rename_categories(
         lambda interval: str(interval).replace(".0", "")
     )
-    for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
+    # Ranges of M are sorted; limits and classes come in the order of the rows.
+    for title, key, is_sorted in (
+        ("by limit", rows["limit"], False),
+        ("by M", by_m, True),
+        ("by class", rows["class"], False),
+    ):
         lines += ["", title]
-        # Ranges of M are sorted; limits and classes come in the order of the rows.
-        for name, group in rows.groupby(key, sort=title == "by M", observed=True):
+        for name, group in rows.groupby(key, sort=is_sorted, observed=True):
             errors = Errors.from_times(group["predicted"].to_numpy(), group["measured"].to_numpy())
             lines.append(_error_line(f"  {name}", errors))
     return lines

@@ -24,6 +24,8 @@ _LARGEST = 1e21
 # Bounds that messages show as powers of ten.
 _POWERS = {-_LARGEST: "−10²¹", 1e-18: "10⁻¹⁸", _LARGEST: "10²¹", 1e11: "10¹¹"}
 
+_MAX_SHOWN = 40  # longest part of a value that a message repeats, in characters
+
 _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 
@@ -119,4 +121,4 @@ def _is_number(value: Any, shape: Number) -> bool:
 def _shown(value: Any) -> str:
     """Return a value as text for a message, cut at 40 characters."""
     text = ascii(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

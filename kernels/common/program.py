@@ -77,10 +77,10 @@ def command_words(words: Sequence[str]) -> Sequence[str]:
     When installed, ``-P`` prevents Python from running a module called ``rooftile`` in the current
     folder.
     """
-    return ("-P", "-m", *_shown(words)) if INSTALLED else ("-m", *words)
+    return ("-P", "-m", *_installed_words(words)) if INSTALLED else ("-m", *words)
 
 
-def _shown(words: Sequence[str]) -> Sequence[str]:
+def _installed_words(words: Sequence[str]) -> Sequence[str]:
     """Return the words of the ``rooftile`` command line that runs a package's command."""
     package, name, *options = words
     return (NAMESPACE.rstrip("."), verb(package, name), *options)
@@ -91,7 +91,7 @@ def command(text: str) -> str:
 
     ``sweeps doctor`` becomes `python -m sweeps doctor`, or `rooftile doctor` when installed.
     """
-    return f"`{' '.join(_shown(text.split()))}`" if INSTALLED else f"`python -m {text}`"
+    return f"`{' '.join(_installed_words(text.split()))}`" if INSTALLED else f"`python -m {text}`"
 
 
 def target(make: str, installed: str) -> str:

@@ -29,7 +29,7 @@ from kernels.common.checks import check_word
 from kernels.common.errors import UserError
 from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.compiler.machinecode import NO_LOOP, LoopCode, disassemble, loop_code
-from kernels.config import TileConfig
+from kernels.config import MIN_ASYNC_ROWS, TileConfig
 from kernels.machine import Machine, known_machines, machine_of_arch, usable_processors
 from kernels.problem import (
     DTYPE_BYTES,
@@ -56,7 +56,7 @@ _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config 
 
 @dataclass(frozen=True)
 class CompileRow:
-    """Outcome of compiling the main kernel of one call, and its helper kernels if it has any.
+    """Outcome of compiling the kernels of one call: the main kernel, and any helper kernels.
 
     ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
     ``message`` then says why. If ``ok`` is True, ``message`` describes unusual code, or is empty.
@@ -187,9 +187,9 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
             if not every_candidate:
                 configs = configs[:1]
             for rank, config in enumerate(configs):
-                if isinstance(config, TileConfig):
-                    chosen = rank == 0
-                    jobs.append(_Job(family.name, config, problem, alignment, arch, chosen))
+                assert isinstance(config, TileConfig)  # all configs of a Triton family are
+                chosen = rank == 0
+                jobs.append(_Job(family.name, config, problem, alignment, arch, chosen))
     return jobs
 
 
@@ -396,18 +396,18 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     complaints = []
     if facts.loop.instruction not in expected:
         instruction = facts.loop.instruction or "no matrix instruction"
-        complaints.append(f"the kernel uses {instruction}; {' or '.join(expected)} was expected.")
+        complaints.append(f"The kernel uses {instruction}; {' or '.join(expected)} was expected.")
     if facts.spill_bytes:
         complaints.append(
-            f"the kernel has register spills: {facts.spill_bytes:,} bytes are stored or loaded."
+            f"The kernel has register spills: {facts.spill_bytes:,} bytes are stored or loaded."
         )
     if facts.serialised and job.chosen:
         complaints.append(
-            f"every wgmma waits for the previous one (ptxas warning {facts.serialised})."
+            f"Every wgmma waits for the previous one (ptxas warning {facts.serialised})."
         )
     if facts.shared_bytes > machine.shared_cta_bytes:
         complaints.append(
-            f"the kernel needs {facts.shared_bytes:,} bytes of shared memory; a CTA can have "
+            f"The kernel needs {facts.shared_bytes:,} bytes of shared memory; a CTA can have "
             f"at most {machine.shared_cta_bytes:,}."
         )
     # A config predicts the shared memory only for aligned operands that are not transposed.
@@ -415,23 +415,23 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     is_predictable = job.alignment == _ALIGNED and not _transposes_tf32(job)
     if is_predictable and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
         complaints.append(
-            f"the kernel uses {facts.shared_bytes:,} bytes of shared memory; {predicted:,} were "
+            f"The kernel uses {facts.shared_bytes:,} bytes of shared memory; {predicted:,} were "
             "predicted from the config."
         )
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
-        complaints.append("the kernel has no TMA copies.")
+        complaints.append("The kernel has no TMA copies.")
     if getattr(job.config, "specialize", False) and not facts.moves_registers:
-        complaints.append("the kernel has no specialised warps.")
+        complaints.append("The kernel has no specialised warps.")
     if job.alignment == _ALIGNED:
         products, copied = _loop_shares(job, facts.loop)
         if not math.isclose(products, 1, rel_tol=_SLACK):
             complaints.append(
-                f"the inner loop computes {products:.2f} times the multiply-adds that the tile "
+                f"The inner loop computes {products:.2f} times the multiply-adds that the tile "
                 "needs."
             )
         if not math.isclose(copied, 1, rel_tol=_SLACK):
             complaints.append(
-                f"the inner loop copies {copied:.2f} times the bytes that the tile needs."
+                f"The inner loop copies {copied:.2f} times the bytes that the tile needs."
             )
     return complaints
 
@@ -442,8 +442,7 @@ def _expected(job: _Job) -> tuple[str, ...]:
         return ("fma",)
     major, _ = machine_of_arch(job.arch).capability or (0, 0)
     best = {9: "wgmma", 10: "tcgen05"}.get(major, "mma.sync")
-    # wgmma and tcgen05 need tiles of at least 64 rows.
-    if best == "mma.sync" or job.config.bm < 64:
+    if best == "mma.sync" or job.config.bm < MIN_ASYNC_ROWS:
         return ("mma.sync",)
     return (best, "mma.sync") if _transposes_tf32(job) else (best,)
 
@@ -463,7 +462,8 @@ def _remark(job: _Job, facts: _Facts) -> str:
         remarks.append(
             f"Every wgmma waits for the previous one (ptxas warning {facts.serialised})."
         )
-    if _transposes_tf32(job) and job.arch == "sm_90" and job.config.bm >= 64:
+    # Only sm_90 has wgmma.
+    if _transposes_tf32(job) and job.arch == "sm_90" and job.config.bm >= MIN_ASYNC_ROWS:
         if facts.loop.instruction == "mma.sync":
             remarks.append("wgmma reads tf32 operands only in K-major order (layout nt).")
         elif facts.loop.copy_bytes < WIDE_BYTES:

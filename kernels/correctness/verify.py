@@ -20,8 +20,9 @@ from kernels.operation import Layer, Lstm, Workload
 class CheckVerdict:
     """Verdict on results.
 
-    ``rel_error`` is that of the :class:`CheckResult`, or NaN if no entries were compared.
-    ``message`` says what is wrong, and is empty if the results passed.
+    ``rel_error`` and ``tolerance`` are those of the :class:`CheckResult`. If no entries were
+    compared, ``rel_error`` is NaN. ``message`` says what is wrong, and is empty if the results
+    passed.
     """
 
     rel_error: float
@@ -76,8 +77,8 @@ def verify(
     if worst <= limit:
         return CheckVerdict(rel_error, tolerance)
     message = (
-        f"sums with random signs are off by {_digits(worst)} standard deviations; "
-        f"{_digits(limit)} is allowed."
+        f"sums with random signs are off by {_digits(100 * worst)}% of their expected size; "
+        f"{_digits(100 * limit)}% is allowed."
         if math.isfinite(worst)
         else "sums with random signs are infinite or NaN."
     )

@@ -144,7 +144,7 @@ TMA = PersistentConfig(specialize=True)
         (
             JOB,
             {"loop": replace(LOOP, instruction="mma.sync")},
-            "the kernel uses mma.sync; wgmma was expected.",
+            "The kernel uses mma.sync; wgmma was expected.",
         ),
         (JOB, {"spill_bytes": 8}, "register spills: 8 bytes are stored or loaded."),
         (JOB, {"shared_bytes": 1 << 18}, "bytes of shared memory"),
@@ -156,7 +156,7 @@ TMA = PersistentConfig(specialize=True)
         (
             JOB,
             {"serialised": "C7515"},
-            "every wgmma waits for the previous one (ptxas warning C7515).",
+            "Every wgmma waits for the previous one (ptxas warning C7515).",
         ),
         (replace(JOB, chosen=False), {"serialised": "C7515"}, None),
         (
@@ -166,7 +166,7 @@ TMA = PersistentConfig(specialize=True)
         ),
         (JOB, {"loop": replace(LOOP, copied=LOOP.copied // 2)}, "copies 0.50 times the bytes"),
         (replace(JOB, alignment=1), {"loop": replace(LOOP, copied=0)}, None),
-        (replace(JOB, config=TMA), {}, "no TMA copies. the kernel has no specialised warps."),
+        (replace(JOB, config=TMA), {}, "no TMA copies. The kernel has no specialised warps."),
         (
             replace(JOB, config=TMA),
             {"shared_bytes": 5 << 15, "bulk_copies": True, "moves_registers": True},
