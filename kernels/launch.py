@@ -39,7 +39,7 @@ class Launch:
         self.paced = paced
 
     def __call__(self, index: int) -> Tensor:
-        """Launch once on operand set ``index``, under the settings."""
+        """Launch once on operand set ``index``, while the settings are in effect."""
         with self.settings():
             return self.bare(index)
 
@@ -66,7 +66,9 @@ class Implementation(Protocol):
     ) -> list[Config | None]:
         """Return candidate configs; the first is the default choice of the implementation.
 
-        A candidate that is None stands for the default of a vendor library.
+        A candidate that is None stands for the default of a vendor library. With
+        ``experimental``, the result includes configs that turn on an experimental feature
+        (:attr:`Config.experimental`).
         """
         ...
 

@@ -380,7 +380,11 @@ _NOT_REPORTED = "the device does not report this value"
 
 
 def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
-    """Return a MIG slice's whole card, or the ``generation``'s card with the closest SM count."""
+    """Return the listed card whose facts replace those that the driver does not report.
+
+    It is the whole card of a MIG slice. For any other GPU, it is the card of the ``generation``
+    whose number of SMs is closest.
+    """
     whole_card = _whole_card(properties)
     if whole_card is not None:
         return whole_card

@@ -1,4 +1,4 @@
-"""Operations other than GEMMs and convolutions for which performance guides state rules.
+"""Operations, other than GEMMs and convolutions, for which performance guides state rules.
 
 These operations are memory-bound layers, series of GEMMs that share an operand, and LSTM layers.
 """
@@ -63,7 +63,7 @@ class Layer(_OperationBase):
 
     Layer norm and softmax work over the channels of each pixel, so activations with h = w = 1 are n
     rows of c features. Batch norm works over all pixels of a channel, with the statistics of the
-    batch as in training.
+    batch, as in training.
     """
 
     op: str

@@ -1,9 +1,9 @@
-"""Read the events of a trace that PyTorch's profiler wrote, one by one.
+"""Read, one by one, the events of a trace that PyTorch's profiler wrote.
 
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only a
 window of the text is in memory at a time. Python's JSON decoder reads one value after another from
-this window, which takes about as long as ijson with its C library. For a trace of 50 MB, this
-method needs a tenth of the memory that reading the whole file at once needs
+this window. Reading takes about as long as with ijson and its C library. For a trace of 50 MB, it
+needs a tenth of the memory that reading the whole file at once needs
 (results/accuracy/trace-speed.jsonl).
 """
 
@@ -43,7 +43,8 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
 
     Args:
         path: path of the trace, ``.json`` or ``.json.gz``.
-        header: receives the value of :data:`DEVICES`, which may come after the last event.
+        header: receives the list of GPUs under the key :data:`DEVICES`. In the file, this list may
+            come after the last event.
 
     Raises:
         UserError: if the file cannot be read, is damaged, or is not a trace.
@@ -72,7 +73,10 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a JSON document: a list of events, or a mapping with such a list."""
+    """Yield the events of a JSON document: a list of events, or a mapping with such a list.
+
+    ``header`` is described in :func:`read_events`.
+    """
     first = window.next_character()
     if first == "[":
         yield from window.items()
@@ -175,7 +179,7 @@ class _Window:
                 raise self.damaged()
 
     def damaged(self) -> UserError:
-        """Return the error for text that cannot be read as JSON, or ends too early."""
+        """Return the error for text that cannot be read as JSON, or that ends too early."""
         return UserError(
             f"{self._path} is damaged or incomplete after "
             f"{counted(self._values_read, 'JSON value')}. Copy the trace again, or record it again."

@@ -1,6 +1,6 @@
 """Derive the GEMM, convolution or attention that a traced operation computes.
 
-A trace records the sizes, strides, types and settings of an operation's inputs.
+A trace records the sizes, strides and types of an operation's inputs, and the operation's settings.
 :mod:`sweeps.capture.products` derives the same problems from fake tensors; tests compare both
 derivations.
 """
@@ -268,13 +268,13 @@ _SLOW_SETTINGS = {"stride": 4, "padding": 5}  # PyTorch's slow_conv2d, on one th
 def _gradients(
     inputs: OperationInputs, setting_positions: dict[str, int], mask_position: int
 ) -> list[Work]:
-    """Return the gradients of a convolution that a call computes, except the bias gradient.
+    """Return the gradients that a call computes for a convolution, except the bias gradient.
 
     The argument at ``mask_position`` is a list such as ``[True, True, False]``. Its entries say
     whether the call computes the gradients of the input, the filter and the bias, in this order.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
-    # The bias, the last entry of the mask, is not a convolution, so it has no partner here.
+    # The bias gradient, the last entry of the mask, is not a convolution, so no pass stands for it.
     passes = [
         pass_
         for pass_, is_computed in zip(("dgrad", "wgrad"), mask, strict=False)

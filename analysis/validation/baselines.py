@@ -35,8 +35,9 @@ def baseline_errors(
     """Return the errors of each baseline on held-out measurements.
 
     The errors of ``four_fitted`` are None if there are no calibration measurements. Those of
-    ``physics`` are None if trees of public tables correct the model, because the formula is not
-    fitted without them. ``query`` contains the same cases as ``tested``.
+    ``physics`` are None if trees of public tables correct the model, because the constants of the
+    formula then apply only together with these trees. ``query`` contains the same cases as
+    ``tested``.
     """
     machine = model.machine
     has_offsets = any(fit.offsets is not None for fit in model.fits.values())
@@ -78,10 +79,11 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a formula with four constants to the measured ``seconds`` of cases with given ``floors``.
+    """Fit a formula with four constants to the measured ``seconds`` of cases.
 
-    The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
-    combines the times of arithmetic and memory.
+    ``floors`` is the result of :func:`_floors` for these cases. The constants are the shares of
+    peak and bandwidth, the time of a launch, and the exponent that combines the times of arithmetic
+    and memory.
 
     Returns:
         A function that takes the result of :func:`_floors` for any cases and returns their

@@ -1,8 +1,8 @@
 """Judge the model on held-out measurements of a recording or of a public table.
 
 Errors are reported only for rows that the model was not calibrated on. The calibration rows are
-chosen without looking at any time. On a GPU, constants that were fitted to the machine under test
-are never used, not even as the start of a fit.
+chosen without looking at any time. The constants that Rooftile ships for the GPU under test are
+never used, not even as the start of a fit.
 """
 
 from __future__ import annotations
@@ -109,10 +109,11 @@ class Validation:
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """Errors of the predicted time ratios between shapes and their fastest predicted paddings.
+        """Errors of the predicted time ratios of pairs of shapes.
 
-        ``low`` and ``high`` are the 5th and the 95th percentile of log(measured ratio / predicted
-        ratio) over all ``pairs``, or None if there are no pairs.
+        A pair is a GEMM and the padding that is predicted to be its fastest. ``pairs`` is the
+        number of pairs. ``low`` and ``high`` are the 5th and the 95th percentile of log(measured
+        ratio / predicted ratio) over all pairs, or None if there are no pairs.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
@@ -196,9 +197,13 @@ def validate(
             :func:`foreign_constants` selects. For a CPU, ``constants`` has no effect.
 
     Raises:
-        UserError: if there are fewer rows to calibrate on than ``calibrate``, if no row is left to
-            test, if ``constants`` names the GPU under test or a machine without shipped constants
-            in this dtype, or if the machine does not support the dtype.
+        UserError: in any of these cases:
+
+            - There are fewer rows to calibrate on than ``calibrate``.
+            - No row is left to test.
+            - ``constants`` names the GPU under test.
+            - ``constants`` names a machine without shipped constants in this dtype.
+            - The machine does not support the dtype.
     """
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)

@@ -59,7 +59,8 @@ def learning_curve(
 def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     """Estimate the errors of a perfect model from two measurements of the same cases.
 
-    The error of a case is the relative difference between its two times, divided by √2.
+    The error of a case is the relative difference between its two times, divided by √2. If the
+    second table has a case several times, its last time is used.
 
     Raises:
         UserError: if no implementation computed the same problem in both tables.

@@ -1,12 +1,13 @@
 """Judge predictions that combine public tables with a few measurements of a machine.
 
-A collection is the GEMM times in one public table or file. One collection, which is not used as a
-prior, takes the place of the machine's measurements.
+A collection contains the GEMM times of one public table or file. One collection, which is not used
+as a prior, takes the place of the machine's measurements.
 
-Tested shapes are removed from the collections of the priors, because most of a user's shapes are
-not in any table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are
-removed, too. Shapes that are calibrated on are also removed. Otherwise the priors would predict the
-calibration shapes better than the tested shapes, and calibration would trust the priors too much.
+Tested shapes are removed from all other collections, which serve as priors, because most of a
+user's shapes are not in any table. With the hold-out ``levels``, all shapes with a withheld value
+of M, N or K are removed, too. Shapes that are calibrated on are also removed. Otherwise the priors
+would predict the calibration shapes better than the tested shapes, and calibration would trust the
+priors too much.
 """
 
 from __future__ import annotations
@@ -188,8 +189,8 @@ def _validate_once(
 ) -> Validation:
     """Validate the model on one split of the rows, as :func:`validate_with_prior` does.
 
-    If ``holdout`` is ``folds``, ``seed`` is the number, from 0, of the fifth of the shapes that is
-    tested.
+    If ``holdout`` is ``folds``, ``seed`` is a number from 0 to 4, which selects the tested fifth of
+    the shapes.
     """
     # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
@@ -199,8 +200,7 @@ def _validate_once(
     if count > len(pool):
         raise UserError(
             f"--calibrate is {count}, but {source.name} has only "
-            f"{counted(len(pool), 'measurement')} to "
-            f"calibrate on; give at most {len(pool)}."
+            f"{counted(len(pool), 'measurement')} to calibrate on; give at most {len(pool)}."
         )
     if not len(tested):
         raise UserError(f"{source.name} has no row to test; give another --holdout.")

@@ -118,9 +118,10 @@ class CollectionErrors:
         return (low <= self.log_ratios) & (self.log_ratios <= high)
 
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
-        """Return the share of times that are inside the range around the final model's predictions.
+        """Return the share of times that are inside a range around the final model's predictions.
 
-        The result is None if the collection is not compared with an imported table.
+        ``software`` is the range, in multiples of the spread. The result is None if the collection
+        is not compared with an imported table.
         """
         if self.seen is None:
             return None
@@ -147,7 +148,7 @@ class ErrorRange(NamedTuple):
 
 
 def compare_tables(table: PublicTable, other: PublicTable) -> CollectionPair:
-    """Compare the times of two public tables of one machine at the shapes that both have.
+    """Compare the bf16 times of two public tables of one machine, for shapes that both have.
 
     The seconds are those of ``table``, and the log ratios are log(other / table).
     """
@@ -219,7 +220,9 @@ def median_times(table: PublicTable) -> pd.Series:
 def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors | None:
-    """Compare a collection with predictions at common shapes; return None without such shapes.
+    """Compare a collection with predictions for the shapes that both have.
+
+    The result is None if there are no such shapes.
 
     Args:
         model: final model of the imported table, fitted to all of its shapes.
@@ -302,7 +305,7 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     entries besides the machine, the source and the errors:
 
     - ``coverage_90``: the coverage of ``interval``.
-    - ``median_width``: median of the interval's width divided by the predicted time.
+    - ``median_width``: median width of the shapes' intervals, as a fraction of the predicted time.
     - ``coverage_by_group``: coverage of ``interval`` and number of shapes, for each kind of shape.
     - ``coverage_90_seen``: coverage of ``interval.software``, without the factors of the kinds,
       around the predictions of the final model, which was fitted to the same shapes.
@@ -326,5 +329,5 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     }
     if collection.repeated is None:
         return row
-    seen = collection.covered_where_seen(interval.software)
-    return {**row, "coverage_90_seen": seen, "repeated": asdict(collection.repeated)}
+    coverage_seen = collection.covered_where_seen(interval.software)
+    return {**row, "coverage_90_seen": coverage_seen, "repeated": asdict(collection.repeated)}

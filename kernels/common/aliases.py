@@ -55,7 +55,7 @@ def _words(name: str) -> list[str]:
 
 
 def _matches(slug: str, words: Iterable[str]) -> bool:
-    """Return True if each word is one part of the slug, or several in a row, like ``rtx4090``.
+    """Return True if each word is a part of the slug, or several parts in a row (``rtx4090``).
 
     A memory size may lack its unit, as in ``a100-sxm-80``.
     """

@@ -51,7 +51,7 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
-    """Return the lines of one family's table: a header, then one per dtype and alignment."""
+    """Return the lines of one family's table: a header, and a line for each dtype and alignment."""
     # The rows of each cell, by the line's dtype and alignment, and then by architecture.
     cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
     for row in rows:

@@ -59,8 +59,8 @@ def disassemble(cubin: bytes) -> str:
 def loop_code(sass: str) -> LoopCode:
     """Return the counts for one iteration of the innermost loop with the most matrix instructions.
 
-    In a persistent kernel, the loop over K may contain the code that finishes a tile, which most
-    iterations skip. The counted iteration is therefore the path through the loop that has the most
+    In a persistent kernel, the loop over K may contain code that finishes a tile. Most iterations
+    skip this code. The counted iteration is therefore the path through the loop that has the most
     matrix instructions. If several paths have equally many, the shortest of them is counted. If no
     loop has matrix instructions, :data:`NO_LOOP` is returned.
     """

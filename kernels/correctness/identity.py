@@ -232,7 +232,10 @@ def _positions_at_once(tensor: Tensor, axis: int) -> int:
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, kept with length 1, or over all elements if None."""
+    """Return the mean square over ``axes``, or over all elements if ``axes`` is None.
+
+    The result has length 1 along ``axes``, or no axes if ``axes`` is None.
+    """
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size

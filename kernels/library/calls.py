@@ -1,4 +1,4 @@
-"""PyTorch calls for each operation: ``call(i)`` computes operand set i once.
+"""PyTorch calls for each operation: ``call(i)`` computes the problem once, on operand set i.
 
 GEMMs, ReLU, GELU and softmax write their result to the set's memory. The other operations allocate
 memory for the result at each call, as a real model does.
