@@ -399,7 +399,7 @@ def _whole_card(properties: DeviceProperties) -> Machine | None:
 
 
 def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[float, str]:
-    """Return the bandwidth in bytes/s of a card that is not listed, and the source of the figure.
+    """Return the bandwidth (bytes/s) of a card that is not listed, and the bandwidth's source.
 
     A slice of a listed card has a share of the card's bandwidth that equals its share of the card's
     memory. Any other GPU whose memory clock is not reported is assumed to have the bandwidth of
@@ -481,7 +481,7 @@ def cpu_threads() -> int:
 def usable_cores(cpuinfo: str | None = None) -> int:
     """Count the physical cores that this process may use, within its container's CPU quota.
 
-    ``cpuinfo`` has the meaning that :func:`instruction_set` describes.
+    ``cpuinfo`` is described in :func:`instruction_set`.
     """
     usable = _usable_processors()
     text = _cpuinfo() if cpuinfo is None else cpuinfo
@@ -510,7 +510,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return how many cores the container's quota (cgroup v2) allows, or infinity for no quota."""
+    """Return the number of cores that the container's quota (cgroup v2) allows, or infinity."""
     # The file may be missing, and without a quota its first word is "max".
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

@@ -35,7 +35,7 @@ class Operands(NamedTuple):
 
 
 def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
-    """Return how many elements each input and the result occupy, with gaps and offset."""
+    """Return how many elements each input and the result occupy, including gaps and the offset."""
     a, b, out = _without_offset(problem, storage)
     return a + storage.offset, b + storage.offset, out + storage.offset
 
@@ -150,7 +150,8 @@ def _matrix(
 ) -> Tensor:
     """View flat memory as a matrix (rows, columns) without the gaps, or as a batch of matrices.
 
-    The view of a single matrix has no batch dimension.
+    The view of a single matrix has no batch dimension. ``letter`` is the matrix's letter in the
+    layout, and ``ld_multiple`` is described in :class:`kernels.config.Storage`.
     """
     stored_rows, row_length = _stored(rows, columns, letter)
     row_stride = _row_stride(row_length, ld_multiple)

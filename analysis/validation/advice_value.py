@@ -2,8 +2,8 @@
 
 For *choose* queries, random neighbourhoods are drawn. A neighbourhood consists of one held-out
 shape and all others that differ from it only in size, by at most 15% in each dimension. The regret
-is the relative loss of speed (in FLOP/s) of the picked shape, compared with the fastest shape in
-the neighbourhood.
+is the share of speed, in FLOP/s, that is lost if the picked shape is used instead of the fastest
+shape in the neighbourhood.
 
 For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is
 another shape in which each dimension is equal, or larger by at most 15%.
@@ -74,8 +74,8 @@ class AdviceValue:
         padding: value of each rule for padding, by the name of the rule.
         hindsight: mean gain if each shape is replaced by its fastest padding, unless the original
             shape is faster.
-        overclaimed: share of the advised changes, to pad or to choose, that gained less than the
-            lower end of the claimed interval; None if no change was advised.
+        overclaimed: share of the advised changes that gained less than the lower end of their
+            claimed intervals, for pad and choose queries together; None if no change was advised.
     """
 
     neighbourhoods: int
@@ -239,7 +239,8 @@ def judge_measured(
         The value of measuring, for each number of candidates in ``counts``.
 
     Raises:
-        UserError: if too few shapes were measured twice to draw a neighbourhood or a padding.
+        UserError: if the two tables share no neighbourhood with enough shapes, or no shape with a
+            padding.
     """
     # 1. Shuffle the shapes that were measured twice.
     rows = _HeldOutRows(validation)

@@ -70,7 +70,7 @@ def _finite_errors(seconds: Array, measured: Array) -> Errors:
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return each case's seconds for arithmetic at the peak, and for traffic at the bandwidth."""
+    """Return each case's seconds of arithmetic at the peak, and of traffic at the bandwidth."""
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth

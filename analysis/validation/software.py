@@ -259,7 +259,7 @@ def warm_query(rows: pd.DataFrame) -> Query:
 
 
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
-    """Write the errors of an imported table's model to validation.json in a recording's folder.
+    """Write the errors of an imported table's model to validation.json in ``folder``.
 
     - ``software`` is the 90% range of the errors on other frameworks. The intervals of answers are
       widened to this range.

@@ -94,8 +94,8 @@ class CompileRow:
 class _Facts:
     """Facts about the code of one kernel, or of all kernels of one call.
 
-    For several kernels, each number of registers or bytes is the largest of any kernel. The other
-    facts, except for ``launches``, are those of the main kernel.
+    For several kernels, ``registers``, ``spill_bytes`` and ``shared_bytes`` are each the largest of
+    any kernel. The other facts, except for ``launches``, are those of the main kernel.
     """
 
     loop: InnerLoop
