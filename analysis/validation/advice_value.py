@@ -351,18 +351,21 @@ class _HeldOutRows:
     def near(self, original: int, smallest_difference: float) -> list[int]:
         """Return the positions of a shape and of the near shapes that differ from it only in size.
 
+        Only measurements with the same implementation are included. A shape that was measured
+        several times is included once: the shape itself at the position ``original``, and any other
+        shape at its first position.
+
         ``smallest_difference`` is the lowest allowed relative difference in each dimension, such as
         −0.15 for shapes that may be up to 15% smaller. No dimension may be more than 15% larger.
         """
         problem, implementation = self._problems[original], self._implementations[original]
-        near = self._index.near(problem, smallest_difference, _REACH)
-        # A recording may have the same shape in several sweeps. A repetition is not a neighbour.
-        return [
-            int(j)
-            for j in near
-            if self._implementations[j] == implementation
-            and (j == original or self._problems[j] != problem)
-        ]
+        # A recording may have the same shape in several sweeps. Repetitions must not count, because
+        # they would fill a neighbourhood and seem to be paddings of their own shape.
+        positions = {problem: original}
+        for j in self._index.near(problem, smallest_difference, _REACH):
+            if self._implementations[j] == implementation:
+                positions.setdefault(self._problems[j], int(j))
+        return sorted(positions.values())
 
     def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
         """Return the position of the advised shape, and the lower end of the interval of its gain.

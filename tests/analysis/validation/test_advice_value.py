@@ -76,9 +76,10 @@ def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:
         judge_advice(validate(source, H100, 4))
 
 
-def test_a_repeated_measurement_is_not_a_neighbour(tmp_path: Path) -> None:
-    """A recording may have the same shape in several sweeps."""
-    sizes = [(2**i, 2**j, 4096) for i in range(9, 14) for j in range(9, 14)]
+@pytest.mark.parametrize("depths", [(4096,), (4096, 4352)])
+def test_a_repeated_measurement_is_not_a_neighbour(tmp_path: Path, depths: tuple[int, ...]) -> None:
+    """A recording may have the same shape, or the same neighbour of a shape, in several sweeps."""
+    sizes = [(2**i, 2**j, k) for i in range(9, 14) for j in range(9, 14) for k in depths]
     cases = gemm_cases(sizes)
     source = read_source(record(tmp_path, cases, model_law()(problems(cases))), H100)
     repeated = PublicRows.joined([source] * 4)
