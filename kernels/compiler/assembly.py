@@ -96,7 +96,7 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
             total += _WARP_THREADS * warps * (2 if "f32x2" in line else 1)
         elif instruction == "tcgen05":
             match = _TENSOR_CORE_5.search(line)
-            assert match is not None
+            assert match is not None, f"the operands were not found in: {line}"
             kind, register = match.groups()
             # The instruction descriptor has N / 8 from bit 17 and M / 16 from bit 24.
             descriptor = constants[register]
@@ -106,7 +106,7 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
             total += m * n * k
         else:
             shape = _SHAPE.search(line)
-            assert shape is not None
+            assert shape is not None, f"the shape was not found in: {line}"
             m, n, k = map(int, shape.groups())
             # Four warps together issue one wgmma. An mma.sync belongs to a single warp.
             issuers = warps // 4 if instruction == "wgmma" else warps
