@@ -382,7 +382,7 @@ _NOT_REPORTED = "the device does not report this value"
 def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
     """Return the listed card whose facts replace those that the driver does not report.
 
-    It is the whole card of a MIG slice. For any other GPU, it is the card of the ``generation``
+    For a MIG slice, this is the whole card. For any other GPU, it is the card of the ``generation``
     whose number of SMs is closest.
     """
     whole_card = _whole_card(properties)

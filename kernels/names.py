@@ -143,14 +143,13 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
     The result is one of these:
 
     - ``implicit-gemm``, also for a convolution by an explicit GEMM,
-    - ``winograd-2x2``, which is one fused kernel,
-    - ``winograd-4x4``, which has four kernels,
+    - ``winograd-2x2``, which runs one fused kernel,
+    - ``winograd-4x4``, which runs four kernels,
     - ``fft``,
     - "" if no name shows the algorithm.
 
-    The three digits in the name of a fused Winograd kernel, as in ``tile148`` or
-    ``tile442``, are not the size of an output tile, because the product of the three digits is 32
-    in every name.
+    The three digits in the name of a fused Winograd kernel, as in ``tile148`` or ``tile442``, are
+    not the size of an output tile, because the product of the three digits is 32 in every name.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:

@@ -2,8 +2,8 @@
 
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only a
 window of the text is in memory at a time. Python's JSON decoder reads one value after another from
-this window. Reading takes about as long as with ijson and its C library. For a trace of 50 MB, it
-needs a tenth of the memory that reading the whole file at once needs
+this window. This method takes about as long as ijson with its C library. For a trace of 50 MB, the
+method needs a tenth of the memory that reading the whole file at once needs
 (results/accuracy/trace-speed.jsonl).
 """
 
@@ -43,8 +43,9 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
 
     Args:
         path: path of the trace, ``.json`` or ``.json.gz``.
-        header: receives the list of GPUs under the key :data:`DEVICES`. In the file, this list may
-            come after the last event.
+        header: receives the list of GPUs under the key :data:`DEVICES`, if the trace has this list.
+            In the file, the list may come after the last event, so ``header`` is complete only
+            after all events were yielded.
 
     Raises:
         UserError: if the file cannot be read, is damaged, or is not a trace.

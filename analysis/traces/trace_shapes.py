@@ -274,7 +274,8 @@ def _gradients(
     whether the call computes the gradients of the input, the filter and the bias, in this order.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
-    # The bias gradient, the last entry of the mask, is not a convolution, so no pass stands for it.
+    # The last entry of the mask is for the bias gradient. It is left out, because the bias gradient
+    # is not a convolution.
     passes = [
         pass_
         for pass_, is_computed in zip(("dgrad", "wgrad"), mask, strict=False)

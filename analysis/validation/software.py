@@ -220,7 +220,7 @@ def median_times(table: PublicTable) -> pd.Series:
 def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors | None:
-    """Compare a collection with predictions for the shapes that both have.
+    """Compare the times in a collection with predictions, for the shapes that both have.
 
     The result is None if there are no such shapes.
 
@@ -260,6 +260,9 @@ def warm_query(rows: pd.DataFrame) -> Query:
 
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
     """Write the errors of an imported table's model to validation.json in ``folder``.
+
+    The arguments are described in :func:`other_collections`. The document has these entries besides
+    the source:
 
     - ``software`` is the 90% range of the errors on other frameworks. The intervals of answers are
       widened to this range.
@@ -305,7 +308,8 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     entries besides the machine, the source and the errors:
 
     - ``coverage_90``: the coverage of ``interval``.
-    - ``median_width``: median width of the shapes' intervals, as a fraction of the predicted time.
+    - ``median_width``: median over all shapes of the interval's width, as a fraction of the
+      predicted time.
     - ``coverage_by_group``: coverage of ``interval`` and number of shapes, for each kind of shape.
     - ``coverage_90_seen``: coverage of ``interval.software``, without the factors of the kinds,
       around the predictions of the final model, which was fitted to the same shapes.

@@ -24,7 +24,7 @@ _LARGEST = 1e21
 # Bounds that messages show as powers of ten.
 _POWERS = {-_LARGEST: "−10²¹", 1e-18: "10⁻¹⁸", _LARGEST: "10²¹", 1e11: "10¹¹"}
 
-_MAX_SHOWN = 40  # longest part of a value that a message repeats, in characters
+_SHOWN_CHARACTERS = 40  # longest part of a value that a message repeats
 
 _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
@@ -119,6 +119,6 @@ def _is_number(value: Any, shape: Number) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as text for a message, cut at 40 characters."""
+    """Return a value as text for a message; a long text is cut and ends in an ellipsis."""
     text = ascii(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -187,7 +187,8 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
             if not every_candidate:
                 configs = configs[:1]
             for rank, config in enumerate(configs):
-                assert isinstance(config, TileConfig)  # all configs of a Triton family are
+                # Unlike a vendor library, a Triton family has only configs with a tile.
+                assert isinstance(config, TileConfig)
                 chosen = rank == 0
                 jobs.append(_Job(family.name, config, problem, alignment, arch, chosen))
     return jobs
