@@ -155,7 +155,7 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
 
 
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
-    """Return the plan of a GPU's recording: a line for each part and step, and for the total.
+    """Return the plan of a GPU's recording: one line for each part, each step and the total.
 
     ``cores`` is the number of CPU cores of the GPU's host, or None if it is unknown.
 

@@ -26,7 +26,7 @@ def calibrate_command(
         return
     print("group                          cases  median    mean     p95  (held-out error)")
     for group, fit in analysis.model.fits.items():
-        print(f"{group:28} {fit.rows:6,} {fit.median:7.1%} {fit.mean:7.1%} {fit.p95:7.1%}")
+        print(f"{group:29} {fit.rows:6,} {fit.median:7.1%} {fit.mean:7.1%} {fit.p95:7.1%}")
 
 
 @app.command("table")

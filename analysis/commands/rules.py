@@ -47,7 +47,7 @@ def rules_command(
         bool,
         typer.Option(
             "--sweeps",
-            help="List the sweeps that are needed to judge the rules, without judging them.",
+            help="List the sweeps that are needed to judge the rules, and exit.",
         ),
     ] = False,
     plots: Annotated[
@@ -60,7 +60,8 @@ def rules_command(
 ) -> None:
     """Test common rules of thumb about shapes against measurements.
 
-    For a recording, the command also writes rules.csv, rules.md, rules.json and a cheat sheet.
+    For a recording, the command also writes rules.csv, rules.md and rules.json, and a cheat sheet
+    if an effect is significant.
     """
     from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
@@ -83,8 +84,8 @@ def rules_command(
         return
     if plots is not None and table is None:
         raise UserError(
-            "--plots needs --table or --imported; for a recording, the cheat sheet is always "
-            "written next to rules.md."
+            "--plots needs --table or --imported; leave --plots out, because plots of a recording "
+            "are written next to rules.md."
         )
     if table is not None:
         rows, written = _judge_table(table, machine, dtype, plots)
@@ -168,8 +169,11 @@ def _judge_table(
         significant.
 
     Raises:
-        UserError: if no machine is given, the machine is unknown, or the table cannot be read or
-            has no row with this machine and dtype.
+        UserError: in any of these cases:
+
+            - No machine is given, or the machine is unknown.
+            - The table cannot be read, or has no row with this machine and dtype.
+            - No dtype is given, and the rows are in several dtypes, none of which is bf16.
     """
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet

@@ -83,8 +83,8 @@ def validate_command(
         typer.Option(
             "--algorithm",
             help=(
-                "Convolution algorithm whose cases are judged, such as implicit-gemm, recognised "
-                "by kernel names [default: all]."
+                "Convolution algorithm whose cases are judged, such as implicit-gemm [default: "
+                "all]. Kernel names show the algorithm of a case."
             ),
         ),
     ] = None,
@@ -93,8 +93,8 @@ def validate_command(
         typer.Option(
             "--constants",
             help=(
-                "Slug of the machine whose constants calibration starts from [default: a machine "
-                "of the same or the nearest generation]."
+                "Slug of the machine whose constants are the calibration's starting point "
+                "[default: a machine of the same or the nearest generation]."
             ),
         ),
     ] = None,
@@ -102,7 +102,10 @@ def validate_command(
         str,
         typer.Option(
             "--prior",
-            help="Public tables that calibration starts from: slugs or files, separated by commas.",
+            help=(
+                "Public tables that the calibration starts from: slugs or files, separated by "
+                "commas."
+            ),
         ),
     ] = _NONE,
     curve: Annotated[

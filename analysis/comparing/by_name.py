@@ -31,7 +31,7 @@ class NamedComparison:
     Attributes:
         changes: the estimates on which the verdicts are based.
         table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
-            shift that may only be a difference between runs is removed from the ratios.
+            shift that may merely be a difference between runs is removed from the ratios.
         lost: mapping from the name of each case without a time in the new results to the reason.
     """
 
@@ -47,7 +47,7 @@ class NamedComparison:
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
     """Judge each case by the 99% interval of the case's time ratio.
 
-    ``lost`` is stored as the attribute of this name.
+    ``lost`` maps the name of each case without a time in the new results to the reason.
     """
     # The limit only affects the verdict on the shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, 0.0)
@@ -72,7 +72,7 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
 def named_json(comparison: NamedComparison) -> dict[str, Any]:
     """Return the whole comparison for JSON; unknown values are None.
 
-    The common shift is the ratio of the new times to the old times.
+    ``shift`` is the common shift as a ratio, new over old.
     """
     shift = comparison.changes.shift
     cases = comparison.table.astype(object)

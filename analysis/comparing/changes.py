@@ -14,11 +14,11 @@ the case:
 With several processes on a side, the second part is measured for each case. A variance that is
 estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
 (the moderated t test of Smyth, 2004). The better the variances of all cases agree, the more each of
-them is shrunk. With a single process on each side, the second part is estimated from the scatter
-among the ratios of all cases: the part of that scatter that the errors within processes do not
-explain. The estimate describes a typical case. It is robust, because a few cases may have changed.
-A single pair of processes cannot show whether a case has changed, or whether its time merely varies
-far more between processes than the times of other cases do.
+them is shrunk. With a single process on each side, the second part is estimated from the ratios
+of all cases: it is the part of their scatter that the errors within processes do not explain. The
+estimate describes a typical case. It is robust, because a few cases may have changed. A single pair
+of processes cannot show whether a case has changed, or whether its time merely varies far more
+between processes than the times of other cases do.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         return np.asarray(special.ndtri(probabilities))
 
     def surplus(extra: float, centre: float) -> float:
-        """Return the scatter that ``extra`` leaves over; negative if ``extra`` is too large."""
+        """Return the scatter that is left unexplained; negative if ``extra`` is too large."""
         capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
         degrees = len(values) / (len(values) - 1)  # the centre is estimated from the same values
         return float(degrees * capped.mean() - _CUT_SQUARE)
@@ -340,7 +340,7 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
     """
     freedom = float((old.size - 1) + (new.size - 1))
     # Variance of the difference between both sides' means, if each process has the variance 1.
-    weight = 1 / old.size + 1 / new.size
+    variance_factor = 1 / old.size + 1 / new.size
     log_ratios = new.mean - old.mean
     within = np.hstack([old.errors**2, new.errors**2]).mean(axis=1)
     # Differences of the processes from the mean of their side, of shape (cases, all processes).
@@ -360,9 +360,9 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
         )
         # 3. Compare each case with the others.
         centre, _, weights = robust_centre(
-            log_ratios, weight * variances, np.full(len(names), np.inf)
+            log_ratios, variance_factor * variances, np.full(len(names), np.inf)
         )
-        deviation, common = _from_others(log_ratios, weights, weight * variances)
+        deviation, common = _from_others(log_ratios, weights, variance_factor * variances)
         # 4. Estimate the error of the common shift: how much the levels of the processes differ
         #    within a side. It is unknown if a side has only one process.
         shift = CommonShift(centre, math.nan, math.nan)
@@ -370,7 +370,8 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
             squares = 0.0
             for side_levels in np.split(levels, [old.size]):
                 squares += float(((side_levels - side_levels.mean()) ** 2).sum())
-            shift = CommonShift(centre, math.sqrt(weight * squares / freedom), freedom)
+            error = math.sqrt(variance_factor * squares / freedom)
+            shift = CommonShift(centre, error, freedom)
     else:
         variances = np.maximum((residuals**2).sum(axis=1) / freedom, within)
     variances = np.maximum(variances, _LEAST)
@@ -380,8 +381,8 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
         old=old.mean,
         new=new.mean,
         deviation=deviation,
-        within=weight * np.minimum(within, variances),
-        between=weight * between + common,
+        within=variance_factor * np.minimum(within, variances),
+        between=variance_factor * between + common,
         # No variance has more degrees of freedom than all cases together.
         freedom=np.full(len(names), min(freedom + prior_freedom, freedom * len(names))),
         rounds=_rounds(old, new),

@@ -1,8 +1,8 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
-Two cases match if all their identifying columns are equal, such as problem, implementation and
-config. If the config of a hand-written kernel was chosen automatically, two cases match even if the
-choice differs between the recordings.
+Two cases match if all columns that identify them, such as problem and config, are equal. If the
+config of a hand-written kernel was chosen automatically, two cases match even if the choice differs
+between the recordings.
 
 A ratio is the new time over the old one. Its interval has a confidence of 99%, because a comparison
 judges hundreds of cases and should raise few false alarms. The interval combines the intervals of
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def software(self) -> dict[str, tuple[str | None, str | None]]:
-        """Pairs (old, new) of versions that differ, by software; a missing version is None."""
+        """Old and new version of each piece of software that changed; a missing version is None."""
         old, new = self.old.run["software"], self.new.run["software"]
         changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
         return {name: (old.get(name), new.get(name)) for name in changed}

@@ -1,9 +1,9 @@
 """Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
 A ratio is the vendor library's time over the kernel's time, so it is above 1 if the kernel is
-faster. The library's time is the shortest that was measured, with or without its autotuner. The
-kernel's time is measured with the config that the time model ranks first, without a tuning run. If
-all candidate configs of a shape were timed, the config ranked first is also compared with the
+faster. The vendor library's time is the shortest that was measured, with or without its autotuner.
+The kernel's time is measured with the config that the time model ranks first, without a tuning run.
+If all candidate configs of a shape were timed, the config ranked first is also compared with the
 fastest candidate.
 """
 
@@ -64,7 +64,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     pairs = chosen.join(library[_TIMES].add_suffix("_library"), on="problem", how="inner")
     if pairs.empty:
         raise UserError(
-            "this recording did not time the same shapes with Triton kernels and the vendor "
+            "this recording has no shape that was timed with both a Triton kernel and the vendor "
             f"library; run {target('families', 'record --part kernels')} on a GPU with sm_80 or "
             "later to time both."
         )
@@ -158,9 +158,10 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
-    """Return the (shape, family) pairs whose candidates were all tried, including failed ones.
+    """Return the (shape, family) pairs whose candidates were all tried.
 
-    The result is empty if any case of a search was left out of the plan.
+    A candidate that failed counts as tried. The result is empty if any case of a search was left
+    out of the plan.
     """
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan.get("left_out", {})):

@@ -209,10 +209,10 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
     """Return the verdict on the common shift, and the part of its log that each ratio includes.
 
-    If the shift is significant, each ratio includes all of it. Otherwise, the shift may only be a
-    difference between runs, and no ratio includes it. If such an insignificant shift reaches the
-    threshold, the verdict is :data:`UNCLEAR`. If no shift was estimated, the verdict is an empty
-    string.
+    If the shift is significant, each ratio includes all of it. Otherwise, the shift may merely
+    be a difference between runs, and no ratio includes it. If such an insignificant shift reaches
+    the threshold, the verdict is :data:`UNCLEAR`. If no shift was estimated, the verdict is an
+    empty string.
 
     Args:
         shift: the common shift; None if it was not estimated.
@@ -253,7 +253,10 @@ def _reach(freedom: Any, probability: float) -> Any:
 
 
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_rounds` for a deviation of ``limit``, which is at least 0."""
+    """Return :attr:`GateResult.more_rounds` for a deviation of ``limit``.
+
+    ``limit`` is the logarithm of a ratio, and at least 0.
+    """
     # This deviation is detectable if the standard error is at most this large. The variance between
     # processes uses up a part of its square, and rounds can reduce only the variance within them.
     largest_error = limit / _reach(changes.freedom, _FALSE_CASES / len(changes.names))
@@ -266,7 +269,10 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, at least 0."""
+    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``.
+
+    ``limit`` is the logarithm of a ratio, and at least 0.
+    """
     probability = _FALSE_CASES / len(changes.names)
     sizes = changes.processes
     least = max(0, _LEAST_PROCESSES - min(sizes))
@@ -289,9 +295,10 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
 def gate_json(result: GateResult) -> dict[str, Any]:
     """Return the whole result for JSON. Slowdowns are fractions, and ratios are new over old.
 
-    A detectable change is None if it is unknown or over 1,000%. At the top, ``detectable`` is the
-    largest over all cases. ``more_rounds`` and ``more_processes`` are the largest over the unclear
-    cases: 0 if no case is unclear, and None if the value of any unclear case is unknown.
+    A detectable change is None if it is unknown or over 1,000%. At the top level, ``detectable``
+    is the largest detectable change of any case. ``more_rounds`` and ``more_processes`` are the
+    largest over the unclear cases: 0 if no case is unclear, and None if the value of any unclear
+    case is unknown.
     """
     changes, shift = result.changes, result.changes.shift
     unclear = result.has(UNCLEAR)
@@ -337,12 +344,11 @@ def gate_text(result: GateResult) -> str:
     changes = result.changes
     cases = counted(len(changes.names), "case")
     threshold = _percent(math.log1p(result.threshold))
-    old, new = changes.processes
     lines = [
         f"{result.verdict}: {result.count(SLOWER):,} of {cases} slower by "
         f"{threshold} or more, {result.count(BELOW):,} not, "
         f"{result.count(UNCLEAR):,} unclear",
-        _detectable_sentence(result, old, new),
+        _detectable_sentence(result),
     ]
     if changes.shift is not None:
         lines.append(_shift_sentence(result, changes.shift))
@@ -366,16 +372,16 @@ def gate_text(result: GateResult) -> str:
     return "\n".join(lines)
 
 
-def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
-    """Say what slowdown these runs detect; ``old`` and ``new`` are the numbers of processes."""
-    runs = f"{old} old and {new} new process{'es' if new > 1 else ''}"
+def _detectable_sentence(result: GateResult) -> str:
+    """Say how large a slowdown these runs detect, and how many processes they have."""
+    old, new = result.changes.processes
+    processes = f"{old} old and {counted(new, 'new process', 'new processes')}"
     largest = _largest(result.detectable)
-    if math.isnan(largest):
-        return f"smallest slowdown that is found with 80% probability ({runs}): unknown"
-    return (
-        f"smallest slowdown that is found with 80% probability ({runs}): "
-        f"median case {_percent(_middle(result.detectable))}, worst case {_percent(largest)}"
-    )
+    slowdowns = "unknown"
+    if not math.isnan(largest):
+        middle = _middle(result.detectable)
+        slowdowns = f"median case {_percent(middle)}, worst case {_percent(largest)}"
+    return f"smallest slowdown that is found with 80% probability ({processes}): {slowdowns}"
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
@@ -474,9 +480,10 @@ def _next_steps(result: GateResult) -> list[str]:
 
 
 def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
-    """Return a sentence about the measurements that would make the threshold detectable.
+    """Return sentences about the measurements that would make the threshold detectable.
 
-    The sentence is empty if each version has too few processes to say how many more are needed.
+    Return an empty string if neither a number of rounds nor a number of processes is known to be
+    enough, and a version has too few processes for a reliable estimate.
 
     Args:
         result: the answer.
@@ -493,10 +500,6 @@ def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
             "not show whether the slowdown is that large. More processes of each version would "
             "narrow the intervals."
         )
-    purpose = f"To detect a slowdown of {threshold} in every unclear case"
-    if not needs_more.all():
-        cases = counted(int(needs_more.sum()), "unclear case")
-        purpose = f"These runs may miss a slowdown of {threshold} in {cases}. To detect it there"
     remedies = []
     if np.isfinite(rounds).all():
         remedies.append(f"{counted(int(rounds.max()), 'more round')} in each process")
@@ -504,7 +507,11 @@ def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
         more = counted(int(processes.max()), "more process", "more processes")
         remedies.append(f"{more} of each version")
     if remedies:
-        return f"{purpose}, add {', or '.join(remedies)}."
+        remedy = f"add {', or '.join(remedies)}."
+        if needs_more.all():
+            return f"To detect a slowdown of {threshold} in every unclear case, {remedy}"
+        cases = counted(int(needs_more.sum()), "unclear case")
+        return f"These runs may miss a slowdown of {threshold} in {cases}. To detect it, {remedy}"
     if not _are_enough(result.changes.processes):
         return ""
     return (
@@ -521,7 +528,7 @@ def _detectable_shift(shift: CommonShift) -> float:
 
 
 def _largest(values: Reals) -> float:
-    """Return the largest of non-negative values; NaN if any value is NaN, 0 without values."""
+    """Return the largest of non-negative values: NaN if any value is NaN, 0 if there are none."""
     return float(np.max(values, initial=0.0))
 
 

@@ -1,4 +1,4 @@
-"""Find how long the operations of a trace should take on the machine."""
+"""Find out how long the operations of a trace should take on a machine."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expected
         times.update(dict.fromkeys(works_of[problem], time))
     # 3. Predict attention, which was measured only on GPUs and in 16 bits.
     for work in works:
-        if isinstance(work, Attention):
+        if isinstance(work, Attention) and work.dtype in machine.peaks:
             attention_basis = find_attention(machine, work.dtype, basis.folder)
-            if attention_basis is not None and work.dtype in machine.peaks:
-                call = attention_time(work, attention_basis, None)
-                times[work] = ExpectedTime(
-                    1e6 * call.seconds, 1e6 * call.lo, 1e6 * call.hi, attention_basis.source(None)
-                )
+            if attention_basis is None:
+                continue
+            # A trace does not name the framework that computes the attention.
+            call = attention_time(work, attention_basis, framework=None)
+            source = attention_basis.source(named=None)
+            times[work] = ExpectedTime(1e6 * call.seconds, 1e6 * call.lo, 1e6 * call.hi, source)
     return times
 
 

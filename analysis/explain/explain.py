@@ -78,9 +78,9 @@ class TraceFinding(NamedTuple):
     """A way to save time.
 
     Attributes:
-        subject: name of the operations, or of the idle time.
+        subject: the operations or the idle time, in words.
         text: reasons and remedies in words.
-        saves_us: time in µs that could be saved in all calls of the operations.
+        saves_us: time in µs that could be saved, over all calls of the operations.
     """
 
     subject: str
@@ -138,8 +138,8 @@ class TraceVerdict:
         findings: ways to save time, the largest saving first.
         source: measurements or constants that the expected times are based on, in words.
         slowdown: median ratio of traced to expected times if most shapes took too long, else 1. A
-            slowdown above 1 is attributed to the whole machine. An operation then only counts as
-            slow if its traced time exceeds ``slowdown`` times the upper end of its expected
+            slowdown above 1 is attributed to the whole machine. An operation then counts as slow
+            only if its traced time exceeds ``slowdown`` times the upper end of its expected
             interval.
     """
 
@@ -200,16 +200,20 @@ def _basis(
     :func:`explain_traces` explains the arguments.
 
     Raises:
-        UserError: if the machine is not known, if its recording cannot be read, if ``against`` is
-            not a folder, or if ``against`` belongs to one machine and ``machine`` is also given.
+        UserError: in any of these cases:
+
+            - The machine is not known, or its recording cannot be read.
+            - No machine is given, and the trace does not name exactly one that is known.
+            - ``against`` is not a folder.
+            - ``against`` belongs to one machine, and ``machine`` is also given.
     """
     # 1. If the given folder belongs to one machine, compare with that machine.
     if against is not None:
         if (against / "run.json").exists():
             if machine is not None:
                 raise UserError(
-                    f"{against} is the folder of one machine, so --machine cannot be given, "
-                    f"too. Leave --machine out, or give --against the folder {against.parent}."
+                    f"{against} is the folder of one machine, so it already names the machine. "
+                    f"Leave --machine out, or give --against the folder {against.parent}."
                 )
             folder = against.resolve()
             return find_basis(folder.name, folder.parent)

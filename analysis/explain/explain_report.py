@@ -235,7 +235,7 @@ def _percent(share: float | None) -> str:
 def _shortened(kernel: str) -> str:
     """Return a kernel's name without its result type, cut to :data:`_LONGEST_NAME` characters.
 
-    For a kernel inside CUTLASS's wrapper template, the result is the template's argument.
+    If CUTLASS's wrapper template contains the kernel, the kernel's name is the template's argument.
     """
     match = _CUTLASS.search(kernel)
     name = match.group(1) if match else kernel.removeprefix("void ")
@@ -282,14 +282,10 @@ def notes(verdict: TraceVerdict) -> list[str]:
             "their times, record a step without CUDA graphs."
         )
     if account.calls_without_kernel:
-        calls_have = counted(
-            account.calls_without_kernel,
-            "call of a matrix operation has",
-            "calls of matrix operations have",
-        )
+        calls = counted(account.calls_without_kernel, "call")
         sentences.append(
-            f"{calls_have} no kernel in the trace: the profiler lost a record, or a CUDA graph was "
-            "being captured."
+            f"The trace has no kernel for {calls} of matrix operations: the profiler lost a "
+            "record, or a CUDA graph was being captured."
         )
     if account.left_out:
         were = "was" if account.left_out == 1 else "were"

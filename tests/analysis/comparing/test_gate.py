@@ -335,7 +335,7 @@ def test_rounds_are_asked_for_only_where_they_help() -> None:
     assert result.case_verdicts[:2] == (UNCLEAR, UNCLEAR)
     assert result.more_rounds[0] == 0 < result.more_rounds[1]
     text = gate_text(result)
-    assert " in 1 unclear case. To detect it there, add " in text
+    assert " in 1 unclear case. To detect it, add " in text
     # The totals are those of the text, which is about the unclear cases.
     assert gate_json(result)["more_rounds"] == result.more_rounds[1]
     settled = judge_changes(replace(changes, deviation=zeros, new=zeros), 0.2)
