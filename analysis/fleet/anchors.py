@@ -1,11 +1,11 @@
 """Read anchors.csv: the times of the same few cases on each GPU of a recording.
 
-These cases are called anchors. A training or inference job runs at the speed that a GPU sustains
-under continuous load. Short bursts run at boost clocks, which hide differences in silicon, cooling
-and power supply. A survey of five large systems found that the time of a program varies between
-GPUs of one model by 8% on average and by up to 22%, and that single GPUs take 1.5 times as long as
-the median GPU (P. Sinha et al., "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors
-therefore run without pauses; they are called sustained.
+These cases are called anchors. A survey of five large systems found that the time of a program
+varies between GPUs of one model by 8% on average and by up to 22%. Individual GPUs took up to 1.5
+times as long as the median GPU (P. Sinha et al., "Not All GPUs Are Created Equal", arXiv
+2208.11035). A training or inference job runs at the speed that a GPU sustains under continuous
+load. Short bursts run at boost clocks, which hide differences in silicon, cooling and power supply.
+Some anchors therefore run without pauses; they are called sustained.
 """
 
 from __future__ import annotations
@@ -114,15 +114,23 @@ def read_anchors(folder: Path) -> Anchors:
     If several runs timed an anchor on a GPU, the times of the latest run are used.
 
     Raises:
-        UserError: if a file is missing, unreadable, too badly damaged or of another version, or if
-            it contains no anchor times.
+        UserError: in any of these cases:
+
+            - run.json or anchors.csv is missing or unreadable.
+            - run.json was written by an incompatible version of Rooftile.
+            - anchors.csv lacks a column, is too badly damaged, or contains no times.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / FILE
     table = read_csv(path, _COLUMN_KINDS, _RESTORE, optional=("energy_j",))
     cases, case_positions = _cases(table.rows)
-    rows = _checked(table.rows.assign(case=case_positions), table.faults)
+    rows = table.rows.assign(
+        case=case_positions,
+        run=table.rows["run"].map(printable),
+        worker=table.rows["worker"].map(printable),
+    )
+    _record_faults(rows, table.faults)
     damaged = table.faults.leave_out()
     rows = rows[table.faults.sound]
     if rows.empty:
@@ -132,7 +140,7 @@ def read_anchors(folder: Path) -> Anchors:
 
 
 def anchor_folders(place: Path) -> list[Path]:
-    """Return the given folder if it is a recording, otherwise the recordings with anchors in it.
+    """Return the given folder if it is a recording, else its subfolders that have anchors.
 
     Raises:
         UserError: if the given folder is a recording without anchors, or contains no recording with
@@ -149,7 +157,7 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """Return the kind of anchor, one of :data:`KINDS`, that a case is on a machine.
+    """Return a case's kind of anchor, which is one of :data:`KINDS`.
 
     The machine's peak and bandwidth decide what limits the case.
     """
@@ -203,10 +211,11 @@ def _case(row: Mapping[str, str]) -> Case | None:
     return case if case.mode in MODES and case.cache in CACHES else None
 
 
-def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
-    """Record the faults of the rows; return the rows with ``run`` and ``worker`` made printable."""
-    for name in ("run", "worker"):
-        rows = rows.assign(**{name: rows[name].map(printable)})
+def _record_faults(rows: pd.DataFrame, faults: Faults) -> None:
+    """Record in ``faults`` what is wrong with the rows.
+
+    The column ``case`` of the rows contains the positions that :func:`_cases` returned.
+    """
     faults.record(rows["case"] < 0, "its columns do not describe a valid case")
     faults.record(~rows["phase"].isin(PHASES), f"phase is not one of {', '.join(PHASES)}")
     faults.record(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
@@ -227,7 +236,6 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
         least = _COLDEST if name == "temp_c" else 0
         is_possible = (rows[name] >= least) & (rows[name] < _UNREACHABLE)
         faults.record(rows[name].notna() & ~is_possible, f"{name} is out of range")
-    return rows
 
 
 def _fleet(

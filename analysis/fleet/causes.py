@@ -1,9 +1,9 @@
 """Find out whether a slow GPU has a low clock, and why the clock is low.
 
 The speed of arithmetic is proportional to the SM clock. A low clock therefore explains why a GPU is
-slow if it accounts for at least half of the slowness and leaves at most a margin unexplained. A
-clock is low because of a limit that somebody set, the power limit, heat, or another abnormal reason
-that the GPU reported.
+slow if it accounts for at least half of the slowness and leaves at most a margin unexplained.
+Possible causes of a low clock are a limit that somebody set, the power limit, heat, and any other
+abnormal reason that the GPU reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SlowCause:
 
 
 def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
-    """Judge whether the clock of device ``i`` of a fleet explains why it computes slowly.
+    """Judge whether device ``i`` of a fleet computes slowly because of its clock.
 
     Args:
         fleet: the devices with their limits.
@@ -132,7 +132,10 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """Return the median of the known values of a limit, which is the field ``name`` of a device."""
+    """Return the median of a limit over the devices whose limit is known.
+
+    ``name`` is the field of :class:`FleetDevice` with the limit.
+    """
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 

@@ -83,8 +83,8 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
     Args:
         fleet: the times of the anchors.
         speeds: speeds of that fleet.
-        margin: fraction of the fleet's median; a device is slow if the whole interval of its speed
-            is more than this far below the median.
+        margin: threshold for slow devices, as a fraction of the fleet's median. The whole interval
+            of a slow device's speed is further below the median than this.
     """
     # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}
@@ -142,7 +142,7 @@ def _slow_sentence(
     """Return sentences that say how slow device ``i`` is, why, and whether the spread explains it.
 
     ``noun`` is the word for a device, ``slow`` has at least one kind of anchor, and ``cause`` is
-    the cause in words. :class:`DeviceVerdict` explains the other arguments.
+    the cause in words. :func:`judge` and :class:`DeviceVerdict` explain the other arguments.
     """
     # Only the first kind is printed with its interval.
     first_kind, *other_kinds = slow
@@ -228,7 +228,7 @@ def _not_slow_sentence(
 
     ``throttled`` has the abnormal reasons for throttling that the device reported.
     """
-    throttling = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
+    throttling = f"{name} was throttled ({', '.join(throttled)})" if throttled else ""
     if not has_enough_devices or not speeds.overall:
         if throttling:
             return f"{throttling}."
@@ -237,11 +237,11 @@ def _not_slow_sentence(
     if not math.isfinite(overall.half[i]):
         comparison = (
             f"is not known to be slow: its speed in {KIND_WORDS[speeds.overall]} has no known "
-            "interval."
+            "interval"
         )
     else:
         comparison = (
             f"is not significantly slow: {overall.speed[i]:.1%} of the fleet's median in "
-            f"{KIND_WORDS[speeds.overall]} ({overall.lo[i]:.1%} to {overall.hi[i]:.1%})."
+            f"{KIND_WORDS[speeds.overall]} ({overall.lo[i]:.1%} to {overall.hi[i]:.1%})"
         )
-    return f"{throttling}, but {comparison}" if throttling else f"{name} {comparison}"
+    return f"{throttling}, but {comparison}." if throttling else f"{name} {comparison}."

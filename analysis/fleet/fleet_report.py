@@ -16,6 +16,7 @@ from analysis.fleet.device_verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, 
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds, Interference, SpeedChange, fleet_speeds
 from kernels.common.counts import counted
 from sweeps.store import write_json
+from sweeps.timing.statistics import TOLERANCE
 
 _LISTED = 20  # maximum number of GPUs in the table, and of sentences about single GPUs
 _LISTED_NODES = 5  # maximum number of nodes named one by one
@@ -73,8 +74,8 @@ def write_report(report: FleetReport) -> Path:
 def report_json(report: FleetReport) -> dict[str, Any]:
     """Return the whole report for JSON, with the slowest GPU first.
 
-    Speeds, the spread and the margin are fractions. Unknown numbers are null. ``speed`` is the
-    speed in the kind of anchor that ``speed_of`` names.
+    Speeds, their spread and the margin are relative to the fleet's median. Unknown numbers are
+    null. ``speed`` is the speed in the kind of anchor that ``speed_of`` names.
     """
     speeds = report.speeds
     return {
@@ -186,16 +187,18 @@ def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
 def _summary_sentence(report: FleetReport) -> str:
     """Say how many GPUs are slow, and how much the GPUs differ from one another."""
     speeds, count = report.speeds, len(report.verdicts)
-    counts = Counter(verdict.verdict for verdict in report.verdicts)
-    spread = ""
-    if not math.isnan(speeds.spread):
-        spread = (
-            f" The {report.noun}s differ by {speeds.spread:.1%} in {KIND_WORDS[speeds.overall]} "
-            "(standard deviation, without measurement noise)."
-        )
-    verb = "is" if counts[SLOW] == 1 else "are"
-    clause = f"{counts[SLOW]:,} of {count:,} {report.noun}s {verb} slow"
-    return f"{clause}: significantly more than {100 * report.margin:.3g}% below the median.{spread}"
+    slow_count = sum(verdict.verdict == SLOW for verdict in report.verdicts)
+    verb = "is" if slow_count == 1 else "are"
+    summary = (
+        f"{slow_count:,} of {count:,} {report.noun}s {verb} slow: significantly more than "
+        f"{100 * report.margin:.3g}% below the median."
+    )
+    if math.isnan(speeds.spread):
+        return summary
+    return (
+        f"{summary} The {report.noun}s differ by {speeds.spread:.1%} in "
+        f"{KIND_WORDS[speeds.overall]} (standard deviation, without measurement noise)."
+    )
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
@@ -270,6 +273,13 @@ def _interference_sentences(
             for kind, change in node_change.kinds.items()
             if change.slowed
         ]
+        # The slowdown may be significant only over all kinds together.
+        if node_change.all.slowed and not slowed:
+            change = node_change.all
+            slowed = [
+                f"all kinds together {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
+                f"{change.hi - 1:.1%})"
+            ]
         where = "an unknown node" if node_change.node is None else f"node {node_change.node}"
         if len(interference) == 1:
             where = "the node"
@@ -293,8 +303,9 @@ def _interference_sentences(
             where = f"{len(undisturbed)} of {len(interference)} nodes"
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
         sentences.append(
-            f"Working in parallel causes no significant slowdown above 1% for the {noun}s of "
-            f"{where}: anchors take {ratio:.3f} times as long as when one {noun} works at a time."
+            f"Working in parallel causes no significant slowdown above {TOLERANCE:.0%} for the "
+            f"{noun}s of {where}: anchors take {ratio:.3f} times as long as when one {noun} works "
+            "at a time."
         )
     return sentences
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import median_abs_deviation
 
 from analysis.fleet.anchors import KINDS, SENSORS, Array, Fleet
@@ -39,7 +39,6 @@ _MIN_SPREAD = 8  # minimum number of GPUs for a meaningful standard deviation
 _ALONE, _TOGETHER = range(len(PHASES))
 _ASSUMED = 0.005  # assumed standard deviation of a log speed between two measurements
 _ASSUMED_AS = 2  # weight of the assumption, as a number of GPUs timed in both phases
-_MEDIAN_FACTOR = math.pi / 2  # variance of the median of normal values over that of their mean
 _FAR = 3.5  # standard deviations from the median beyond which a value does not count
 _MAD = 1.4826  # standard deviation of normal values over the median of their absolute values
 _MANY = 6  # minimum number of anchors of one GPU for a deviation of their own
@@ -81,7 +80,7 @@ class AnchorSpeeds:
         return np.exp(self.log + self.half)
 
     def beyond(self, margin: float) -> NDArray[np.bool_]:
-        """Return a mask of the devices whose whole interval is over ``margin`` below the median."""
+        """Return a mask of the devices whose whole interval is below ``1 - margin``."""
         return self.hi < 1 - margin  # False for NaN
 
 
@@ -241,11 +240,18 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
     for i in np.flatnonzero(count >= _MANY):
         deviations[i] = max(scatter, _deviation_from_zero(residuals[i]))
     # 3. Compute the variance of the medians. Values scatter at least as much as their errors say.
-    #    The median of one or two values is their mean.
     row_errors = np.sqrt(median_of(errors**2, axis=1))
-    variance_factor = np.where(count > 2, _MEDIAN_FACTOR, 1.0) / count
-    variance = np.fmax(deviations, row_errors) ** 2 * variance_factor
+    variance = np.fmax(deviations, row_errors) ** 2 * _median_factors(count) / count
     return _Medians(medians, variance, scatter)
+
+
+def _median_factors(counts: ArrayLike) -> Array:
+    """Return how many times as large the variance of a median is as that of a mean.
+
+    The values are assumed to be normal. ``counts`` are numbers of values. The median of one or two
+    values is their mean.
+    """
+    return np.where(np.asarray(counts) > 2, math.pi / 2, 1.0)
 
 
 def _deviation_from_zero(values: Array) -> float:
@@ -352,7 +358,7 @@ def _median_variance(log: Array, variance: Array) -> float:
     # The speeds scatter because the devices differ, and at least by the measurement noise.
     scatter = np.fmax(deviation_of(log) ** 2, device_variance)
     count = int(np.isfinite(log).sum())
-    return float(np.fmin(device_variance, _MEDIAN_FACTOR * scatter / count))
+    return float(np.fmin(device_variance, _median_factors(count) * scatter / count))
 
 
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -463,7 +469,7 @@ def _node_changes(
     is_timed_twice = np.asarray(np.isfinite(changes).any(axis=1))
     counts = np.array([max(1, int(is_timed_twice[members].sum())) for members in groups])
     # The speed of each device may also have changed between the two measurements.
-    variance = medians.variance + _MEDIAN_FACTOR * 2 * time_deviation**2 / counts
+    variance = medians.variance + _median_factors(counts) * 2 * time_deviation**2 / counts
     half = Z95 * np.sqrt(variance)
     ratio = np.exp(medians.median)
     lo = np.exp(medians.median - half)
@@ -482,6 +488,6 @@ def _error_of_median(errors: Array) -> Array:
     count = np.isfinite(errors).sum(axis=0)
     unknown = np.full(len(count), np.nan)
     # The variance of a mean is the sum of the variances over the squared count.
-    sums = _MEDIAN_FACTOR * np.nansum(errors**2, axis=0)
+    sums = _median_factors(count) * np.nansum(errors**2, axis=0)
     variance = np.divide(sums, count**2, out=unknown, where=count > 0)
     return np.sqrt(variance)

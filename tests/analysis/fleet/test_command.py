@@ -268,6 +268,19 @@ def test_devices_of_an_unknown_node_have_no_node_none(tmp_path: Path) -> None:
     assert "While all GPUs of node 1 work" in text
 
 
+def test_a_slowdown_that_only_all_kinds_together_show_is_reported(tmp_path: Path) -> None:
+    report = make_report(record_fleet(tmp_path / "x", simulate(MAIN, 0)[0]), 0.05)
+    change = Interference(0, SpeedChange(1.02, 1.01, 1.03, True),
+                          {"memory": SpeedChange(1.02, 0.99, 1.05, False)})  # fmt: skip
+    speeds = replace(report.speeds, interference=(change,))
+    sentences = findings(replace(report, speeds=speeds))
+    assert (
+        "While all GPUs of the node work, these anchors take longer: all kinds together 2.0% "
+        "(1.0% to 3.0%)."
+    ) in sentences
+    assert not any("no significant slowdown" in sentence for sentence in sentences)
+
+
 def test_long_names_of_kinds_stay_above_their_columns(tmp_path: Path) -> None:
     fleet, _ = simulate(MAIN, 0)
     log = fleet.log_time.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from analysis.fleet.anchors import KINDS, Fleet
 from analysis.fleet.device_verdict import SLOW, judge
-from analysis.fleet.speeds import fleet_speeds
+from analysis.fleet.speeds import _error_of_median, fleet_speeds
 from tests.studies.fleets import BAD, MAIN, MARGIN, PLAIN, SETTINGS, Setting, kinds, look, simulate
 
 FLEETS = 100
@@ -208,6 +209,14 @@ def test_devices_without_both_phases_do_not_narrow_the_interference() -> None:
     one_is_left = fleet_speeds(without(fleet, 0, first_node[1:])).interference[0].all
     every_one = fleet_speeds(fleet).interference[0].all
     assert np.log(one_is_left.hi / one_is_left.lo) > 2 * np.log(every_one.hi / every_one.lo)
+
+
+def test_the_error_of_two_devices_is_that_of_their_mean() -> None:
+    """The median of one or two values is their mean, so it is not less precise than a mean."""
+    one, two, three = (
+        _error_of_median(np.full((count, 1), 0.01))[0] * math.sqrt(count) for count in (1, 2, 3)
+    )
+    np.testing.assert_allclose([one, two, three], [0.01, 0.01, 0.01 * math.sqrt(math.pi / 2)])
 
 
 def test_the_intervals_of_anchors_on_few_gpus_do_not_matter() -> None:
