@@ -51,7 +51,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
     """Find the latest table of each kind of call, GPU and framework in the installed package.
 
     Args:
-        machine: slug of the machine whose tables to find; None for all machines.
+        machine: slug of the machine whose tables are returned; None for all machines.
 
     Raises:
         UserError: if the package is not installed.
@@ -76,13 +76,13 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
     """Read a file's GPU, framework and version from its first row; None if there is no row."""
-    columns = parquet.read_table(path, columns=["framework", "version", "device"])
-    first_rows = columns.slice(0, 1).to_pylist()
-    if not first_rows:
+    table = parquet.read_table(path, columns=["framework", "version", "device"])
+    if not len(table):
         return None
-    row = first_rows[0]
-    slug = slug_of_device(row["device"])
-    return AttentionTable(path, slug, row["framework"].lower(), row["version"], kind)
+    # All rows have the same GPU, framework and version.
+    (first_row,) = table.slice(0, 1).to_pylist()
+    slug = slug_of_device(first_row["device"])
+    return AttentionTable(path, slug, first_row["framework"].lower(), first_row["version"], kind)
 
 
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:

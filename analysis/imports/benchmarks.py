@@ -8,8 +8,9 @@ Four JSON formats are recognised by their keys:
   Raw samples are read if the files that ``--jsonbin`` wrote exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
   standard deviation of ``--benchmark_report_aggregates_only``.
-- ``torch.utils.benchmark``: a JSON document with the fields of the measurements, which the user has
-  to write. Pickled measurements are never read, because unpickling a file can run arbitrary code.
+- ``torch.utils.benchmark``: a JSON document that the user writes, with the fields of the
+  measurements. Pickled measurements are never read, because unpickling a file can run arbitrary
+  code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
 its name. A case whose name matches the pattern is renamed after its problem.
@@ -198,8 +199,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         if all(case.problem is None for case in times.values()):
             first_name, *_ = times
             raise UserError(
-                f"--pattern {pattern.text!r} matches no case name in {path}, such as "
-                f"{first_name!r}. Write a pattern that matches the names."
+                f"--pattern {pattern.text!r} matches no case name in {path}. The first name is "
+                f"{first_name!r}. Write a pattern that matches such names."
             )
         times = named_by_problem(
             str(path),
@@ -372,14 +373,15 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             message = entry.get("error_message") or entry.get("skip_message") or "skipped"
             cases.lost[name] = str(message)
         elif entry.get("run_type") == "aggregate":
-            of_name = aggregates.setdefault(name, {})
+            aggregates_of_name = aggregates.setdefault(name, {})
             kind = str(entry["aggregate_name"])
-            if kind in of_name and name not in cases.times:
+            if kind in aggregates_of_name and name not in cases.times:
                 raise cases.repeated(name)
-            of_name[kind] = entry
+            aggregates_of_name[kind] = entry
         else:
             cases.add_samples(name, [_google_seconds(entry)])
-    # 2. Add the mean and the standard deviation of cases without samples.
+    # 2. Add the mean and the standard deviation of cases without samples. Aggregates without a
+    #    mean, such as BigO, describe how times grow with a size, and not a case.
     for name, entries in aggregates.items():
         if name not in cases.times and "mean" in entries:
             mean_entry = entries["mean"]

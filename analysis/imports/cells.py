@@ -36,7 +36,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     """Convert cells to numbers and Rooftile's names; leave out rows without a valid case and time.
 
     Args:
-        path: the file, for messages.
+        path: the file, which error messages name.
         cells: one column of text per property (times may be numbers), and ``line``, the line
             number of each row.
         library: implementation that is assumed for rows that do not name one. If ``library`` is
@@ -96,14 +96,17 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the columns of a convolution in our names, with defaults in place of empty cells."""
+    """Return a convolution's columns under Rooftile's names, with defaults for empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
     record = {"layout": "nhwc", "dtype": "", **_CONV_DEFAULTS, **given, "op": "conv"}
     return {**record, "layout": record["layout"].lower(), "dtype": our_dtype(record["dtype"])}
 
 
 def our_dtype(name: str) -> str:
-    """Translate a dtype such as ``torch.bfloat16`` to Rooftile's name, or else to lower case."""
+    """Return Rooftile's name of a dtype such as ``torch.bfloat16``.
+
+    Any other word is returned in lower case.
+    """
     name = name.removeprefix("torch.").lower()
     return _DTYPES.get(name, name)
 

@@ -41,7 +41,8 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
             ``problem`` or ``shape``. Other columns are ignored.
 
     Raises:
-        UserError: if a shape does not describe a problem, or if there is no shape.
+        UserError: if a shape does not describe a problem, if there is no shape, or if a column of a
+            DataFrame is missing or repeated.
 
     >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])
     [Gemm(m=4096, n=50257, k=768, dtype='bf16', layout='nt', batch=1), \
@@ -49,27 +50,21 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
     """
     if isinstance(shapes, pd.DataFrame):
         return _problems_of_frame(shapes)
-    if isinstance(shapes, (str, Gemm, Conv)) or _is_single_shape(shapes):
+    if _is_tuple_of_fields(shapes):
         return [_as_problem(shapes)]
-    if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
-        raise UserError(
-            f"{shapes!r} is not a shape; give text such as '8192,50257,768,bf16', or a tuple."
-        )
+    # A value that cannot be a shape, such as a number, raises an error in _as_problem.
+    if isinstance(shapes, (str, Mapping)) or not isinstance(shapes, Iterable):
+        return [_as_problem(shapes)]
     problems = [_as_problem(shape) for shape in shapes]
     if not problems:
         raise UserError("no shape was given; give at least one.")
     return problems
 
 
-def _is_single_shape(shapes: object) -> bool:
-    """Return True if ``shapes`` is a tuple that describes a single shape, or a bare number.
-
-    A tuple of several shapes begins with a shape, not with a size. A bare number is not a shape, so
-    :func:`_as_problem` rejects it.
-    """
-    if isinstance(shapes, tuple) and shapes:
-        return isinstance(shapes[0], Real)
-    return isinstance(shapes, Real)
+def _is_tuple_of_fields(shapes: object) -> bool:
+    """Return True if ``shapes`` is a tuple of one shape's fields, not of several shapes."""
+    # The first field is a size.
+    return isinstance(shapes, tuple) and bool(shapes) and isinstance(shapes[0], Real)
 
 
 def _as_problem(shape: object) -> Problem:
@@ -100,8 +95,11 @@ def read_problems(path: Path) -> list[Problem]:
     1, and ``padding`` defaults to 0.
 
     Raises:
-        UserError: if the file cannot be read, if a column is missing, repeated or unknown, if a
-            line does not describe a problem, or if there is no line below the header.
+        UserError: in any of these cases:
+
+            - The file cannot be read, or has no line below its header.
+            - A column is missing, repeated or unknown.
+            - A line does not describe a problem.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -185,7 +183,7 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
     """Return the problem that a row describes.
 
     Args:
-        where: the row in words, for messages.
+        where: the row in words, as error messages name it.
         cells: text of each column; an empty string or None means the column's default.
 
     Raises:

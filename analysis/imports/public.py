@@ -45,8 +45,8 @@ class PublicRows:
     """Measured problems of one machine and one dtype; arrays and lists have one element per row.
 
     Attributes:
-        seconds: time of one launch in seconds.
-        kernels: names of all kernels in one launch; empty where the table has none.
+        seconds: time of one call in seconds.
+        kernels: names of the kernels that a call runs; empty where the source does not name them.
         skipped: number of rows that were left out, by reason.
         warm: True if operands that fit into the cache were read from the cache.
     """
@@ -230,9 +230,13 @@ def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequ
 def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
+    Rows without a time or a supported problem are left out, and so are the names of kernels.
+
     Raises:
-        UserError: if the file is unreadable or damaged, has no known format, does not say its
-            dtype, or has no readable row for the machine.
+        UserError: in any of these cases:
+
+            - The file is unreadable or damaged, has no known format, or does not say its dtype.
+            - The file has no readable row for the machine.
     """
     rows = _read(path)
     cache = "warm" if rows.warm else "cold"
@@ -255,9 +259,12 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
     """Read all rows of a table or of a folder of our results.
 
     Raises:
-        UserError: if the file is unreadable, has no known format, lacks a column of its format, has
-            an invalid cell, does not say its dtype, or is a CSV file that only has times of
-            hand-written kernels.
+        UserError: in any of these cases:
+
+            - The file or recording is unreadable or damaged.
+            - The file has no known format, or does not say its dtype.
+            - The file lacks a column of its format, or has an invalid cell.
+            - The file is a CSV file without usable times of a vendor library.
     """
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
@@ -295,16 +302,18 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
 
 
 def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
-    """Convert the times of a CSV file, and leave out hand-written kernels.
+    """Convert the vendor library's times in a CSV file; only bursts are used.
+
+    If a file has times for cold and for warm operands, only the more frequent kind is used.
 
     Raises:
-        UserError: if all times belong to hand-written kernels.
+        UserError: if no such time remains.
     """
-    rows = library_rows(timings.rows).reset_index(drop=True)
+    rows = library_rows(bursts(timings.rows, timings.cache)).reset_index(drop=True)
     if rows.empty:
         raise UserError(
-            f"{path} has times of hand-written kernels, but none of a vendor library; give a file "
-            "with times of a vendor library."
+            f"{path} has no bursts of a vendor library with {timings.cache} operands; give a file "
+            "with such times."
         )
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
@@ -319,7 +328,7 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read a recording's times of the vendor library, measured in short batches."""
+    """Read the vendor library's times from a recording; only those of bursts are used."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(

@@ -34,6 +34,7 @@ _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "laten
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
 _PREFERRED = list(_NAMES)  # frameworks; the one whose tables repeat best comes first
 _ENOUGH = 0.5  # share of the largest table's rows below which a table has too few rows
+_UNFINISHED = {"dev": -4, "a": -3, "b": -2, "rc": -1}  # marks of versions, earliest stage first
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
 """Rooftile's name of each dtype that is read, keyed by the dtype's name in the tables."""
@@ -117,8 +118,11 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     ``package`` and ``licence`` are as in :class:`PublicTable`.
 
     Raises:
-        UserError: if the file cannot be read, is not a table of GEMMs, has no rows, or does not
-            name its GPU, framework and version.
+        UserError: in any of these cases:
+
+            - The file cannot be read, or has no rows.
+            - The file is not a table of GEMMs.
+            - The first row does not name the GPU, framework and version.
     """
     try:
         columns = set(parquet.read_schema(path).names)
@@ -169,7 +173,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _later_versions(folder: Path) -> tuple[str, ...]:
-    """Return the versions that reuse a table, in ascending order.
+    """Return the versions that reuse the table in a folder, in ascending order.
 
     Such a version has a folder next to the table's folder. A file ``reuse.yaml`` in that folder has
     a list ``reuse`` that names the table and the table's version.
@@ -245,15 +249,15 @@ def _rank(
 def version_numbers(text: str) -> tuple[int, ...]:
     """Return a sort key for versions: 1.10 comes after 1.9, and 1.3.0 after 1.3.0rc20."""
     public_version = text.partition("+")[0]
-    parts = re.findall(r"\d+|rc|dev", public_version)
-    # The end of a version (0) is above the mark of an unfinished version (−1).
-    return (*(int(part) if part.isdigit() else -1 for part in parts), 0)
+    parts = re.findall(r"\d+|dev|a|b|rc", public_version)
+    # The end of a version (0) is above the marks of unfinished versions, which are negative.
+    return (*(int(part) if part.isdigit() else _UNFINISHED[part] for part in parts), 0)
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
     """Read the rows of a table that have a time; return the columns m, n, k, dtype and time_us.
 
-    ``dtypes`` are Rooftile's names of the dtypes to read; without any, only bf16 is read.
+    ``dtypes`` are Rooftile's names of the dtypes to read. If none is given, only bf16 is read.
     """
     wanted_dtypes = dtypes or ("bf16",)
     published = pd.read_parquet(table.path, columns=["gemm_dtype", "m", "n", "k", "latency"])

@@ -44,7 +44,7 @@ class FileTimings:
     Attributes:
         rows: one row per case, with the columns that identify it (except ``sweep`` and ``fill``),
             ``time_us`` and, where the file names kernels, ``kernel`` and ``kernels``.
-        how: how the times were measured, in words.
+        how: description of the measurement, such as ``times as given in the file``.
         cache: cache state of most rows, ``cold`` or ``warm``.
     """
 
@@ -65,8 +65,11 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
     """Read the times of a CSV file; return None if the file has none of the three formats.
 
     Raises:
-        UserError: if the file cannot be read, is not valid CSV, lacks a column, has too many
-            damaged rows, has no row with a time, or does not say its dtype.
+        UserError: in any of these cases:
+
+            - The file cannot be read, or is not valid CSV.
+            - The file lacks a column of its format, or does not say its dtype.
+            - The file has too many damaged rows, or no row with a time.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -152,7 +155,11 @@ def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.
 
 
 def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
-    """Read a plain CSV file, which a user wrote with a column ``time_us``."""
+    """Read a plain CSV file: a table that a user wrote, with a column ``time_us``.
+
+    Raises:
+        UserError: in the same cases as :func:`read_timings`.
+    """
     frame = _read_cells(path, lower=True)
     # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
     #    the project's defaults.
@@ -213,6 +220,10 @@ def _read_cutlass(path: Path) -> FileTimings:
     the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major, as Rooftile
     expects. The times in the column Runtime are in milliseconds, and come from back-to-back
     launches.
+
+    Raises:
+        UserError: in the same cases as :func:`read_timings`, or if no kernel ran successfully in a
+            dtype that Rooftile supports.
     """
     # 1. Read the kernels that ran.
     frame = _read_cells(path)
@@ -369,6 +380,9 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     Latencies are in milliseconds. TritonBench flushes the cache before each launch. The file names
     neither the dtype nor the layout. The layout is nn, TritonBench's default, unless the user gives
     another layout.
+
+    Raises:
+        UserError: in the same cases as :func:`read_timings`.
     """
     if not defaults.dtype:
         raise UserError(

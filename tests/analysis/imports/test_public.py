@@ -30,6 +30,22 @@ def test_our_own_results_are_read_cold_and_in_bursts(tmp_path: Path) -> None:
         assert source.implementations == ["cublas", "cublas"]
 
 
+def test_only_bursts_in_the_most_frequent_cache_state_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(
+        "m,n,k,dtype,time_us,mode,cache\n"
+        "64,64,64,bf16,1,burst,warm\n"
+        "64,64,64,bf16,3,sustained,warm\n"
+        "64,64,64,bf16,5,burst,cold\n"
+    )
+    source = read_source(path, H100)
+    assert source.seconds.tolist() == pytest.approx([1e-6])
+    assert source.warm
+    path.write_text("m,n,k,dtype,time_us,mode\n64,64,64,bf16,1,sustained\n")
+    with pytest.raises(UserError, match="has no bursts of a vendor library with warm operands"):
+        read_source(path, H100)
+
+
 def test_our_own_convolutions_say_how_they_were_computed(tmp_path: Path) -> None:
     conv = Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp32,nchw")
     cases = [Case("made-up", replace(conv, n=n), "cudnn") for n in (1, 2, 3)]

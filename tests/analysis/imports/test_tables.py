@@ -136,7 +136,8 @@ def test_the_preferred_framework_s_latest_is_taken_unless_it_knows_few_shapes() 
     assert choose_tables([few, sglang, vllm]) == {"nvidia-h200": sglang}
     assert choose_tables([a_table("TRTLLM", "1.3.0", 0)]) == {}
     assert choose_tables([replace(new, complete=False), vllm]) == {"nvidia-h200": vllm}
-    ascending = ["1.3.0.dev1+g20dc1ca", "1.3.0rc9", "1.3.0rc20", "1.3.0", "1.3.0.post2", "1.10"]
+    ascending = ["1.3.0.dev1+g20dc1ca", "1.3.0a1", "1.3.0b2", "1.3.0rc9", "1.3.0rc20", "1.3.0",
+                 "1.3.0.post2", "1.10"]  # fmt: skip
     assert sorted(sorted(ascending), key=version_numbers) == ascending
 
 
