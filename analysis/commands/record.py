@@ -175,10 +175,11 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
         plan_of_sweep = {row["name"]: row for row in _ask_json(command)}
     # 2. Write a line for each part and for each of its steps.
     lines = []
+    width = max((len(step.name) for step in steps), default=0)
     for part in parts:
         lines.append(f"{part.name}: {part_seconds(part, 'gpu'):,.0f} s; {part.purpose}")
         for step in part.steps:
-            line = f"  {step.name:22} {step.expected('gpu'):5,.0f} s"
+            line = f"  {step.name:{width}} {step.expected('gpu'):5,.0f} s"
             if step.sweeps:
                 plans = [plan_of_sweep[name] for name in dict.fromkeys(step.sweeps)]
                 cases = sum(plan["cases"] for plan in plans)
@@ -192,8 +193,8 @@ def _ask_json(command: Sequence[str]) -> Any:
     """Run a command, and return the JSON value that it prints.
 
     Raises:
-        UserError: if the command fails. The error has the last line of the command's messages and
-            the command's exit code.
+        UserError: if the command fails. The error repeats the last line of the command's messages,
+            and has the command's exit code.
     """
     finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],

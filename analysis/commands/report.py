@@ -69,7 +69,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
         write_records(analysis.recording.folder, "findings", records)
         live.update(3, _STEPS)
         page = add_page(analysis, advice)
-        live.update(4, _STEPS)
+        live.update(_STEPS, _STEPS)
     # 2. Print the health of the run, the findings, and the paths of the files.
     folder = analysis.recording.folder
     print()

@@ -139,7 +139,7 @@ class GateResult:
 
     @property
     def suspects(self) -> np.ndarray:
-        """Mask of the unclear cases that are significantly slower, but have too few processes."""
+        """Mask of the unclear cases that are significantly slower, but ran in too few processes."""
         return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 
@@ -235,13 +235,13 @@ def _reach(freedom: Any, probability: float) -> Any:
     the number of degrees of freedom of the standard error. ``freedom`` and the result are numbers,
     or arrays with one element per case.
 
-    A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
-    the critical value ``t``. The unit of ``k`` is the standard error of this run. The standard
-    errors of this run and of the new run are both estimates with a relative variance of about ``1 /
-    (2 freedom)``. The distance of the statistic from ``t`` is then roughly normal, with the
-    variance ``1 + (k² + t²) / (2 freedom)``. For a power of 80%, the equation ``k - t = q sqrt(1 +
-    (k² + t²) / (2 freedom))`` is solved for ``k``. The quantile ``q`` comes from Student's t
-    distribution, because the estimates are not quite normal.
+    A change of ``k`` estimated standard errors is found in a new run if the new run's test
+    statistic exceeds the critical value ``t``. The unit of ``k`` is the standard error of this run.
+    The standard errors of this run and of the new run are both estimates with a relative variance
+    of about ``1 / (2 freedom)``. The distance of the statistic from ``t`` is then roughly normal,
+    with the variance ``1 + (k² + t²) / (2 freedom)``. For a power of 80%, the equation ``k - t = q
+    sqrt(1 + (k² + t²) / (2 freedom))`` is solved for ``k``. The quantile ``q`` comes from Student's
+    t distribution, because the estimates are not quite normal.
     """
     critical = stats.t.isf(probability, freedom)  # t
     quantile = stats.t.ppf(POWER, freedom)  # q
@@ -486,7 +486,7 @@ def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
     enough, and a version has too few processes for a reliable estimate.
 
     Args:
-        result: the answer.
+        result: the result of the gate.
         unclear: mask of the unclear cases, at least one. The detectable change of each is known.
     """
     threshold = _percent(math.log1p(result.threshold))

@@ -264,7 +264,7 @@ def notes(verdict: TraceVerdict) -> list[str]:
     if verdict.slowdown > 1:
         sentences.append(
             f"Most shapes take longer than expected (median ratio {verdict.slowdown:.2g}). Other "
-            "work, power or heat slowed the machine down, or the trace is not from "
+            "work, a power limit or heat slowed the machine down, or the trace is not from "
             f"{verdict.machine.slug}. An operation counts as slow only if its ratio is clearly "
             "above this median."
         )

@@ -268,18 +268,13 @@ def _interference_sentences(
     undisturbed: list[Interference] = []
     for node_change in interference:
         slowed = [
-            f"{KIND_WORDS[kind]} {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
-            f"{change.hi - 1:.1%})"
+            f"{KIND_WORDS[kind]} {_slowdown(change)}"
             for kind, change in node_change.kinds.items()
             if change.slowed
         ]
         # The slowdown may be significant only over all kinds together.
         if node_change.all.slowed and not slowed:
-            change = node_change.all
-            slowed = [
-                f"all kinds together {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
-                f"{change.hi - 1:.1%})"
-            ]
+            slowed = [f"all kinds together {_slowdown(node_change.all)}"]
         where = "an unknown node" if node_change.node is None else f"node {node_change.node}"
         if len(interference) == 1:
             where = "the node"
@@ -308,6 +303,11 @@ def _interference_sentences(
             "at a time."
         )
     return sentences
+
+
+def _slowdown(change: SpeedChange) -> str:
+    """Format a slowdown with its interval, such as ``3.0% (2.0% to 4.1%)``."""
+    return f"{change.ratio - 1:.1%} ({change.lo - 1:.1%} to {change.hi - 1:.1%})"
 
 
 def report_text(report: FleetReport) -> str:

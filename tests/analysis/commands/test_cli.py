@@ -153,6 +153,14 @@ def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: 
     assert "Shapes predicted per second on one core" in analysis(*command).stdout
 
 
+def test_a_recording_is_not_judged_as_another_machines(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia-h100-sxm"
+    recorded(folder, 40)
+    answer = analysis("validate", str(folder), "--machine", "nvidia-l40s", "--calibrate", "12")
+    assert answer.returncode == 2
+    assert "is from nvidia-h100-sxm, not from nvidia-l40s" in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("trees", "words"),
     [
