@@ -254,23 +254,15 @@ def _machine_of(file: Path, slug: str) -> Machine:
         slug: slug of the machine, or an unambiguous part of it.
 
     Raises:
-        UserError: if the machine is not known, if the recording's run.json cannot be read, or if
-            the recording is from another machine.
+        UserError: if the machine is not known, or the recording's run.json cannot be read.
     """
     folder = file if file.is_dir() else file.parent
     if not (folder / "run.json").exists():
         return known_machine(slug)
     recorded = Machine.from_json(load_run(folder)["machine"])
     listed = known_machines()
-    meant = slug_meant(slug, [*listed, recorded.slug])
-    # Unlike a table in its folder, a recording has rows of one machine only.
-    is_recording = file.is_dir() or file.name == "measurements.csv"
-    if is_recording and meant != recorded.slug:
-        raise UserError(
-            f"{file} is from {recorded.slug}, not from {meant}; give --machine {recorded.slug}."
-        )
     # The facts in machines.toml have sources, so they are preferred to those in the recording.
-    return listed.get(meant, recorded)
+    return listed.get(slug_meant(slug, [*listed, recorded.slug]), recorded)
 
 
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:

@@ -14,11 +14,11 @@ the case:
 With several processes on a side, the second part is measured for each case. A variance that is
 estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
 (the moderated t test of Smyth, 2004). The better the variances of all cases agree, the more each of
-them is shrunk. With a single process on each side, the second part is estimated from the ratios
-of all cases: it is the part of their scatter that the errors within processes do not explain. The
-estimate describes a typical case. It is robust, because a few cases may have changed. A single pair
-of processes cannot show whether a case has changed, or whether its time merely varies far more
-between processes than the times of other cases do.
+them is shrunk. With a single process on each side, the second part is estimated from the
+ratios of all cases: it is the part of the ratios' scatter that the errors within processes do not
+explain. The estimate describes a typical case. It is robust, because a few cases may have changed.
+A single pair of processes cannot show whether a case has changed, or whether its time merely varies
+far more between processes than the times of other cases do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
-Two cases match if all columns that identify them, such as problem and config, are equal. If the
-config of a hand-written kernel was chosen automatically, two cases match even if the choice differs
-between the recordings.
+Two cases match if all columns that identify a case, such as its sizes, implementation and config,
+are equal. If the config of a hand-written kernel was chosen automatically, two cases match even if
+the choice differs between the recordings.
 
 A ratio is the new time over the old one. Its interval has a confidence of 99%, because a comparison
 judges hundreds of cases and should raise few false alarms. The interval combines the intervals of

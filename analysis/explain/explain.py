@@ -181,7 +181,7 @@ def explain_traces(
         UserError: in any of these cases:
 
             - No trace is given, or a trace or a recording cannot be read.
-            - The machine is not known.
+            - The machine is not known, or none is given and the traces do not show which it is.
             - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
             - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
               given.
@@ -203,7 +203,10 @@ def _basis(
         UserError: in any of these cases:
 
             - The machine is not known, or its recording cannot be read.
-            - No machine is given, and the trace does not name exactly one that is known.
+            - No machine is given, and the traces are from an unknown GPU, from several kinds of
+              GPUs, or from a CPU that is not recorded.
+            - No machine is given, and the traces do not name their GPU, or name a GPU but have no
+              kernels.
             - ``against`` is not a folder.
             - ``against`` belongs to one machine, and ``machine`` is also given.
     """

@@ -233,7 +233,7 @@ def _percent(share: float | None) -> str:
 
 
 def _shortened(kernel: str) -> str:
-    """Return a kernel's name without its result type, cut to :data:`_LONGEST_NAME` characters.
+    """Return a kernel's name without its return type, cut to :data:`_LONGEST_NAME` characters.
 
     If CUTLASS's wrapper template contains the kernel, the kernel's name is the template's argument.
     """
@@ -282,10 +282,12 @@ def notes(verdict: TraceVerdict) -> list[str]:
             "their times, record a step without CUDA graphs."
         )
     if account.calls_without_kernel:
-        calls = counted(account.calls_without_kernel, "call")
+        calls = counted(
+            account.calls_without_kernel, "call of a matrix operation", "calls of matrix operations"
+        )
         sentences.append(
-            f"The trace has no kernel for {calls} of matrix operations: the profiler lost a "
-            "record, or a CUDA graph was being captured."
+            f"The trace has no kernel for {calls}: the profiler lost a record, or a CUDA graph was "
+            "being captured."
         )
     if account.left_out:
         were = "was" if account.left_out == 1 else "were"

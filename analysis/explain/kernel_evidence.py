@@ -45,7 +45,8 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
     if tensor_cores == ELIGIBLE:
         reasons.append("its kernel uses CUDA cores instead of Tensor Cores")
     alignment = operation.kernel_name.alignment
-    # Without a known dtype, the bytes of a load are unknown, so they are not given as a reason.
+    # If the dtype is unknown, so is the number of bytes that a load reads. No load then counts as
+    # too narrow.
     bytes_each = DTYPE_BYTES.get(operation.dtype, WIDE_BYTES)
     if alignment is not None and alignment * bytes_each < WIDE_BYTES:
         elements = "one element" if alignment == 1 else f"{alignment} elements"

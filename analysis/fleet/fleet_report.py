@@ -272,9 +272,6 @@ def _interference_sentences(
             for kind, change in node_change.kinds.items()
             if change.slowed
         ]
-        # The slowdown may be significant only over all kinds together.
-        if node_change.all.slowed and not slowed:
-            slowed = [f"all kinds together {_slowdown(node_change.all)}"]
         where = "an unknown node" if node_change.node is None else f"node {node_change.node}"
         if len(interference) == 1:
             where = "the node"
@@ -282,6 +279,12 @@ def _interference_sentences(
             sentences.append(
                 f"While all {noun}s of {where} work, these anchors take longer: "
                 f"{', '.join(slowed)}."
+            )
+        # The slowdown may be significant only over all kinds together.
+        elif node_change.all.slowed:
+            sentences.append(
+                f"While all {noun}s of {where} work, anchors of all kinds together take longer by "
+                f"{_slowdown(node_change.all)}."
             )
         else:
             undisturbed.append(node_change)

@@ -246,10 +246,11 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
 
 
 def _median_factors(counts: ArrayLike) -> Array:
-    """Return how many times as large the variance of a median is as that of a mean.
+    """Return the variance of the median of normal values, divided by the variance of their mean.
 
-    The values are assumed to be normal. ``counts`` are numbers of values. The median of one or two
-    values is their mean.
+    ``counts`` are numbers of values. The median of one or two values is their mean, so their factor
+    is 1. All larger counts have the factor of many values, π/2, which is up to a third too large
+    for few values.
     """
     return np.where(np.asarray(counts) > 2, math.pi / 2, 1.0)
 

@@ -380,8 +380,8 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             aggregates_of_name[kind] = entry
         else:
             cases.add_samples(name, [_google_seconds(entry)])
-    # 2. Add the mean and the standard deviation of cases without samples. Aggregates without a
-    #    mean, such as BigO, describe how times grow with a size, and not a case.
+    # 2. Add the mean and the standard deviation of cases without samples. A name without a mean is
+    #    not a case: its aggregates, BigO and RMS, describe how times grow with a size.
     for name, entries in aggregates.items():
         if name not in cases.times and "mean" in entries:
             mean_entry = entries["mean"]

@@ -52,7 +52,8 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
         return _problems_of_frame(shapes)
     if _is_tuple_of_fields(shapes):
         return [_as_problem(shapes)]
-    # A value that cannot be a shape, such as a number, raises an error in _as_problem.
+    # Whatever else is not a collection of shapes is either a single shape or no shape at all, such
+    # as a number. In the second case, _as_problem raises an error.
     if isinstance(shapes, (str, Mapping)) or not isinstance(shapes, Iterable):
         return [_as_problem(shapes)]
     problems = [_as_problem(shape) for shape in shapes]
@@ -160,7 +161,7 @@ def _cell(value: object) -> str:
 def _check_header(name: str, header: Sequence[str]) -> None:
     """Check that the columns of a header can describe problems.
 
-    ``name`` names the file or the DataFrame in messages.
+    ``name`` is the name of the file or the DataFrame in error messages.
 
     Raises:
         UserError: if a column is missing, repeated or unknown.

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.imports.timings import HEADER, FileDefaults, FileTimings, read_timings
+from analysis.imports.timings import HEADER, FileDefaults, FileTimings, most_common, read_timings
 from analysis.recordings.load import (
     algorithms_of,
     bursts,
@@ -123,7 +123,7 @@ class PublicRows:
 class _FileRows:
     """Rows of a file, one sequence per column, before any row is left out."""
 
-    devices: Sequence[str | None]  # None if the file does not name the row's GPU
+    devices: Sequence[str | None]  # None if the source does not name the row's GPU
     dtypes: Sequence[str]
     problems: Sequence[Problem | None]  # None if the row is not a problem that we support
     seconds: Sequence[float]
@@ -131,6 +131,7 @@ class _FileRows:
     kernels: Sequence[tuple[str, ...]]
     warm: bool = False
     name: str = ""  # the file's name if empty
+    slug: str = ""  # machine of all rows, if the source names it by its slug
 
 
 def read_source(path: Path, machine: Machine, dtype: str | None = None) -> PublicRows:
@@ -182,14 +183,16 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
 
 
 def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
-    """Return the slug of each row's GPU, or of ``machine`` if the row does not name its GPU."""
+    """Return the slug of each row's machine, which is ``machine`` if the source names none."""
+    if rows.slug:
+        return [rows.slug] * len(rows.devices)
     return [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
 
 
 def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> UserError:
     """Return the error to raise for a file without a readable row of a machine.
 
-    ``slugs`` has the slug of the GPU of each row in the file.
+    ``slugs`` has the slug of the machine of each row in the file.
     """
     if not slugs:
         return UserError(f"{path} has no rows; give another file.")
@@ -264,7 +267,7 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
             - The file or recording is unreadable or damaged.
             - The file has no known format, or does not say its dtype.
             - The file lacks a column of its format, or has an invalid cell.
-            - The file is a CSV file without usable times of a vendor library.
+            - The file is a CSV file without a burst of a vendor library.
     """
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
@@ -302,19 +305,24 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
 
 
 def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
-    """Convert the vendor library's times in a CSV file; only bursts are used.
+    """Convert the vendor library's times in a CSV file; only those of bursts are used.
 
-    If a file has times for cold and for warm operands, only the more frequent kind is used.
+    If bursts were timed both with cold and with warm operands, only the more frequent of these two
+    cache states is used.
 
     Raises:
-        UserError: if no such time remains.
+        UserError: if the file has no burst of a vendor library.
     """
-    rows = library_rows(bursts(timings.rows, timings.cache)).reset_index(drop=True)
+    rows = library_rows(timings.rows)
+    rows = rows[rows["mode"] == "burst"]
     if rows.empty:
         raise UserError(
-            f"{path} has no bursts of a vendor library with {timings.cache} operands; give a file "
-            "with such times."
+            f"{path} has no time of a vendor library that was measured in bursts; give a file with "
+            "such times."
         )
+    # Other rows of the file may have been timed in the other cache state.
+    cache = most_common(rows["cache"])
+    rows = bursts(rows, cache).reset_index(drop=True)
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
         devices=[None] * len(rows),
@@ -323,7 +331,7 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
         seconds=(rows["time_us"] * 1e-6).tolist(),
         implementations=rows["implementation"].tolist(),
         kernels=kernels,
-        warm=timings.cache == "warm",
+        warm=cache == "warm",
     )
 
 
@@ -340,6 +348,7 @@ def _from_recording(folder: Path) -> _FileRows:
         kernels=kernels_of(rows),
         warm=recording.cache == "warm",
         name=recording.source,
+        slug=recording.machine.slug,
     )
 
 

@@ -34,7 +34,7 @@ _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "laten
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
 _PREFERRED = list(_NAMES)  # frameworks; the one whose tables repeat best comes first
 _ENOUGH = 0.5  # share of the largest table's rows below which a table has too few rows
-_UNFINISHED = {"dev": -4, "a": -3, "b": -2, "rc": -1}  # marks of versions, earliest stage first
+_UNFINISHED = {"dev": -4, "a": -3, "b": -2, "rc": -1}  # marks of unfinished versions, by stage
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
 """Rooftile's name of each dtype that is read, keyed by the dtype's name in the tables."""

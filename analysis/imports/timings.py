@@ -70,6 +70,8 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
             - The file cannot be read, or is not valid CSV.
             - The file lacks a column of its format, or does not say its dtype.
             - The file has too many damaged rows, or no row with a time.
+            - No kernel in a file from the CUTLASS profiler ran successfully in an operation and
+              dtype that Rooftile supports.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -192,7 +194,7 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
         )
     present = [name for name in _READ_COLUMNS if name in frame]
     rows = checked(path, frame[["line", *present]], "")
-    return FileTimings(middle(rows), "times as given in the file", _most_common(rows["cache"]))
+    return FileTimings(middle(rows), "times as given in the file", most_common(rows["cache"]))
 
 
 # --- The CUTLASS profiler -------------------------------------------------------------------------
@@ -222,8 +224,7 @@ def _read_cutlass(path: Path) -> FileTimings:
     launches.
 
     Raises:
-        UserError: in the same cases as :func:`read_timings`, or if no kernel ran successfully in a
-            dtype that Rooftile supports.
+        UserError: in the same cases as :func:`read_timings`.
     """
     # 1. Read the kernels that ran.
     frame = _read_cells(path)
@@ -430,6 +431,6 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     )
 
 
-def _most_common(words: pd.Series) -> str:
+def most_common(words: pd.Series) -> str:
     """Return the word that occurs most often in a column with at least one word."""
     return str(words.value_counts().index[0])

@@ -41,9 +41,28 @@ def test_only_bursts_in_the_most_frequent_cache_state_are_read(tmp_path: Path) -
     source = read_source(path, H100)
     assert source.seconds.tolist() == pytest.approx([1e-6])
     assert source.warm
+    # The cache state of sustained cases and of other kernels does not matter.
+    path.write_text(
+        "m,n,k,dtype,time_us,mode,cache,implementation\n"
+        "64,64,64,bf16,3,sustained,warm,\n"
+        "64,64,64,bf16,4,burst,warm,triton-tiled\n"
+        "64,64,64,bf16,5,burst,cold,\n"
+    )
+    source = read_source(path, H100)
+    assert source.seconds.tolist() == pytest.approx([5e-6])
+    assert not source.warm
     path.write_text("m,n,k,dtype,time_us,mode\n64,64,64,bf16,1,sustained\n")
-    with pytest.raises(UserError, match="has no bursts of a vendor library with warm operands"):
+    with pytest.raises(UserError, match="no time of a vendor library that was measured in bursts"):
         read_source(path, H100)
+
+
+def test_a_recording_has_no_row_of_another_machine(tmp_path: Path) -> None:
+    record(tmp_path, gemm_cases([(64, 64, 64)]), [1e-6])
+    for read in (read_source, read_public):
+        with pytest.raises(
+            UserError, match=f"no row for {A100.slug}; its rows are from {H100.slug}"
+        ):
+            read(tmp_path, A100)
 
 
 def test_our_own_convolutions_say_how_they_were_computed(tmp_path: Path) -> None:
