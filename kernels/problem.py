@@ -27,7 +27,7 @@ TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
 """Dtypes that a sweep can time; times in fp8 are only imported from public tables."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
-"""Phrase for messages: what the time of an fp8 GEMM includes."""
+"""Phrase that tells the user what the time of an fp8 GEMM includes."""
 
 # Bytes of a 16-bit element: in an fp8 GEMM, A before its quantisation, and the result.
 _HALF_BYTES = 2
@@ -178,9 +178,9 @@ class Conv:
     """2-D convolution, or one of its gradients.
 
     The input is (n, c, h, w), the filter (kout, c/groups, r, s) and the output (n, kout, p, q).
-    ``fprop`` computes the output, ``dgrad`` the input's gradient, ``wgrad`` the filter's gradient.
-    ``stride``, ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is the memory
-    order of activations and filter: ``nhwc`` (channels last) or ``nchw``.
+    ``fprop`` computes the output, ``dgrad`` the input's gradient, and ``wgrad`` the filter's
+    gradient. ``stride``, ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is the
+    memory order of activations and filter: ``nhwc`` (channels last) or ``nchw``.
     """
 
     n: int
@@ -213,8 +213,9 @@ class Conv:
             pair = getattr(self, name)
             if isinstance(pair, Integral):  # one number stands for both directions
                 pair = (pair, pair)
+            vertical, horizontal = pair
             # NumPy's integers are replaced by Python's, which do not overflow.
-            pair = index(pair[0]), index(pair[1])
+            pair = index(vertical), index(horizontal)
             object.__setattr__(self, name, pair)
             if min(pair) < minimum:
                 raise UserError(f"{name} must be at least {minimum}, not {pair_text(pair)}.")
@@ -310,8 +311,9 @@ class Conv:
 
         For each pair of an input and an output channel, a block of ``tile``² outputs takes
         (``tile`` + 2)² multiplications instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308).
-        Return None if the algorithm cannot be used: if the filter is not 3 × 3, if the stride or
-        the dilation is above 1, if there is more than one group, or if the pass is ``wgrad``.
+        Return None for the pass ``wgrad``, and for a convolution with several groups, with a stride
+        or a dilation above 1, or with a filter other than 3 × 3, because the algorithm computes
+        none of these.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
@@ -327,15 +329,18 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of one channel group of a pixel.
+        """Largest power of two, at most 16, that divides the bytes of a pixel's channel group.
 
-        The pixels are those of the input and those of the output.
+        It divides them both in the input and in the output.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
     @property
     def shape_class(self) -> str:
-        """Shape class: the pass, then the first that fits: grouped, misaligned, narrow or wide."""
+        """Shape class: the pass and a kind.
+
+        The kind is the first that fits: grouped, misaligned, narrow or wide.
+        """
         if self.groups > 1:
             kind = "grouped"
         elif self.alignment < WIDE_BYTES:
@@ -442,6 +447,8 @@ def pair_text(pair: tuple[int, int]) -> str:
 
 def parse_pair(text: str, name: str) -> tuple[int, int]:
     """Parse ``2`` or ``2x1`` into (vertical, horizontal).
+
+    The error message calls the pair ``name``.
 
     Raises:
         UserError: if the text is neither one whole number nor two.

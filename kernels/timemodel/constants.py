@@ -104,19 +104,19 @@ RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
 DURATIONS = frozenset({"epilogue", "step", "launch", "split"})
 """Constants that are larger on a machine that is slower in every respect."""
 
-_SMALLEST = 1e-10  # smaller constants are raised to this value before their logarithm is taken
+_SMALLEST = 1e-10  # smallest constant whose logarithm is taken
 
 
 def to_fit_scale(name: str, value: float) -> float:
-    """Convert a constant to the scale on which it is fitted and averaged; see :data:`LINEAR`."""
+    """Convert a constant to the scale on which it is fitted and averaged; see :data:`LINEAR`.
+
+    Before the logarithm is taken, a constant below 1e-10 is raised to 1e-10.
+    """
     return value if name in LINEAR else float(np.log(max(value, _SMALLEST)))
 
 
 def from_fit_scale(name: str, value: Any) -> Any:
-    """Convert a constant, or an array of its values, back from the scale of :func:`to_fit_scale`.
-
-    On a logarithmic scale, :func:`to_fit_scale` replaces a constant below 1e-10 by 1e-10.
-    """
+    """Convert a constant, or an array of its values, from the scale of :func:`to_fit_scale`."""
     return value if name in LINEAR else np.exp(value)
 
 

@@ -264,7 +264,7 @@ class Estimate:
 
     @property
     def limit(self) -> NDArray[np.intp]:
-        """Index into :data:`LIMITS` of the largest part."""
+        """Position of the largest part in :data:`LIMITS`."""
         seconds = np.stack([getattr(self, name) for name in LIMITS])
         return np.argmax(seconds, axis=0)
 

@@ -94,8 +94,9 @@ def within(place, size):
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
     """Return an integer for each position along an axis: bit t is set if tap t hits a pixel.
 
-    The integer is 0 for a position that is not ``wanted``. The loop is unrolled, because the
-    compiler would change the layout of a loop's result in every K step.
+    Tap t is at ``start + t · step``, and there are ``size`` pixels. The integer is 0 for a position
+    that is not ``wanted``. The loop is unrolled, because the compiler would change the layout of a
+    loop's result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):
@@ -287,9 +288,10 @@ def conv_filter(
 
     ``grad`` is the gradient of the convolution's output, and the source is the convolution's input.
     The rows of the GEMM are the channels of ``grad``, and its columns are the channels of the
-    source, repeated for each tap. Sizes and units are as in :func:`conv_data`. The strides of the
-    source and of ``grad`` are (group, image, row, column, channel); those of out are (part, channel
-    of ``grad``, channel of the source, r, s). The grid is (tiles × groups, parts).
+    source, repeated for each tap. Sizes, units and WIDE are as in :func:`conv_data`. PRECISION and
+    UPCAST are as in :func:`kernels.triton.blocks.product`. The strides of the source and of
+    ``grad`` are (group, image, row, column, channel); those of out are (part, channel of ``grad``,
+    channel of the source, r, s). The grid is (tiles × groups, parts).
 
     - WHOLE: all columns of a tile stay within one tap.
     - DENSE: the pixels of ``grad`` are at equal distances in memory, also from one image to the
@@ -383,17 +385,18 @@ class TritonConv(TritonFamily):
     ops = ("conv",)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Refuse the layout NCHW, and convolutions with 2³¹ pixels or more.
+        """Return why the kernels cannot compute a convolution, or None if they can.
 
-        In NCHW, the gather would read one element at a time. The kernels count the pixels of all
-        images in 32 bits.
+        They do not compute NCHW, because the gather would read one element at a time. They count
+        the pixels of all images in 32 bits, so there must be fewer than 2³¹ pixels.
         """
         assert isinstance(problem, Conv)
         if problem.layout != "nhwc":
-            return f"{self.name} computes channels-last convolutions (layout nhwc)."
+            return f"{self.name} computes only channels-last convolutions; use the layout nhwc."
         if problem.n * max(problem.h * problem.w, problem.p * problem.q) >= 2**31:
             return (
-                f"{self.name} uses 32-bit pixel indices; this convolution has 2³¹ pixels or more."
+                f"{self.name} counts pixels in 32 bits, and this convolution has 2³¹ pixels or "
+                "more; use a smaller batch or image."
             )
         return None
 
@@ -402,8 +405,8 @@ class TritonConv(TritonFamily):
 
         A split is useful if it gives at most two waves of CTAs, and at least two K steps to each
         CTA. The largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre
-        Blackwell, whose Tensor Cores read their operands from shared memory. The result of
-        :func:`_stays_in_tap` must also be True for them, because otherwise the kernel computes
+        Blackwell, whose Tensor Cores read their operands from shared memory. They also need K steps
+        that stay in one tap (:func:`_stays_in_tap`), because the kernel otherwise computes
         divisions, which take too many registers. If the convolution is a GEMM, configs of GEMM
         kernels come first.
         """
@@ -541,22 +544,24 @@ def _gemm_family(config: ConvConfig) -> GemmFamily:
 
 
 def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
-    """Yield configs of the GEMM kernels, TMA first, if the convolution is a GEMM."""
+    """Yield configs of the GEMM kernels if the convolution is a GEMM, those with TMA first."""
     gemm = as_gemm(conv)
     if gemm is None:
         return
     for config in _PERSISTENT.candidates(gemm, machine):
         assert isinstance(config, PersistentConfig)
-        if config.tma and config.flatten and not config.experimental:
+        # A ConvConfig has no fields for these settings, so each must have its default.
+        if config.tma and config.flatten and not config.specialize:
             yield ConvConfig.from_gemm(config)
     for family in (_TILED, _SPLITK):
         yield from map(ConvConfig.from_gemm, family.candidates(gemm, machine))
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Return True if every K step (in a filter's gradient: every tile) stays in one tap.
+    """Return True if every K step stays in one tap.
 
-    Return False, too, if an axis has more than 32 taps, because the masks have 32 bits.
+    For a filter's gradient, it is every tile that must stay in one tap. The result is also False if
+    an axis has more than 32 taps, because the masks have 32 bits.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
     block = bn if conv.pass_ == "wgrad" else bk
@@ -564,10 +569,10 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 
 
 def _computed_problem(conv: Conv) -> Problem:
-    """Return the problem that the kernel computes: the convolution, or a GEMM with its phases.
+    """Return the problem that the kernel computes: the convolution, or a GEMM for all its phases.
 
-    Only the input's gradient of a strided convolution has phases. The phases are then counted as
-    the batch of one GEMM.
+    Only the input's gradient of a strided convolution has phases. They count as the batch of one
+    GEMM.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
@@ -655,10 +660,11 @@ def _filter_call(
     # 2. Convert sizes and strides to units.
     all_strides = (_group_strides(source, depth), _group_strides(grad, width), strides)
     units = _stride_units(depth, width, all_strides, problem.dtype)
+    depth_unit, width_unit, stride_unit = units
     arguments = (
         source, grad, target, problem.n, tuple(source.shape[2:]), tuple(grad.shape[2:]),
-        depth // units[0], width // units[1], (problem.r, problem.s), problem.stride,
-        problem.padding, problem.dilation, *in_units(all_strides, units[2]),
+        depth // depth_unit, width // width_unit, (problem.r, problem.s), problem.stride,
+        problem.padding, problem.dilation, *in_units(all_strides, stride_unit),
     )  # fmt: skip
     # 3. Set the kernel's compile-time options.
     image_stride, _, row_stride, column_stride = grad.stride()

@@ -1,4 +1,4 @@
-"""Base of all Triton families: where they run, how configs are ranked, how kernels are compiled.
+"""Base of all Triton families: where they run, how configs are ranked and kernels are compiled.
 
 If ``TRITON_INTERPRET=1`` is set before this module is imported, the kernels run on CPU tensors.
 """
@@ -102,7 +102,7 @@ class TritonFamily(ABC):
     def supports(self, problem: Workload, machine: Machine) -> str | None:
         """Return why the family cannot compute the problem on the machine, or None if it can."""
         if problem.op not in self.ops:
-            return f"{self.name} does not compute a {problem.op}."
+            return f"{self.name} does not compute {problem.op}."
         if problem.dtype not in TIMED_DTYPES:
             return f"{self.name} does not compute {problem.dtype}."
         reason = self.refusal(as_problem(problem))
@@ -210,7 +210,7 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the launches with a meta tensor as scratch, which suffices for compilation."""
+        """Return the launches with a meta tensor as scratch; compilation needs no real memory."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -260,10 +260,10 @@ _ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp3
 
 
 def wide_unit(dtype: str, *values: int) -> int:
-    """Return the largest unit, in elements and of at most 16 bytes, that divides all values.
+    """Return the largest unit that divides all values, in elements.
 
-    The unit is a power of two. If a value is 2³¹ or more, the unit is 1, so that Triton still
-    passes the value as a 64-bit argument.
+    The unit is a power of two, and has at most 16 bytes. If a value is 2³¹ or more, the unit is 1,
+    so that Triton still passes the value as a 64-bit argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -297,13 +297,16 @@ def _missing_for_interpreter() -> str | None:
     triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
     numpy_version = tuple(map(int, np.__version__.split(".")[:2]))
     if triton_version < (3, 7) and numpy_version >= (2, 4):
-        return f"the interpreter of Triton {triton.__version__} needs NumPy before 2.4."
+        return (
+            f"Triton {triton.__version__}'s interpreter does not run with NumPy {np.__version__}; "
+            "install numpy<2.4."
+        )
     return None
 
 
 @functools.cache
 def _missing_for_launcher() -> str | None:
-    """Return a sentence that says what the host lacks to build Triton's launcher, or None."""
+    """Return why Triton's launcher cannot be built on this host, or None if it can."""
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -53,7 +53,7 @@ class Matrices(NamedTuple):
 
 
 class AlignmentUnits(NamedTuple):
-    """Units that divide the sizes and the strides, in elements and of at most 16 bytes."""
+    """Units that divide the sizes and the strides, in elements. A unit has at most 16 bytes."""
 
     m: int
     n: int
@@ -102,13 +102,15 @@ class GemmFamily(TritonFamily):
         time, through registers. A shallow K step and eight warps keep the registers of large tiles
         from spilling: a 128×128 tile with a K step of 64 elements and four warps spills kilobytes.
 
-        A GEMM with few rows, as in a decode step, mostly reads weights. Such a GEMM also gets wide
-        tiles with a K step of 256 bytes, which keep more bytes in flight.
+        A GEMM with few rows, as in a decode step, mostly reads weights. On Tensor Cores and with
+        aligned rows, such a GEMM also gets wide tiles with a K step of 256 bytes, which keep more
+        bytes in flight.
 
         If the operands of the Tensor Cores pass through registers, masks leave too few registers
         for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. In
         such a loop, the largest tiles fit only if the rows of C are aligned, and only on Hopper,
-        which reads both operands from shared memory.
+        which reads both operands from shared memory. If rows of A or B are misaligned, only tiles
+        of up to 64×64 fit, or of up to 64×32 in fp32.
         """
         assert isinstance(problem, Gemm)
         # 1. List the parameters of the tiles: (bm, bn, warps, largest number of stages).
@@ -152,7 +154,7 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
 
 
 def read_alignment(problem: Gemm) -> int:
-    """Return the alignment of all stored rows of A and B, in bytes and at most 16."""
+    """Return the alignment in bytes, at most 16, of all stored rows of A and B."""
     size = DTYPE_BYTES[problem.dtype]
     a_row = problem.k if problem.layout[0] == "n" else problem.m
     b_row = problem.n if problem.layout[1] == "n" else problem.k

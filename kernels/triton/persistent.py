@@ -188,9 +188,9 @@ class TritonPersistent(GemmFamily):
         TMA cannot transpose. In layouts other than ``nt``, plain copies transpose the operands
         instead, so that no iteration of the loop waits for a transposition in shared memory.
 
-        With specialisation, tf32 tiles above 128×128 spill on sm_100. If the rows of C are
-        misaligned, all specialised tiles spill except on sm_90. If there is a single K step, there
-        is no loop to specialise.
+        With specialisation, tf32 tiles above 128×128 spill on sm_100, so they are left out on all
+        GPUs. If the rows of C are misaligned, all specialised tiles spill except on sm_90. If there
+        is a single K step, there is no loop to specialise.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.
@@ -303,10 +303,11 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def _tma_order(matrix: Tensor) -> str | None:
-    """Return how TMA reads a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or None.
+    """Return the order in which TMA reads a (batch, rows, columns) matrix.
 
-    None means that TMA cannot read the matrix. TMA requires that the first element, each matrix of
-    the batch and each contiguous row start at a multiple of 16 bytes.
+    The order is ``n`` for a matrix that is stored row by row, ``t`` for one that is stored
+    transposed, and None if TMA cannot read the matrix. TMA requires that the first element, each
+    matrix of the batch and each contiguous row start at a multiple of 16 bytes.
     """
     element_bytes = matrix.element_size()
     batch_stride, row_stride, column_stride = matrix.stride()

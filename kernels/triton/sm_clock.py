@@ -27,7 +27,11 @@ On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
 
 @triton.jit
 def read_counters(out_ptr):
-    """Store this CTA's SM, cycles and GPU nanoseconds in its row of ``out`` (CTAs, 3), int64."""
+    """Store three numbers in this CTA's row of ``out`` (CTAs, 3), which has the dtype int64.
+
+    They are the number of the CTA's SM, the cycle counter of this SM, and the GPU's time in
+    nanoseconds.
+    """
     place = out_ptr + tl.program_id(0) * 3
     cycles = tl.inline_asm_elementwise(
         "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1

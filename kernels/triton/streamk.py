@@ -2,9 +2,9 @@
 
 Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the partial
 last wave, and those of the whole wave before it if there is one, are dealt out to the CTAs. CTA i
-takes the i-th run of steps, which may begin and end inside a tile. The lengths of two runs differ
-by at most one step. All other tiles are computed whole, wave by wave (the "two-tile" hybrid of
-Osama et al., Stream-K, arXiv 2301.03598).
+takes the i-th run of steps, which may begin and end inside a tile. The lengths of any two runs
+differ by at most one step. All other tiles are computed whole, wave by wave (the "two-tile" hybrid
+of Osama et al., Stream-K, arXiv 2301.03598).
 
 A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
 parts of each such tile in order. No CTA waits for another one, because on a MIG slice the two may

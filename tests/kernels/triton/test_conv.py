@@ -216,14 +216,15 @@ def test_sums_in_parts_have_the_same_bits_in_every_run(device: str, pass_: str) 
 def test_other_layouts_are_refused_in_a_sentence() -> None:
     problem = Conv(1, 8, 8, 8, 8, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nchw")
     reason = family().supports(problem, known_machine("nvidia-h200"))
-    assert reason == "triton-conv computes channels-last convolutions (layout nhwc)."
+    assert reason == "triton-conv computes only channels-last convolutions; use the layout nhwc."
 
 
 def test_more_pixels_than_32_bits_count_are_refused() -> None:
     problem = Conv(2049, 1, 1024, 1024, 1, 1, 1, (1, 1), (0, 0), (1, 1), 1, "bf16")
     reason = family().supports(problem, known_machine("nvidia-h200"))
-    assert (
-        reason == "triton-conv uses 32-bit pixel indices; this convolution has 2³¹ pixels or more."
+    assert reason == (
+        "triton-conv counts pixels in 32 bits, and this convolution has 2³¹ pixels or more; use a "
+        "smaller batch or image."
     )
 
 
