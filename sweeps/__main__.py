@@ -94,20 +94,21 @@ def show_command(
     from kernels.machine import known_machine
     from sweeps.planning.ceilings import measured_device
 
-    if not plan and len(names or ()) > 1:
+    sweep_names = names or []
+    if not plan and len(sweep_names) > 1:
         raise UserError("without --plan, only one sweep can be shown; name one, or add --plan.")
     if not plan and (budget or cores):
         raise UserError("--budget and --cores work only with --plan; add --plan.")
-    if not plan and not names and machine:
+    if not plan and not sweep_names and machine:
         raise UserError("--machine needs a sweep or --plan; name a sweep, or add --plan.")
-    if not plan and not names:
+    if not plan and not sweep_names:
         _list_sweeps(json)
         return
     selected = known_machine(machine) if machine else measured_device(device, gpu).machine
     if plan:
-        _show_plan(names or (), selected, budget, cores, json)
-    elif names:
-        _show_cases(names[0], selected, json)
+        _show_plan(sweep_names, selected, budget, cores, json)
+    else:
+        _show_cases(sweep_names[0], selected, json)
 
 
 def _list_sweeps(json: bool) -> None:

@@ -115,7 +115,7 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
     seconds on a node without access to a package index.
     """
     failed_at = read_failed()
-    tried_today = time.time() - failed_at.get(group, 0.0) < _DAY
+    tried_today = group in failed_at
     try:
         python = set_up(requirements([*needed, group]), optional=True, offline=tried_today)
     except (OSError, subprocess.CalledProcessError):
@@ -161,6 +161,10 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
             not see a GPU. The set-up then fails if the package index does not answer within five
             seconds.
         offline: True to install nothing.
+
+    Raises:
+        OSError: if a file of ``.venv`` cannot be read or written.
+        subprocess.CalledProcessError: if the interpreter of a new ``.venv`` fails.
     """
     if Path(sys.prefix).resolve() == VENV.resolve():
         # This interpreter is the one in .venv, for example because the user activated .venv. A new
@@ -378,7 +382,7 @@ def _venv_digest() -> str:
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """Return the :func:`_venv_digest` with which ``.venv`` was made, and the requirements in it.
+    """Return the :func:`_venv_digest` for which ``.venv`` was made, and the requirements it has.
 
     Both results are empty if ``.venv`` does not exist or was not completed.
     """

@@ -113,9 +113,12 @@ def _trace_pytorch(
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
     If the operands have no dimension for heads, the last batch dimension counts as heads. Operands
-    may also have several batch dimensions, which are broadcast. The mask, the dropout and the
-    scaling are ignored, because they do not affect shapes.
+    may also have several batch dimensions, which are broadcast. A single query head is broadcast to
+    the heads of the keys. The mask, the dropout and the scaling are ignored, because they do not
+    affect shapes.
     """
+    if min(query.dim(), key.dim()) > 2 and query.shape[-3] == 1:
+        query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
     batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     operands = []
     for tensor in (query, key, value):

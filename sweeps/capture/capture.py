@@ -93,8 +93,8 @@ def dimensions(
     """Return the sizes of a model that affect the sizes of its products, each with its effect.
 
     ``base`` is the capture of the step with unchanged sizes. ``named`` has the names of the sizes
-    to try. If ``named`` is empty, every entry of ``source.sizes`` is tried that is above 1 and
-    whose name suggests a size of a layer.
+    to try. If it is empty, the sizes to try are those entries of ``source.sizes`` that are above 1
+    and whose names suggest a size of a layer.
 
     Raises:
         UserError: if the model has no size of a given name, if such a size is below 1, or if the

@@ -179,7 +179,10 @@ class Product:
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """Bytes that a step's other operations of one kind, ``what``, read and write."""
+    """Bytes that the other operations of one kind read and write in a step.
+
+    ``what`` is the name of the kind.
+    """
 
     what: str
     bytes: int

@@ -37,6 +37,7 @@ class HuggingFace:
     Attributes:
         name: path of the file.
         config: entries of the file that affect the model.
+        new_sizes: new values of entries, by name.
         text_only: True if only the text part of the model is built.
     """
 
@@ -115,9 +116,12 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     """Read the ``config.json`` of a model, and replace the sizes that ``new_sizes`` names.
 
     Raises:
-        UserError: if the file cannot be read or has no ``model_type``, if transformers is not
-            installed or does not accept the configuration, or if the model lacks a size in
-            ``new_sizes``.
+        UserError: in any of these cases:
+
+            - The file cannot be read, or has no ``model_type``.
+            - transformers is not installed, or does not know the ``model_type``.
+            - transformers does not accept the entries of the file or the new sizes.
+            - The model has no size of a given name.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
@@ -135,16 +139,15 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
         raise UserError(f"{path} has no model_type; add it, or give the model as module:factory.")
     if family not in CONFIG_MAPPING:
         if "auto_map" in config:
-            advice = "; give the model as module:factory, because it brings its own code."
+            advice = "give the model as module:factory, because it brings its own code"
         else:
             # Most often, the model is newer than the installed package.
             advice = (
-                "; correct the model_type, update transformers, or give the model as "
-                "module:factory."
+                "correct the model_type, update transformers, or give the model as module:factory"
             )
         raise UserError(
             f"{path} has the model_type {family!r}, which the installed version of transformers "
-            f"does not know{advice}"
+            f"does not know; {advice}."
         )
     # 3. Leave out entries that do not affect the shapes, and check the names of the new sizes.
     # Without return_dict, a model would return a tuple, which transformers' own code cannot read.
@@ -175,7 +178,6 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
     """
     import transformers
 
-    transformers.logging.set_verbosity_error()
     names = entries.get("architectures")
     if not isinstance(names, list):
         names = []
@@ -204,9 +206,10 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
     Raises:
         UserError: if the model cannot be built with any of these implementations.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface, logging
     from transformers.initialization import no_init_weights
 
+    logging.set_verbosity_error()  # its warnings would end up between our own lines
     AttentionInterface.register(attention.NAME, attention.for_transformers)
     AttentionMaskInterface.register(attention.NAME, lambda *args, **kwargs: None)
     failure: Exception | None = None

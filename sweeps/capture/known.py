@@ -97,7 +97,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, 3, h, w) to (n, 2, h, w); h and w must be multiples of 2 to the ``depth``."""
+        """Map (n, 3, h, w) to (n, 2, h, w); h and w must be multiples of ``2**depth``."""
         skips = []
         for level, block in enumerate(self.down):
             if level > 0:
@@ -154,7 +154,7 @@ class Gpt2Block(nn.Module):
 class LlamaBlock(nn.Module):
     """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and a gated FFN.
 
-    There are ``heads`` query heads, and ``kv_heads`` heads of both keys and values.
+    There are ``heads`` query heads, ``kv_heads`` key heads and ``kv_heads`` value heads.
     """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:

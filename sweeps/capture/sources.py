@@ -56,7 +56,8 @@ class KnownModel:
         mean of its result.
 
         Raises:
-            UserError: if the step decodes and the model takes images.
+            UserError: if the sizes do not fit together, or if the step decodes and the model takes
+                images.
         """
         known_model = KNOWN[self.name]
         model = _build(known_model.build, {**self.sizes, **changes}, step)
@@ -80,7 +81,8 @@ class Factory:
     """A function that builds a module, and a description of the module's inputs.
 
     Attributes:
-        name: the function as ``module:factory``.
+        name: path of the function, as ``module:factory``.
+        build: the function.
         new_sizes: arguments of the function that replace its defaults.
         inputs: dtype and shape of each tensor that the module is called with; the dtype None means
             the dtype of the step.
@@ -140,12 +142,21 @@ def find_source(
             shape, such as ``int64[8,2048]``.
 
     Raises:
-        UserError: if the model is none of these, cannot be read or imported, or lacks one of the
-            sizes, or if a factory's inputs are missing or malformed. The names of a factory's sizes
-            are not checked here, but when the factory is called.
+        UserError: in any of these cases:
+
+            - The model is none of these.
+            - The model cannot be read or imported.
+            - A known model or a ``config.json`` has no size of a given name. The names of a
+              factory's sizes are only checked when the factory is called.
+            - The inputs of a factory are missing or malformed.
+            - Inputs are given for a model that is not a factory.
     """
     check_model(model)
     new_sizes = dict(new_sizes or {})
+    path = Path(model)
+    is_config = path.suffix == ".json" or os.path.exists(model)
+    if inputs and (model in KNOWN or is_config):
+        raise UserError(f"--input works only with module:factory, not with {model}; leave it out.")
     if model in KNOWN:
         parameters = inspect.signature(KNOWN[model].build, eval_str=True).parameters
         # A ResNet's blocks are a tuple with a number for each stage, so they are not a size.
@@ -154,8 +165,7 @@ def find_source(
             if name not in names:
                 raise UserError(f"{model} has no size {name!r}; {nearest(name, names)}")
         return KnownModel(model, new_sizes)
-    path = Path(model)
-    if path.suffix == ".json" or os.path.exists(model):
+    if is_config:
         from sweeps.capture.huggingface import read_config
 
         file = path / "config.json" if path.is_dir() else path
@@ -174,7 +184,7 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
     if not inputs:
         raise UserError(
             f"the inputs of the nn.Module that {name} returns are missing; give each with --input, "
-            "such as --input 'int64[8,2048]'."
+            "for example --input 'int64[8,2048]'."
         )
     sys.path.insert(0, "")  # also look for the module in the current folder
     try:

@@ -89,7 +89,7 @@ class ModelSource(Protocol):
         """Longest sequence in tokens for which the model was made; None if no length is known."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model with the sizes in ``changes``.
+        """Build the model with the sizes in ``changes``, and prepare the forward pass of the step.
 
         Call this method within :func:`sweeps.capture.capture.fake_tensors`.
         """
@@ -142,6 +142,8 @@ def first_line(error: Exception) -> str:
     exception's class.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].endswith(":"):
-        return re.sub(r"^\w*Error: ", "", lines[1])
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    has_heading = len(lines) > 1 and lines[0].endswith(":")
+    line = lines[1] if has_heading else lines[0]
+    return re.sub(r"^\w*Error: ", "", line)

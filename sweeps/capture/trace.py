@@ -125,21 +125,21 @@ class Trace(TorchDispatchMode):
         # place of its forward operation.
         node = torch._C._current_autograd_node()
         backward = node is not None and not torch.is_grad_enabled()
-        if node is None or not backward:
+        if backward:
+            node_number = node._sequence_nr()
+            module, layers = self._places.get(node_number, ("", ()))
+        else:
             # This branch is also for operations that a checkpoint recomputes in the backward pass.
             node_number = torch._C._autograd._get_sequence_nr() - 1
             module, layers = self._current_path(), tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.
             self._places.setdefault(node_number, (module, layers))
-        else:
-            node_number = node._sequence_nr()
-            module, layers = self._places.get(node_number, ("", ()))
         # 3. Record what the operation reads and writes.
         reads = tuple(map(self._access, inputs))
         input_storages = {access.storage for access in reads}
         writes = tuple(map(self._access, outputs))
         if not func._schema.is_mutable:
-            if writes and all(access.storage in input_storages for access in writes):
+            if all(access.storage in input_storages for access in writes):
                 return result  # the operation makes a view, which moves nothing
             writes = tuple(access for access in writes if access.storage not in input_storages)
         operation = TracedOperation(

@@ -20,7 +20,8 @@ _KINDS = (
     ("nothing", r"empty|detach|alias|_local_scalar|is_same_size|set_"),
     ("normalisation", r"norm"),
     ("embedding", r"embedding"),
-    ("loss", r"softmax|nll_loss|cross_entropy"),
+    ("loss", r"log_softmax|nll_loss|cross_entropy"),
+    ("softmax", r"softmax"),
     ("activation", r"gelu|silu|relu|sigmoid|tanh|hardtanh|leaky|elu|softplus"),
     ("pooling", r"pool|upsample|interpolate"),
     ("dropout", r"dropout|bernoulli"),
@@ -79,9 +80,10 @@ def largest_operation_bytes(
 def _groups_between_products(
     operations: Sequence[TracedOperation],
 ) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Return the groups of other operations between matrix operations, each within one layer.
+    """Return the groups of other operations that run between two products.
 
-    Return, with each group, the storages of the group's results that are used later.
+    A group also ends where a traced layer begins or ends. With each group, return the storages of
+    those of its results that are used later.
     """
     # 1. Divide the operations into groups, and find the position where each storage is read last.
     # Groups have the positions 2, 4, 6 and so on. A product has the odd position before the group

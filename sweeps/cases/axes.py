@@ -46,7 +46,10 @@ _ACROSS = {
     "tokens": {"forward": "features_out", "dgrad": "features_in"},
 }
 PAIRS = ("stride", "padding", "dilation")
-"""Sizes of a convolution that may differ by direction: ``2x1`` is 2 vertically, 1 horizontally."""
+"""Sizes of a convolution that may differ by direction.
+
+``2x1`` is 2 vertically and 1 horizontally.
+"""
 _MAY_BE_ZERO = ("padding",)
 # Largest number of values of a range or a neighbourhood, and of tiles in a range with edges.
 _MAX_VALUES = 20_000
@@ -90,14 +93,14 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
     return (declared,)
 
 
-def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection[str]) -> Axis:
+def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str]) -> Axis:
     """Parse an axis of sizes, which may also be a multiple of another size in ``sizes``.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
     """
     if isinstance(declared, Mapping):
-        return _parse_table(declared, where, axis_name)
+        return _parse_table(declared, where, along)
     multiple = _MULTIPLE.fullmatch(declared) if isinstance(declared, str) else None
     if multiple:
         factor, other_axis = multiple.groups()
@@ -106,21 +109,21 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
             raise UserError(
                 f"{where} takes whole numbers or a multiple of another size, not {declared!r}{hint}"
             )
-        _check_value(int(factor or 1), where, axis_name)
+        _check_value(int(factor or 1), where, along)
         return Multiple(int(factor or 1), other_axis)
     values = parse_axis(declared, where)
     for value in values:
-        _check_value(value, where, axis_name)
+        _check_value(value, where, along)
     return values
 
 
-def _check_value(value: Any, where: str, axis_name: str) -> None:
+def _check_value(value: Any, where: str, along: str) -> None:
     """Refuse a value of an axis of sizes that is neither a size nor, where allowed, a pair."""
     # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
-    takes_pairs = axis_name in PAIRS
+    takes_pairs = along in PAIRS
     is_pair = takes_pairs and isinstance(value, str) and _PAIR.fullmatch(value) is not None
     sizes = [int(word) for word in value.split("x")] if is_pair else [value]
-    minimum = 0 if axis_name in _MAY_BE_ZERO else 1
+    minimum = 0 if along in _MAY_BE_ZERO else 1
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < minimum:
             or_pairs = ' or pairs such as "2x1"' if takes_pairs else ""
@@ -134,7 +137,7 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
     """Return the names of the axes, each one after the axes on which its values depend.
 
     Raises:
-        UserError: if axes depend on each other, such as m on n and n on m.
+        UserError: if axes depend on each other.
     """
     order: list[str] = []
     unresolved = dict(axes)
@@ -236,14 +239,17 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     """Return the values of a range, of powers or of a neighbourhood. The keys must be valid.
 
     Raises:
-        UserError: if there are too many values, if ``to`` is less than ``from``, or if ``times`` is
-            1.
+        UserError: if there are too many values or none, if ``to`` is less than ``from``, or if
+            ``times`` is 1.
     """
     if "around" in table:
         centre, distance = table["around"], table["by"]
         neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
         # A distance as large as the centre would give values below 1, which are not sizes.
-        return [value for value in _checked_length(neighbourhood, where) if value > 0]
+        sizes = [value for value in _checked_length(neighbourhood, where) if value > 0]
+        if not sizes:
+            raise UserError(f"{where} has no value of at least 1; use a smaller step.")
+        return sizes
     low, high = table["from"], table["to"]
     if high < low:
         raise UserError(f"{where}.to is {high}, but from is {low}; swap the two values.")
@@ -277,8 +283,8 @@ def resolve_axis(
 ) -> list[Any]:
     """Return the values of the axis ``along``, given the values of the axes on which it depends.
 
-    ``resolved`` has a value of each axis on which the values depend, by name. The machine's tiles
-    and number of SMs determine where the edges are.
+    ``resolved`` has the values of those axes, by name. The machine's tiles and number of SMs
+    determine where the edges are.
 
     Raises:
         UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges
@@ -295,7 +301,7 @@ def single_size(value: Any, name: str) -> int:
     """Return the value of the size ``name`` as a number, even if it is a string such as ``"16"``.
 
     Raises:
-        UserError: if the size has two numbers, one for each direction, such as ``2x1``.
+        UserError: if the size is a pair such as ``2x1``, with a number for each direction.
     """
     if _PAIR.fullmatch(str(value)):
         raise UserError(

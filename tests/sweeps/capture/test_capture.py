@@ -24,7 +24,7 @@ from sweeps.capture.captured import (
 )
 from sweeps.capture.known import KNOWN
 from sweeps.capture.sources import find_source
-from sweeps.capture.step import ModelStep
+from sweeps.capture.step import ModelStep, first_line
 from tests.support.flop_counts import counted_by_pytorch, counted_here
 from tests.support.tiers import quick_and_slow
 
@@ -407,6 +407,70 @@ def test_upsampling_is_no_product_whatever_its_name() -> None:
     assert "pooling" in {moved.what for moved in captured.moved}
 
 
+class Pooled(nn.Module):
+    """Attention of one query head to several heads of keys, with and without a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, heads, length, width) to (batch, heads, 1, width)."""
+        query = x[:, :1, :1]
+        pooled = functional.scaled_dot_product_attention(query, x, x)
+        return pooled + functional.scaled_dot_product_attention(query[0], x[0], x[0])
+
+
+def pooled() -> nn.Module:
+    return Pooled()
+
+
+def test_one_query_head_attends_to_the_keys_of_every_head() -> None:
+    module, x = Pooled(), torch.randn(2, 3, 5, 8)
+    assert module(x).shape == (2, 3, 1, 8)
+    works = [p.work for p in of("pooled", "x[2,3,5,8]", step=ModelStep("prefill"))]
+    sizes = {"queries": 1, "keys": 5, "width": 8, "value_width": 8, "dtype": "bf16"}
+    assert works == [Attention(batch, heads=3, kv_heads=3, **sizes) for batch in (2, 1)]
+
+
+class TwoStacks(nn.Module):
+    """Two stacks of layers that differ only in their activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(nn.ReLU() for _ in range(3))
+        self.second = nn.ModuleList(nn.Tanh() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (*self.first, *self.second):
+            x = layer(x)
+        return x
+
+
+def two_stacks() -> nn.Module:
+    return TwoStacks()
+
+
+def test_layers_with_equal_numbers_are_not_fused_with_each_other() -> None:
+    source = find_source(f"{__name__}:two_stacks", inputs=["x[64,32]"])
+    captured = capture(source, ModelStep("prefill"))
+    (moved,) = captured.moved_fused
+    assert moved.what == "activation"
+    # Three layers of each kind read their input and write their result, of 2 bytes per element.
+    assert moved.bytes == 2 * 3 * 2 * 64 * 32 * 2
+
+
+def test_a_softmax_outside_of_a_loss_is_not_called_a_loss() -> None:
+    step = ModelStep("prefill")
+    captured = capture(find_source(f"{__name__}:build", inputs=["x[3,40,24]"]), step)
+    kinds = {moved.what for moved in captured.moved}
+    assert "softmax" in kinds
+    assert "loss" not in kinds
+
+
+def test_the_name_of_an_error_is_left_out_of_a_sentence() -> None:
+    assert first_line(RuntimeError("ValueError: no such size")) == "no such size"
+    assert first_line(RuntimeError("While it ran:\n\nValueError: no such size")) == "no such size"
+    assert first_line(RuntimeError("no such size\nValueError: other")) == "no such size"
+    assert first_line(RuntimeError()) == "RuntimeError"
+
+
 class Biased(nn.Module):
     """Two batched GEMMs of different inputs with the same bias, and one of experts."""
 
@@ -625,6 +689,8 @@ def test_fused_operations_move_less() -> None:
         ("torch:relu", {}, (), "inputs of the nn.Module that torch:relu returns are missing"),
         ("torch:relu", {}, ("float33[2]",), "is not a dtype of PyTorch"),
         ("torch:relu", {}, ("x2",), "--input takes a dtype and sizes"),
+        ("gpt2", {}, ("x[2]",), "--input works only with module:factory, not with gpt2; leave it"),
+        ("nowhere.json", {}, ("x[2]",), "not with nowhere.json; leave it out."),
         (":", {}, ("x[2]",), "cannot be imported"),
         (".here:f", {}, ("x[2]",), "cannot be imported"),
     ],

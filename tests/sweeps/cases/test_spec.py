@@ -105,6 +105,7 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
         ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
         ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
         ({"from": 1, "to": 9, "step": 1, "edges": ["tiles"]}, "edges is ['tiles']; did you mean"),
+        ({"around": 1, "by": 5, "step": 20}, "has no value of at least 1; use a smaller step."),
         ([], "is an empty list"),
         (1.9, "takes whole numbers of at least 1, not 1.9"),
         (True, "takes whole numbers of at least 1, not True"),
