@@ -417,7 +417,11 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Return an upper bound on the number of input rows (or columns) that a filter reads."""
+    """Return an upper bound on the number of input rows (or columns) that a filter reads.
+
+    The input has ``size`` rows. The filter has ``taps`` rows, and is applied at ``positions``
+    places, which are ``stride`` rows apart.
+    """
     # If the stride is at most the filter's size, all rows count as read. A dilated filter may skip
     # some of them, and the last position may end before the last row.
     return min(size, positions * taps) if stride > taps else size

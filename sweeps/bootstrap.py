@@ -205,8 +205,7 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
     """Replace ``.venv`` with a new one that has the requirements ``missing``.
 
     If the new ``.venv`` cannot be completed, restore the old one and return False; otherwise return
-    True. The argument ``on_top_of`` is that of :func:`make_venv`, and ``hurried`` that of
-    :func:`install`.
+    True. ``on_top_of`` is as in :func:`make_venv`, and ``hurried`` as in :func:`install`.
     """
     old_venv = VENV.with_name(VENV.name + "-before")
     if VENV.exists():

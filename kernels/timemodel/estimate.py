@@ -159,6 +159,8 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
     """Return the row of :func:`_shape_row` for a convolution that Winograd's algorithm computes.
 
+    ``gemm`` is the result of :meth:`kernels.problem.Conv.winograd_gemm` for ``tile``.
+
     F(2 × 2) is one kernel, which also transforms its input and its result. Before this kernel, a
     helper kernel transforms the filters. F(4 × 4) consists of four kernels, which pass the
     transformed tensors through memory.

@@ -70,9 +70,9 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    A torch function mode also intercepts callers that imported the function by name. The mode does
-    not affect the modules of PyTorch itself, which call the function while no mode is active, or
-    take a fused path that does not call the function. For these modules, the function is also
+    A torch function mode intercepts even the calls of code that imported the function by name. It
+    does not affect the modules of PyTorch itself, which call the function while no mode is active,
+    or take a fused path that does not call the function. For these modules, the function is also
     replaced in ``torch.nn.functional``, and the fused path is switched off.
     """
 

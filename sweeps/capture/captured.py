@@ -139,7 +139,7 @@ class Product:
     """A product of one shape and pass, at one place in the model.
 
     Attributes:
-        role: what the product is for, one of :data:`ROLES`.
+        role: purpose of the product in the model, one of :data:`ROLES`.
         path: path of the product's module, with ``*`` in place of numbers.
         count: number of times that the product occurs in a step.
         input_id: number that is the same for all forward products that read the same input; -1 in
@@ -239,8 +239,12 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
     """Return the capture with a formula (:func:`_formula`) for each size of its products.
 
     The sizes of a batched GEMM's gradient get no formulas, because it is not known to which sizes
-    of the forward GEMM they correspond.
+    of the forward GEMM they correspond. A product that is recomputed in the backward pass gets
+    none, because ``dimensions`` describe only the forward pass.
     """
+    # The forward pass ends before the first gradient.
+    passes = [product.pass_ for product in captured.products]
+    forward_count = next((i for i, pass_ in enumerate(passes) if pass_ != FORWARD), len(passes))
     named = []
     for product in captured.products:
         forward = captured.products[product.forward_position]
@@ -248,7 +252,9 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
             size: _formula(product.forward_position, size, value, dimensions)
             for size, value in forward.sizes.items()
         }
-        if product is forward or not isinstance(product.work, Gemm | GroupedGemm):
+        if product.forward_position >= forward_count:  # not of the forward pass
+            names = {}
+        elif product is forward or not isinstance(product.work, Gemm | GroupedGemm):
             # Convolutions and attention have sizes with the same names in all passes.
             names = forward_names
         elif product.pass_ not in (DGRAD, WGRAD):  # a gradient of a batched GEMM

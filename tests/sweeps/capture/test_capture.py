@@ -208,9 +208,10 @@ def encoder(width: int = 32) -> nn.Module:
 
 
 class Checkpointed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 96) -> None:
         super().__init__()
-        self.first, self.second, self.last = nn.Linear(64, 96), nn.Linear(96, 96), nn.Linear(96, 1)
+        self.first, self.second = nn.Linear(64, width), nn.Linear(width, 96)
+        self.last = nn.Linear(96, 1)
 
     def body(self, x: Tensor) -> Tensor:
         return self.second(self.first(x))
@@ -219,8 +220,18 @@ class Checkpointed(nn.Module):
         return self.last(checkpoint(self.body, x, use_reentrant=False))
 
 
-def checkpointed() -> nn.Module:
-    return Checkpointed()
+def checkpointed(width: int = 96) -> nn.Module:
+    return Checkpointed(width)
+
+
+def test_recomputed_products_have_no_names() -> None:
+    """The first layer depends on the width, also when it is recomputed."""
+    source = find_source(f"{__name__}:checkpointed", inputs=["x[32,64]"])
+    base = capture(source, STEP)
+    products = with_names(base, dimensions(source, STEP, base)).products
+    first, recomputed = (p for p in forward(products) if p.path == "first")
+    assert first.names["n"] == "width"
+    assert recomputed.names == {}
 
 
 def thrice() -> nn.Module:
