@@ -70,10 +70,10 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    A torch function mode intercepts even the calls of code that imported the function by name. It
-    does not affect the modules of PyTorch itself, which call the function while no mode is active,
-    or take a fused path that does not call the function. For these modules, the function is also
-    replaced in ``torch.nn.functional``, and the fused path is switched off.
+    A torch function mode intercepts even the calls of code that imported the function by name.
+    The mode does not affect the modules of PyTorch itself, which call the function while no mode is
+    active, or take a fused path that does not call the function. For these modules, the function is
+    also replaced in ``torch.nn.functional``, and the fused path is switched off.
     """
 
     def __enter__(self) -> OneAttention:
@@ -117,6 +117,10 @@ def _trace_pytorch(
     the heads of the keys. The mask, the dropout and the scaling are ignored, because they do not
     affect shapes.
     """
+    # The operands are cast first, because casting a broadcast operand would copy it.
+    query = _cast(query)
+    key = _cast(key)
+    value = _cast(value)
     if min(query.dim(), key.dim()) > 2 and query.shape[-3] == 1:
         query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
     batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
@@ -124,7 +128,7 @@ def _trace_pytorch(
     for tensor in (query, key, value):
         heads = tensor.shape[-3] if tensor.dim() > 2 else 1
         length, width = tensor.shape[-2:]
-        broadcast = _cast(tensor).expand(*batch, *tensor.shape[-3:])
+        broadcast = tensor.expand(*batch, *tensor.shape[-3:])
         operands.append(broadcast.reshape(-1, heads, length, width))
     result = attention(*operands, is_causal, 0)
     return result.reshape(*batch, *query.shape[-3:-1], value.shape[-1])

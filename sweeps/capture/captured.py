@@ -149,6 +149,7 @@ class Product:
             position of the product itself.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
+        recomputed: True if a checkpoint of the model recomputes the product in the backward pass.
     """
 
     work: Work
@@ -160,6 +161,7 @@ class Product:
     forward_position: int
     names: Mapping[str, str] = field(default_factory=dict)
     repeated: bool = False
+    recomputed: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -239,12 +241,10 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
     """Return the capture with a formula (:func:`_formula`) for each size of its products.
 
     The sizes of a batched GEMM's gradient get no formulas, because it is not known to which sizes
-    of the forward GEMM they correspond. A product that is recomputed in the backward pass gets
-    none, because ``dimensions`` describe only the forward pass.
+    of the forward GEMM they correspond. A recomputed product, its gradients, and a gradient whose
+    forward product is not known get no formulas, because ``dimensions`` describe only the forward
+    pass.
     """
-    # The forward pass ends before the first gradient.
-    passes = [product.pass_ for product in captured.products]
-    forward_count = next((i for i, pass_ in enumerate(passes) if pass_ != FORWARD), len(passes))
     named = []
     for product in captured.products:
         forward = captured.products[product.forward_position]
@@ -252,7 +252,7 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
             size: _formula(product.forward_position, size, value, dimensions)
             for size, value in forward.sizes.items()
         }
-        if product.forward_position >= forward_count:  # not of the forward pass
+        if forward.recomputed or forward.pass_ != FORWARD:
             names = {}
         elif product is forward or not isinstance(product.work, Gemm | GroupedGemm):
             # Convolutions and attention have sizes with the same names in all passes.

@@ -85,6 +85,7 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
                     input_id=-1 if operation.backward else input_access.storage,
                     forward_position=forward_position,
                     repeated=bool(operation.layers),
+                    recomputed=operation.recomputed,
                 )
             )
     return products, list(unknown)

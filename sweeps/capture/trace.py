@@ -46,6 +46,7 @@ class TracedOperation:
         node: number of the autograd node that the operation made. If ``backward`` is True, it is
             the number of the node whose gradient the operation computes.
         backward: True if the operation computes a gradient.
+        recomputed: True if a checkpoint recomputes the operation in the backward pass.
         layers: traced layers that the operation runs in, the outermost one first.
     """
 
@@ -55,6 +56,7 @@ class TracedOperation:
     module: str
     node: int
     backward: bool
+    recomputed: bool
     layers: tuple[TracedLayer, ...]
     reads: tuple[TensorAccess, ...]
     writes: tuple[TensorAccess, ...]
@@ -124,12 +126,14 @@ class Trace(TorchDispatchMode):
         # 2. Find the operation's place in the model: the module and the layers. A gradient has the
         # place of its forward operation.
         node = torch._C._current_autograd_node()
-        backward = node is not None and not torch.is_grad_enabled()
+        # A checkpoint enables gradients while it recomputes operations in the backward pass.
+        recomputed = node is not None and torch.is_grad_enabled()
+        backward = node is not None and not recomputed
         if backward:
             node_number = node._sequence_nr()
             module, layers = self._places.get(node_number, ("", ()))
         else:
-            # This branch is also for operations that a checkpoint recomputes in the backward pass.
+            # A recomputed operation makes a node in a module, like one of the forward pass.
             node_number = torch._C._autograd._get_sequence_nr() - 1
             module, layers = self._current_path(), tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.
@@ -149,6 +153,7 @@ class Trace(TorchDispatchMode):
             module=module,
             node=node_number,
             backward=backward,
+            recomputed=recomputed,
             layers=layers,
             reads=reads,
             writes=writes,

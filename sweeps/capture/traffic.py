@@ -80,10 +80,10 @@ def largest_operation_bytes(
 def _groups_between_products(
     operations: Sequence[TracedOperation],
 ) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Return the groups of other operations that run between two products.
+    """Return the other operations in groups, each as a list.
 
-    A group also ends where a traced layer begins or ends. With each group, return the storages of
-    those of its results that are used later.
+    A group ends at a product, and where a traced layer begins or ends. With each group, return the
+    storages of those of its results that are used later.
     """
     # 1. Divide the operations into groups, and find the position where each storage is read last.
     # Groups have the positions 2, 4, 6 and so on. A product has the odd position before the group

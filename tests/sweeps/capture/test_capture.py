@@ -208,10 +208,9 @@ def encoder(width: int = 32) -> nn.Module:
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, width: int = 96) -> None:
+    def __init__(self, width: int, last: nn.Module) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(64, width), nn.Linear(width, 96)
-        self.last = nn.Linear(96, 1)
+        self.first, self.second, self.last = nn.Linear(64, width), nn.Linear(width, 96), last
 
     def body(self, x: Tensor) -> Tensor:
         return self.second(self.first(x))
@@ -221,15 +220,24 @@ class Checkpointed(nn.Module):
 
 
 def checkpointed(width: int = 96) -> nn.Module:
-    return Checkpointed(width)
+    return Checkpointed(width, nn.Linear(96, 1))
 
 
-def test_recomputed_products_have_no_names() -> None:
-    """The first layer depends on the width, also when it is recomputed."""
-    source = find_source(f"{__name__}:checkpointed", inputs=["x[32,64]"])
+def checkpointed_to_the_end(width: int = 96) -> nn.Module:
+    return Checkpointed(width, nn.Identity())
+
+
+@pytest.mark.parametrize("factory", ["checkpointed", "checkpointed_to_the_end"])
+def test_recomputed_products_have_no_names(factory: str) -> None:
+    """The width decides the size of the first layer, which the backward pass recomputes.
+
+    If the checkpoint includes the last product, the recomputation precedes all gradients.
+    """
+    source = find_source(f"{__name__}:{factory}", inputs=["x[32,64]"])
     base = capture(source, STEP)
     products = with_names(base, dimensions(source, STEP, base)).products
     first, recomputed = (p for p in forward(products) if p.path == "first")
+    assert (first.recomputed, recomputed.recomputed) == (False, True)
     assert first.names["n"] == "width"
     assert recomputed.names == {}
 
@@ -438,6 +446,15 @@ def test_one_query_head_attends_to_the_keys_of_every_head() -> None:
     works = [p.work for p in of("pooled", "x[2,3,5,8]", step=ModelStep("prefill"))]
     sizes = {"queries": 1, "keys": 5, "width": 8, "value_width": 8, "dtype": "bf16"}
     assert works == [Attention(batch, heads=3, kv_heads=3, **sizes) for batch in (2, 1)]
+
+
+def test_an_operand_is_cast_before_it_is_broadcast() -> None:
+    step = ModelStep("prefill", autocast=True)
+    captured = capture(find_source(f"{__name__}:pooled", inputs=["x[2,3,5,8]"]), step)
+    moved = {moved.what: moved.bytes for moved in captured.moved}
+    # For each of the three images, the query is one vector. The keys and the values are 15 vectors
+    # each. A cast reads 4 bytes per element, and writes 2.
+    assert moved["copies and casts"] == 3 * (1 + 15 + 15) * 8 * (4 + 2)
 
 
 class TwoStacks(nn.Module):
