@@ -126,8 +126,9 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
         raise UserError(needs_extra("transformers", "models"))
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, logging
 
+    logging.set_verbosity_error()  # warnings of transformers would appear between our own lines
     # 1. Take only the text part of a model that also has others, such as one for images.
     text_config: Any = config.get("text_config")
     text_only = isinstance(text_config, dict) and "model_type" in text_config
@@ -206,10 +207,9 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
     Raises:
         UserError: if the model cannot be built with any of these implementations.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface, logging
+    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.initialization import no_init_weights
 
-    logging.set_verbosity_error()  # its warnings would end up between our own lines
     AttentionInterface.register(attention.NAME, attention.for_transformers)
     AttentionMaskInterface.register(attention.NAME, lambda *args, **kwargs: None)
     failure: Exception | None = None

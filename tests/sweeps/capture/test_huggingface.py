@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,23 @@ def test_a_wrong_configuration_gets_a_sentence(
     path.write_text(json.dumps(config))
     with pytest.raises(UserError, match=words):
         capture(find_source(str(path)), STEP)
+
+
+@needs_transformers
+def test_warnings_of_transformers_are_not_printed(tmp_path: Path) -> None:
+    from transformers import logging as transformers_logging
+
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    transformers_logging.set_verbosity_warning()
+    transformers_logging.add_handler(handler)
+    try:
+        settings = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "unknown": 1}
+        source_of(tmp_path, "llama", rope_parameters=settings)
+    finally:
+        transformers_logging.remove_handler(handler)
+    assert [record.getMessage() for record in records] == []
 
 
 @needs_transformers
