@@ -311,9 +311,12 @@ class Conv:
 
         For each pair of an input and an output channel, a block of ``tile``² outputs takes
         (``tile`` + 2)² multiplications instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308).
-        Return None for the pass ``wgrad``, and for a convolution with several groups, with a stride
-        or a dilation above 1, or with a filter other than 3 × 3, because the algorithm computes
-        none of these.
+        Return None in the cases in which the algorithm is not used:
+
+        - The pass is ``wgrad``.
+        - There are several groups.
+        - A stride or a dilation is above 1.
+        - The filter is not 3 × 3.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
@@ -329,9 +332,9 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of a pixel's channel group.
+        """Largest power of two, at most 16, that divides the bytes of a channel group of a pixel.
 
-        It divides them both in the input and in the output.
+        The pixels of the input and those of the output both count.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 

@@ -163,8 +163,9 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
         offline: True to install nothing.
 
     Raises:
-        OSError: if a file of ``.venv`` cannot be read or written.
-        subprocess.CalledProcessError: if the interpreter of a new ``.venv`` fails.
+        OSError: if a file of ``.venv`` or the file of constraints cannot be read or written.
+        subprocess.CalledProcessError: if this interpreter, or that of a new ``.venv``, fails to
+            print its folders.
     """
     if Path(sys.prefix).resolve() == VENV.resolve():
         # This interpreter is the one in .venv, for example because the user activated .venv. A new
@@ -381,7 +382,7 @@ def _venv_digest() -> str:
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """Return the :func:`_venv_digest` for which ``.venv`` was made, and the requirements it has.
+    """Return the :func:`_venv_digest` of ``.venv``, and the requirements that are installed in it.
 
     Both results are empty if ``.venv`` does not exist or was not completed.
     """

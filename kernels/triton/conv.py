@@ -119,8 +119,9 @@ def conv_data(
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
     row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
     and (part, image, row, column, channel) for out. ``depth`` is in units of UNITS[0], ``width`` in
-    units of UNITS[1], and strides are in units of UNITS[2]. A stride of None means 1. The grid is
-    (tiles × groups × phases, parts).
+    units of UNITS[1], and strides are in units of UNITS[2]. A stride of None means 1. PRECISION and
+    UPCAST are as in :func:`kernels.triton.blocks.product`. The grid is (tiles × groups × phases,
+    parts).
 
     - BACKWARD: compute the input's gradient.
     - WHOLE: every K step stays within one tap, and there are at most 32 taps along an axis.
@@ -288,10 +289,10 @@ def conv_filter(
 
     ``grad`` is the gradient of the convolution's output, and the source is the convolution's input.
     The rows of the GEMM are the channels of ``grad``, and its columns are the channels of the
-    source, repeated for each tap. Sizes, units and WIDE are as in :func:`conv_data`. PRECISION and
-    UPCAST are as in :func:`kernels.triton.blocks.product`. The strides of the source and of
-    ``grad`` are (group, image, row, column, channel); those of out are (part, channel of ``grad``,
-    channel of the source, r, s). The grid is (tiles × groups, parts).
+    source, repeated for each tap. Sizes, units, PRECISION, WIDE and UPCAST are as in
+    :func:`conv_data`. The strides of the source and of ``grad`` are (group, image, row, column,
+    channel); those of out are (part, channel of ``grad``, channel of the source, r, s). The grid is
+    (tiles × groups, parts).
 
     - WHOLE: all columns of a tile stay within one tap.
     - DENSE: the pixels of ``grad`` are at equal distances in memory, also from one image to the
@@ -405,10 +406,10 @@ class TritonConv(TritonFamily):
 
         A split is useful if it gives at most two waves of CTAs, and at least two K steps to each
         CTA. The largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre
-        Blackwell, whose Tensor Cores read their operands from shared memory. They also need K steps
-        that stay in one tap (:func:`_stays_in_tap`), because the kernel otherwise computes
-        divisions, which take too many registers. If the convolution is a GEMM, configs of GEMM
-        kernels come first.
+        Blackwell, whose Tensor Cores read their operands from shared memory. The condition of
+        :func:`_stays_in_tap` must also hold for the largest tiles, because the kernel otherwise
+        computes divisions, which take too many registers. If the convolution is a GEMM, configs of
+        GEMM kernels come first.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -558,10 +559,9 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Return True if every K step stays in one tap.
+    """Return True if every K step stays in one tap or, for a filter's gradient, every tile does.
 
-    For a filter's gradient, it is every tile that must stay in one tap. The result is also False if
-    an axis has more than 32 taps, because the masks have 32 bits.
+    Return False if an axis has more than 32 taps, because the masks have 32 bits.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
     block = bn if conv.pass_ == "wgrad" else bk

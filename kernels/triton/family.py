@@ -210,7 +210,10 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the launches with a meta tensor as scratch; compilation needs no real memory."""
+        """Return the launches with a meta tensor as scratch, which has a shape but no memory.
+
+        Compilation needs no memory, and :meth:`LaunchSpec.launch` replaces the meta tensor.
+        """
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -299,7 +302,7 @@ def _missing_for_interpreter() -> str | None:
     if triton_version < (3, 7) and numpy_version >= (2, 4):
         return (
             f"Triton {triton.__version__}'s interpreter does not run with NumPy {np.__version__}; "
-            "install numpy<2.4."
+            "install a version of NumPy before 2.4."
         )
     return None
 

@@ -110,7 +110,7 @@ class GemmFamily(TritonFamily):
         for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. In
         such a loop, the largest tiles fit only if the rows of C are aligned, and only on Hopper,
         which reads both operands from shared memory. If rows of A or B are misaligned, only tiles
-        of up to 64×64 fit, or of up to 64×32 in fp32.
+        of up to 64×64 fit in such a loop, and in fp32 only tiles of up to 64×32.
         """
         assert isinstance(problem, Gemm)
         # 1. List the parameters of the tiles: (bm, bn, warps, largest number of stages).

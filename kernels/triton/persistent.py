@@ -188,9 +188,9 @@ class TritonPersistent(GemmFamily):
         TMA cannot transpose. In layouts other than ``nt``, plain copies transpose the operands
         instead, so that no iteration of the loop waits for a transposition in shared memory.
 
-        With specialisation, tf32 tiles above 128×128 spill on sm_100, so they are left out on all
-        GPUs. If the rows of C are misaligned, all specialised tiles spill except on sm_90. If there
-        is a single K step, there is no loop to specialise.
+        Specialised tf32 tiles above 128×128 spill on sm_100, so they are left out on all GPUs. If
+        the rows of C are misaligned, all specialised tiles spill except on sm_90. If there is a
+        single K step, there is no loop to specialise.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.

@@ -27,7 +27,7 @@ On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
 
 @triton.jit
 def read_counters(out_ptr):
-    """Store three numbers in this CTA's row of ``out`` (CTAs, 3), which has the dtype int64.
+    """Store three int64 numbers in this CTA's row of ``out`` (CTAs, 3).
 
     They are the number of the CTA's SM, the cycle counter of this SM, and the GPU's time in
     nanoseconds.

@@ -48,7 +48,7 @@ _ACROSS = {
 PAIRS = ("stride", "padding", "dilation")
 """Sizes of a convolution that may differ by direction.
 
-``2x1`` is 2 vertically and 1 horizontally.
+``2x1`` means 2 vertically and 1 horizontally.
 """
 _MAY_BE_ZERO = ("padding",)
 # Largest number of values of a range or a neighbourhood, and of tiles in a range with edges.
@@ -283,8 +283,8 @@ def resolve_axis(
 ) -> list[Any]:
     """Return the values of the axis ``along``, given the values of the axes on which it depends.
 
-    ``resolved`` has the values of those axes, by name. The machine's tiles and number of SMs
-    determine where the edges are.
+    ``resolved`` has one value of each of those other axes, by name. The machine's tiles and number
+    of SMs determine where the edges are.
 
     Raises:
         UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges

@@ -120,6 +120,9 @@ def test_pairs_of_numpys_integers_become_pythons() -> None:
     conv = Conv(2, 8, 9, 9, 8, 3, 3, (two, two), np.int8(1), 1, 1, "fp32")  # type: ignore[arg-type]
     assert conv == Conv.parse("2,8,9,9,8,3,3,2,1,1,1,fp32")
     assert {type(value) for value in (*conv.stride, *conv.padding, conv.p)} == {int}
+
+
+def test_a_stride_of_three_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match="too many values"):
         Conv(2, 8, 9, 9, 8, 3, 3, (1, 1, 2), 1, 1, 1, "fp32")  # type: ignore[arg-type]
 
