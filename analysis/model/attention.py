@@ -73,7 +73,7 @@ class AttentionConstants:
     def parts(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the seconds of launch, arithmetic and memory accesses of each call.
+        """Return the time that each call spends on its launch, arithmetic and memory accesses.
 
         Arithmetic and memory accesses overlap, so only the longer of the two adds to a call's time.
         The shorter time is returned as 0.
@@ -129,6 +129,8 @@ _LEAST_BANDWIDTH = 0.6
 limited by the bandwidth. If smaller values were allowed, ``memory`` would therefore absorb errors
 in the predicted time of arithmetic."""
 
+_FEATURE_COUNT = 13  # Number of columns that features() returns.
+
 _LINEAR = ("width", "waves")
 """Constants that are fitted directly; all others are fitted as logarithms."""
 
@@ -182,7 +184,10 @@ class AttentionFit:
         return fit.judged(shapes.where(held_out), seconds[held_out], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
-        """Return a copy of the fit with the 90% range of the errors on one or more calls."""
+        """Return a copy of the fit with the 90% range of its errors on the given calls.
+
+        ``shapes`` has at least one call, and ``seconds`` has the measured times.
+        """
         log_ratios = np.log(seconds / self.seconds(shapes, kind, machine))
         low, high = np.quantile(log_ratios, NINE_TENTHS)
         return replace(self, low=float(low), high=float(high))
@@ -215,11 +220,14 @@ class AttentionFit:
         """Restore a fit from the document that :meth:`to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: if the document is not a valid fit.
+            KeyError, TypeError, ValueError: if the document is not a valid fit, or if its trees
+                were grown from another number of features.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
         forest = Forest.from_json(data["forest"]) if "forest" in data else None
+        if forest is not None and forest.width != _FEATURE_COUNT:
+            raise ValueError(f"the trees test {forest.width} features, not {_FEATURE_COUNT}")
         constants = AttentionConstants(**data["constants"])
         return cls(constants, data["low"], data["high"], data["calls"], forest)
 
@@ -284,10 +292,11 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
     return np.stack(columns, axis=1)
 
 
-def grown(rows: Array, residual: Array) -> Forest:
-    """Fit trees that predict ``residual`` = log(measured / formula) from the features of calls.
+def grown(call_features: Array, residual: Array) -> Forest:
+    """Grow trees that predict ``residual``, the log(measured / formula) of each call.
 
-    If there are more than :data:`_MOST_ROWS` calls, only a random sample of that size is used.
+    ``call_features`` is a result of :func:`features`. If there are more than
+    :data:`_MOST_ROWS` calls, only a random sample of that size is used.
     """
-    chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
-    return Forest.grown(rows[chosen], residual[chosen], _TREES, _LEAF_ROWS)
+    chosen = np.random.default_rng(0).permutation(len(call_features))[:_MOST_ROWS]
+    return Forest.grown(call_features[chosen], residual[chosen], _TREES, _LEAF_ROWS)

@@ -84,7 +84,10 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the named framework, else the first of FRAMEWORKS with fits, else any with fits.
+        """Return the framework whose fits are used.
+
+        If no framework is named, this is the first of :data:`FRAMEWORKS` that has fits. If none of
+        them has fits, it is the first framework in ``fits``.
 
         Raises:
             UserError: if there are no fits for the named framework.
@@ -191,7 +194,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
             such folder.
 
     Raises:
-        UserError: if the file of the imported fits is invalid.
+        UserError: if the file of the imported fits cannot be read, or its content is invalid.
     """
     if machine.kind == "cpu" or dtype not in _DTYPES:
         return None
@@ -263,12 +266,12 @@ def read_fits(folder: Path) -> dict[str, dict[str, AttentionFit]]:
     """Read the fits to a machine's imported tables from :data:`FILE` in their folder.
 
     Raises:
-        UserError: if the content of the file is invalid.
+        UserError: if the file cannot be read, or its content is invalid.
     """
     path = folder / FILE
     try:
         return fits_from_json(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(
             f"{path} cannot be read. Run {command('analysis import')} to write it again."
         ) from None

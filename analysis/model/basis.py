@@ -132,9 +132,7 @@ class Basis:
         )
 
     def group_kind_and_source(self, problem: Problem) -> tuple[str, str]:
-        """Return the kind and the source of the predictions for all problems of one group.
-
-        The group is that of ``problem``.
+        """Return the kind and the source of the predictions for the problem's group.
 
         Raises:
             UserError: in the same cases as :meth:`library`.
@@ -350,24 +348,25 @@ def _basis_from_recording(folder: Path) -> Basis:
         return replace(basis, source=f"{basis.source}, not calibrated yet", calibrated=False)
     try:
         model = model_from_json(machine, json.loads(path.read_bytes()))
-        return _recorded_basis(folder, run, model)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(
             f"{path} cannot be read; run {command(f'analysis calibrate --machine {folder.name}')} "
             "to write it again."
         ) from None
+    return _recorded_basis(folder, run, model)
 
 
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
     """Return the basis from a recording and the model that was fitted to it.
 
-    ``model`` is not yet adapted to users of another framework.
+    ``model`` is the model as it was fitted. For a public table, it is adapted to users of any
+    framework (:func:`for_any_framework`).
     """
     public = run.get("public")  # None if Rooftile measured the times
     warm = public is not None and public["cache"] == "warm"
     # Measurements by Rooftile, and those in a user's file, show the framework that the user runs.
     is_user_data = public is None or public["framework"] == FILE
-    if not public:
+    if public is None:
         source = f"measured {run['run'][:10]}"
     elif is_user_data:
         source = f"{counted(public['rows'], 'row')} from {public['source']}, {public['cache']}"

@@ -92,7 +92,7 @@ def tiles(report: PageReport) -> list[Tile]:
         if confirmed:
             figures.append(Tile(title, f"{confirmed:,} confirmed", f"and {likely:,} likely"))
         else:
-            figures.append(Tile(title, f"{likely:,} likely", "none re-timed yet"))
+            figures.append(Tile(title, f"{likely:,} likely", "none confirmed"))
     return figures
 
 
@@ -118,6 +118,8 @@ def advice(report: PageReport) -> str:
 
 def accuracy(report: PageReport) -> str:
     """Say how accurate the predictions are, and for which limit the errors are largest."""
+    if report.analysis.recording.unusable:
+        return UNUSABLE_LINE
     headline = accuracy_headline(report.analysis)
     sentence = headline.text if headline else "There are too few cases to judge the predictions."
     limits = report.analysis.table["predicted_limit"]
@@ -190,6 +192,8 @@ def side_by_side(reports: list[PageReport]) -> str:
     Args:
         reports: at least two reports; all but the first two are ignored.
     """
+    if any(report.analysis.recording.unusable for report in reports[:2]):
+        return "The recordings cannot be compared, because at least one of the runs is unusable."
     first_times = _shortest_times(reports[0])
     second_times = _shortest_times(reports[1])
     common = sorted(first_times.keys() & second_times.keys())

@@ -109,9 +109,10 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Name the change with the largest gain among those worth making, or say that none is.
+    """Name the best change, or say that no change is worth making.
 
-    The machine of the change is named if there are several machines.
+    The best change has the largest gain after costs, as in the report of an audit. Its machine is
+    named if there are several machines.
     """
     worthwhile = [
         (machine, lever)
@@ -121,7 +122,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     ]
     if not worthwhile:
         return "no change of a size is worth making"
-    machine, best = max(worthwhile, key=lambda machine_lever: machine_lever[1].gain.value)
+    machine, best = max(worthwhile, key=lambda machine_lever: machine_lever[1].expected_gain)
     where = f" on {machine}" if len(levers) > 1 else ""
     return f"{best.words} makes the step {best.gain.value:.1%} faster{where}"
 

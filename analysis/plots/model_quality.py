@@ -80,6 +80,8 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     for panel, average in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
             points = [point for point in curve if point.holdout == holdout]
+            if not points:  # the source has too few rows for this hold-out
+                continue
             counts = [point.count for point in points]
             errors = [100 * getattr(point.errors, average) for point in points]
             panel.plot(counts, errors, color=color, marker=marker, label=labels[holdout])
@@ -109,10 +111,13 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
     most = max(same_holdout, key=lambda point: point.count)
-    return (
+    title = (
         f"The median error on other rows is {fewest.errors.median:.1%} after calibration on "
-        f"{fewest.count:,} rows, and {most.errors.median:.1%} after calibration on {most.count:,}"
+        f"{fewest.count:,} rows"
     )
+    if most.count > fewest.count:
+        title += f". After calibration on {most.count:,} rows, it is {most.errors.median:.1%}"
+    return title
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:

@@ -126,6 +126,9 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
     [
         ("calibration.json", "{", "cannot be read; run `python -m analysis calibrate"),
         ("calibration.json", '{"groups": {"a": 1}}', "calibration.json cannot be read"),
+        pytest.param(
+            "calibration.json", "[" * 100_000, "calibration.json cannot be read", id="nested"
+        ),
         ("run.json", "[]", r"run.json is damaged: the document is [], not a mapping"),
         ("run.json", '{"schema": 7}', "run.json is damaged: the document has no 'protocol'"),
     ],

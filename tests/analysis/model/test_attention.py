@@ -23,6 +23,7 @@ from analysis.model.attention_basis import (
     kind_of,
 )
 from analysis.model.basis import find_basis
+from analysis.model.forest import Forest
 from kernels.common.errors import UserError
 from kernels.machine import known_machine, known_machines
 from sweeps.capture.captured import Attention
@@ -205,11 +206,28 @@ def test_a_dtype_that_the_machine_lacks_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"vllm": 3}', '{"vllm": {"context": {}}}', '{"vllm": {}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"vllm": 3}',
+        '{"vllm": {"context": {}}}',
+        '{"vllm": {}}',
+        pytest.param("[" * 100_000, id="nested"),
+    ],
 )
 def test_damaged_fits_get_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(UserError, match="cannot be read. Run .*analysis import"):
+        find_attention(H100, "bf16", tmp_path)
+
+
+def test_trees_from_other_features_need_another_import(tmp_path: Path) -> None:
+    forest = Forest(12, np.array([-1], np.int8), np.array([0.1], np.float32))
+    fits = {"vllm": {CONTEXT: AttentionFit(PLANTED, -0.1, 0.1, 10, forest)}}
+    (tmp_path / FILE).write_text(json.dumps(fits_to_json(fits)))
+    with pytest.raises(UserError, match="attention.json cannot be read. Run .*analysis import"):
         find_attention(H100, "bf16", tmp_path)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from analysis.advice.headlines import UNUSABLE_LINE
+from analysis.advice.verdict import CONFIRMED, LEAVE_IT, LIKELY
 from analysis.model.fitted import analyse
-from analysis.page.page_findings import neighbourhood, side_by_side, verdict
+from analysis.page.page_findings import accuracy, neighbourhood, side_by_side, tiles, verdict
 from analysis.page.page_report import PageReport
 from analysis.recordings.load import load
 from analysis.rules.tensor_cores import TimedStep
@@ -50,6 +52,30 @@ def test_two_recordings_of_one_machine_are_told_apart(tmp_path: Path) -> None:
         "The second recording is 1.00× as fast as the first recording (geometric mean over 62 "
         "common cases)."
     )
+
+
+def test_an_unusable_run_is_neither_judged_nor_compared(tmp_path: Path) -> None:
+    usable, other = (report_of(tmp_path / name / "nvidia-h100-sxm", 1e-4) for name in ("a", "b"))
+    recording = other.analysis.recording
+    run = {**recording.run, "health": {"verdict": "unusable", "reasons": []}}
+    analysis = replace(other.analysis, recording=replace(recording, run=run))
+    unusable = replace(other, analysis=analysis)
+    assert accuracy(unusable) == UNUSABLE_LINE
+    for reports in ([usable, unusable], [unusable, usable]):
+        assert side_by_side(reports) == (
+            "The recordings cannot be compared, because at least one of the runs is unusable."
+        )
+
+
+def test_a_retimed_change_may_be_likely(tmp_path: Path) -> None:
+    report = report_of(tmp_path / "nvidia-h100-sxm", 1e-4)
+    answers: Any = [
+        SimpleNamespace(verdict=LIKELY, evidence=CONFIRMED),
+        SimpleNamespace(verdict=LEAVE_IT, evidence=CONFIRMED),
+    ]
+    assert tiles(replace(report, advice=answers))[-1] == (
+        "changes that gain", "1 likely", "none confirmed",
+    )  # fmt: skip
 
 
 def test_only_profiled_recordings_have_a_sentence_about_tensor_cores(tmp_path: Path) -> None:

@@ -22,11 +22,26 @@ def test_the_title_of_a_step_names_the_largest_role_and_one_of_several_machines(
     assert step_finding({"one": account("one", other=9.0)}) == "no operation has a known role"
 
 
-def test_the_title_of_changes_names_one_of_several_machines() -> None:
-    def lever(words: str, gain: float) -> Any:
-        return SimpleNamespace(words=words, gain=SimpleNamespace(value=gain), verdict="do it")
+def lever(words: str, gain: float, after_costs: float) -> Any:
+    """Return the parts of a lever worth pulling that the title needs."""
+    return SimpleNamespace(
+        words=words, gain=SimpleNamespace(value=gain), expected_gain=after_costs, verdict="likely"
+    )
 
-    levers = {"one": [lever("vocab 100 → 128", 0.01)], "two": [lever("width 60 → 64", 0.02)]}
+
+def test_the_title_of_changes_names_one_of_several_machines() -> None:
+    levers = {
+        "one": [lever("vocab 100 → 128", 0.01, 0.01)],
+        "two": [lever("width 60 → 64", 0.02, 0.02)],
+    }
     assert levers_finding(levers) == "width 60 → 64 makes the step 2.0% faster on two"
     assert levers_finding({"one": levers["one"]}) == "vocab 100 → 128 makes the step 1.0% faster"
     assert levers_finding({"one": []}) == "no change of a size is worth making"
+
+
+def test_the_title_of_changes_names_the_best_change_of_the_report() -> None:
+    # The first change computes less, so most of its gain comes from fewer FLOPs.
+    levers = {
+        "one": [lever("width 65 → 60", 0.09, 0.01), lever("vocab 100 → 128", 0.03, 0.02)],
+    }
+    assert levers_finding(levers) == "vocab 100 → 128 makes the step 3.0% faster"

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +13,8 @@ from analysis.imports.public import PublicRows, read_source
 from analysis.model.features import Inputs
 from analysis.model.query import Query
 from analysis.plots.model_quality import (
+    curve_title,
+    draw_curve,
     draw_staircase,
     shapes_data,
     staircase_data,
@@ -316,6 +319,20 @@ def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
     heat = shapes_data(rows)
     assert heat.index.is_monotonic_increasing
     assert float(np.nanmax(heat.to_numpy())) <= rows["error"].abs().max()
+
+
+def test_a_learning_curve_only_has_the_hold_outs_with_points(found: Validation) -> None:
+    curve = [CurvePoint("rows", 60, found.errors)]
+    figure = draw_curve(curve, None)
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["other rows"]
+    plt.close(figure)
+    median = f"{found.errors.median:.1%}"
+    title = f"The median error on other rows is {median} after calibration on 60 rows"
+    assert curve_title(curve) == title
+    longer = [*curve, CurvePoint("rows", 1200, found.errors)]
+    assert curve_title(longer) == f"{title}. After calibration on 1,200 rows, it is {median}"
 
 
 def stairs(n: int, step: float) -> pd.DataFrame:
