@@ -83,9 +83,9 @@ class AttentionConstants:
             kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
             machine: the machine that computes them.
             warm: True if operands that fit into the last-level cache are read from it, as in public
-                tables, whose calls are repeated without flushing the cache. In a neural network,
-                the weights, keys and values of other layers replace the operands in the cache
-                between two calls.
+                tables, whose calls are repeated without flushing the cache. False if all operands
+                come from memory, as in a neural network, where the weights, keys and values of
+                other layers replace them in the cache between two calls.
 
         Returns:
             Seconds, as an array of shape (3, calls): launch, arithmetic, memory.

@@ -46,8 +46,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of its 90% interval, in seconds.
         hi: upper end of its 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half of the width of the fit's 90% range of log(measured / predicted); the range
-            describes similar calls by the same framework.
+        spread: half of the width of the 90% range of log(measured / predicted) of similar calls by
+            the same framework.
     """
 
     seconds: float

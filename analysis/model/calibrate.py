@@ -98,8 +98,8 @@ def calibrate_query(
         folds: number of folds of every group. If it is None, a group has three folds, or five if it
             has more than :data:`analysis.model.residual.MANY_ROWS` cases.
         algorithms: the algorithm that computed each case, empty where it is not known
-            (:func:`kernels.names.conv_algorithm`). The held-out prediction of a case does not use
-            its algorithm.
+            (:func:`kernels.names.conv_algorithm`); None if no algorithm is known. The held-out
+            prediction of a case does not use its algorithm.
         priors: the prior from which the fit of each group starts. The fit of a group without an
             entry starts from the best prior that needs no imported table.
     """
@@ -252,7 +252,8 @@ def _fit_with_sum_errors(
 ) -> Fit:
     """Add the factors for intervals of sums of times to a fit, and return the result.
 
-    ``times`` has the held-out predictions. ``small`` and ``large`` are the two arrays that
+    ``times`` has the held-out prediction and the measured time of each case, and ``spread`` has the
+    relative spread of each prediction's error. ``small`` and ``large`` are the two arrays that
     :func:`neighbours` returns for the same cases.
     """
     # 1. Sums in which nothing is replaced need the interval of each case, in seconds.
@@ -438,8 +439,8 @@ def pair_errors(
             includes all pairs.
     """
     small, large = neighbours(query, predicted)
-    promised = predicted[small] > (1 + min_gain) * predicted[large]
-    small, large = small[promised], large[promised]
+    is_included = predicted[small] > (1 + min_gain) * predicted[large]
+    small, large = small[is_included], large[is_included]
     return (log_ratio[small] - log_ratio[large]) / np.hypot(spread[small], spread[large])
 
 

@@ -162,7 +162,8 @@ class Inputs:
         - logs of the sides of the estimate's tile, of the number of parts of K, and of the numbers
           of tiles and waves, then the tile efficiency and the tail efficiency;
         - the tail efficiency with each usual tile;
-        - how many times two divides M, N and K, because libraries choose kernels by alignment;
+        - the number of times that two divides M, N and K, at most 8, because libraries choose
+          kernels by alignment;
         - with public tables, the log ratio that each of them predicts;
         - with public tables, the log of the ratio of the problem's bytes to the size of the
           last-level cache, because public tables were measured with operands in this cache if
@@ -176,8 +177,9 @@ class Inputs:
         Args:
             constants: the constants with which the cases were estimated.
             guess: result of :meth:`estimate` with these constants.
-            offsets: log ratios that public tables predict, one column for each collection, as in
-                :class:`analysis.model.offsets.CollectionEstimates`; None without public tables.
+            offsets: log ratios that public tables predict, one column for each table, from
+                ``columns`` of :class:`analysis.model.offsets.CollectionEstimates`; None without
+                public tables.
         """
         shapes, machine = self.shapes, self.machine
         # ``density`` is the useful share of the multiply-adds.
@@ -232,7 +234,7 @@ class Inputs:
 
 
 def _factors_of_two(sizes: Array) -> Array:
-    """Return how many times each size can be divided by two, but at most 8.
+    """Return the number of times that two divides each size, but at most 8.
 
     Powers of two above 2⁸ = 256 do not matter, because no side of a tile is longer than 320.
     """

@@ -108,7 +108,8 @@ class Fit:
 
     Attributes:
         constants: constants of the formula.
-        residual: trees that predict the log ratios left by the formula and public tables.
+        residual: trees that correct the errors that remain after ``constants`` and ``offsets``;
+            None if there are no trees.
         low: lower end of the 90% range of log(measured / predicted) on held-out measurements, as a
             multiple of the prediction's spread.
         high: upper end of that range.
@@ -137,7 +138,7 @@ class Fit:
         change_low: factor that corrects the lower half if shapes in the sum are replaced by
             neighbouring shapes.
         change_high: factor that corrects the upper half in that case.
-        offsets: log ratios that public tables predict for the machine.
+        offsets: corrections that were learned from public tables; None without public tables.
         groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
         start: source of the constants from which the fit started, in words, if they come from
@@ -171,7 +172,7 @@ class Fit:
 
     @property
     def is_uncalibrated(self) -> bool:
-        """True if no errors are known: the interval is a factor of two for every problem."""
+        """True if no errors are known. The interval is then a factor of two for every problem."""
         return not self.rows and (self.low, self.high) == UNCALIBRATED
 
     def has_like(self, problem: Problem) -> bool:

@@ -124,7 +124,7 @@ def analyse(recording: Recording) -> Analysis:
         }
     )
     table = pd.concat([rows, properties, predicted], axis=1)
-    table["predicted_tflops"] = table["flops"] / table["predicted_time_us"] / 1e6
+    table[f"{PREDICTED}tflops"] = table["flops"] / table[f"{PREDICTED}time_us"] / 1e6
     return Analysis(recording, calibration, table, len(measured))
 
 

@@ -145,7 +145,7 @@ class Forest:
 
     @cached_property
     def _open_subtrees(self) -> NDArray[np.intp]:
-        """Number of expected subtrees not yet begun, before each node and after the last node.
+        """Number of expected subtrees that have not begun, before each node and after the last.
 
         Each node begins an expected subtree, which lowers the count by 1. An inner node adds two
         expected subtrees, for its children, so the count changes by +1 at an inner node and by −1

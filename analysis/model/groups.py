@@ -43,7 +43,10 @@ _TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
 
 
 def shape_group(problem: Problem) -> str:
-    """Name the kind of a shape, such as ``aligned, few M``, by its alignment, its N and its M."""
+    """Return the name of a shape's kind, such as ``aligned, few M``.
+
+    The kind depends on the alignment, on N and on M.
+    """
     gemm = problem.implied_gemm
     if priced_alignment(problem) < WIDE_BYTES:
         kind = "misaligned"

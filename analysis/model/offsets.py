@@ -58,8 +58,8 @@ WHOLE = TreeSettings(64, 2)
 measurement (:func:`analysis.model.prior.leaders`)."""
 
 COARSE = TreeSettings(16, 4)
-"""Settings for all other collections of siblings. There are many such collections, each with a
-small weight, so fewer and coarser trees are enough."""
+"""Settings for all collections of siblings that do not have the settings :data:`WHOLE`. There are
+many such collections, each with a small weight, so fewer and coarser trees are enough."""
 
 _JSON_SHAPE = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -319,7 +319,11 @@ class Offsets:
 
     @property
     def source(self) -> str:
-        """Names of one or two collections, otherwise the number of tables of each machine."""
+        """Source of the offsets, in words for the user.
+
+        One or two collections are named. If there are more, the number of tables of each machine is
+        given instead.
+        """
         if len(self.collections) <= 2:
             return " and ".join(collection.name for collection in self.collections)
         counts = Counter(collection.machine.slug for collection in self.collections)

@@ -1,7 +1,7 @@
 """The time model: a formula, with constants and correcting trees that are fitted to measurements.
 
-A group is all cases with the same implementation, operation (with its pass) and dtype. Each group
-has separate constants, errors and intervals.
+A group consists of all cases with the same implementation, operation (with its pass) and dtype.
+Each group has separate constants, errors and intervals.
 """
 
 from __future__ import annotations

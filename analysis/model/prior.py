@@ -57,7 +57,7 @@ GROUP = f"{LIBRARY} gemm {DTYPE}"
 """Name of the group of bf16 GEMMs that the vendor library computes."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""The other 16-bit dtype, by 16-bit dtype. Both run on the same arithmetic units."""
+"""Mapping from each 16-bit dtype to the other one. Both run on the same arithmetic units."""
 
 _TWIN_WIDER = 1.1
 """Factor by which the interval widens if a fit to one 16-bit dtype predicts the other.
@@ -269,7 +269,7 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """Return the expected difference between a table's times and those of other frameworks.
+    """Return the expected difference between times in a machine's table and in other frameworks.
 
     The difference is zero if Rooftile ships no fit for this group of the machine.
     """
@@ -302,7 +302,7 @@ def floor_sentences(slug: str | None = None) -> list[str]:
 def prior_without_tables(machine: Machine, group: str) -> Prior:
     """Return the first prior of the module's list that needs no imported table.
 
-    :func:`analysis.model.query.group_of` gives the name of a group.
+    ``group`` is the name of a group, as :func:`analysis.model.query.group_of` returns it.
     """
     prior = _measured_prior(machine, group)
     if prior is None:
@@ -361,9 +361,12 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
     """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16.
 
-    The result is None if the group has a different dtype, if the machine lacks one of the two
-    dtypes, if the two 16-bit dtypes have different peaks, or if :func:`_measured_prior` returns
-    None for the other dtype.
+    The result is None in any of these cases:
+
+    - The group has a different dtype.
+    - The machine lacks one of the two dtypes.
+    - The two dtypes are the 16-bit dtypes, and they have different peaks.
+    - :func:`_measured_prior` returns None for the other dtype.
     """
     implementation, operation, dtype = group.rsplit(maxsplit=2)
     twin = DTYPE if dtype == "tf32" else TWINS.get(dtype)
@@ -449,9 +452,9 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
 
     The bf16 peaks of the two machines may differ by at most the largest factor between the peaks of
     two measured machines of one generation, because the interval was learned from such pairs. The
-    same holds for their bandwidths. If several machines qualify, the result is the machine whose
-    peak and bandwidth factors have the smallest product. An L4 or an RTX 4090 therefore does not
-    get the constants of an L40S, nor does an H20 get those of an H200. The comparison ignores the
+    same holds for their bandwidths. An L4 or an RTX 4090 therefore does not get the constants of an
+    L40S, nor does an H20 get those of an H200. If several machines qualify, the result is the
+    machine whose peak and bandwidth factors have the smallest product. The comparison ignores the
     power limit, which is lower for a card on PCIe.
 
     The result is None if no machine qualifies, if no two measured machines belong to one
@@ -459,29 +462,30 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
     with constants.
     """
     slugs = list(measured)
-    pair_factors = [_log_factors(source, target) for source, target in sibling_pairs(slugs)]
-    if not pair_factors or DTYPE not in machine.peaks:
+    pair_distances = [_log_distances(source, target) for source, target in sibling_pairs(slugs)]
+    if not pair_distances or DTYPE not in machine.peaks:
         return None
-    largest_peak_factor = max(peak_factor for peak_factor, _ in pair_factors)
-    largest_bandwidth_factor = max(bandwidth_factor for _, bandwidth_factor in pair_factors)
-    distances = []
+    largest_by_peak = max(by_peak for by_peak, _ in pair_distances)
+    largest_by_bandwidth = max(by_bandwidth for _, by_bandwidth in pair_distances)
+    candidates = []
     for candidate in map(known_machine, slugs):
         if candidate.generation != machine.generation or candidate.slug == machine.slug:
             continue
-        peak_factor, bandwidth_factor = _log_factors(candidate, machine)
-        if peak_factor <= largest_peak_factor and bandwidth_factor <= largest_bandwidth_factor:
-            distances.append((peak_factor + bandwidth_factor, candidate))
-    if not distances:
+        by_peak, by_bandwidth = _log_distances(candidate, machine)
+        if by_peak <= largest_by_peak and by_bandwidth <= largest_by_bandwidth:
+            # The sum of the logarithms orders the candidates as the product of the factors does.
+            candidates.append((by_peak + by_bandwidth, candidate))
+    if not candidates:
         return None
-    _, nearest = min(distances, key=lambda pair: pair[0])  # the first one of equally near ones
+    _, nearest = min(candidates, key=lambda pair: pair[0])  # the first one of equally near ones
     return nearest
 
 
-def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:
+def _log_distances(first: Machine, second: Machine) -> tuple[float, float]:
     """Return the absolute log ratios of two machines' peaks and of their bandwidths."""
-    peak_factor = abs(math.log(first.peak(DTYPE) / second.peak(DTYPE)))
-    bandwidth_factor = abs(math.log(first.bandwidth / second.bandwidth))
-    return peak_factor, bandwidth_factor
+    by_peak = abs(math.log(first.peak(DTYPE) / second.peak(DTYPE)))
+    by_bandwidth = abs(math.log(first.bandwidth / second.bandwidth))
+    return by_peak, by_bandwidth
 
 
 def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:

@@ -88,6 +88,6 @@ class Query:
 
 
 def group_of(implementation: str, problem: Problem) -> str:
-    """Name the group of a problem, such as ``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
+    """Return the group name of a problem, such as ``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
     operation = problem.pass_ if isinstance(problem, Conv) else problem.op
     return f"{implementation} {operation} {problem.dtype}"

@@ -48,7 +48,7 @@ _MIN_SPREAD = 0.005  # Smallest spread, as a log ratio: no machine repeats a tim
 
 @dataclass(frozen=True)
 class Residual:
-    """Trees of one group, and how much they typically disagree.
+    """Trees of one group, and their typical disagreement.
 
     The disagreement about a row is the standard deviation of the trees' log ratios.
 
@@ -67,7 +67,7 @@ class Residual:
         """Predict log(measured / estimate) for each row of features.
 
         Returns:
-            The log ratios, and how uncertain the trees are about each row:
+            The log ratios, and the relative uncertainty of each of them:
             √(disagreement² + ``seen``²) / ``unseen``. This quotient is typically 1 for new rows,
             and ``seen`` keeps it above 0 where the trees agree by chance.
 
@@ -90,9 +90,12 @@ class Residual:
         these arrays.
 
         Raises:
-            KeyError, TypeError, ValueError: if a value is missing, if ``seen`` or ``unseen`` is not
-                a finite float above 0, if the arrays do not describe trees, or if trees would have
-                to be grown without scikit-learn.
+            KeyError, TypeError, ValueError: in any of these cases:
+
+                - A value is missing.
+                - ``seen`` or ``unseen`` is not a finite float above 0.
+                - The arrays do not describe trees.
+                - Trees would have to be grown, and scikit-learn is not installed.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.

@@ -187,7 +187,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(number: int) -> figure:
-    """Make a chart of times along a dimension, with filled measured and hollow predicted points.
+    """Make a chart of times along a dimension; measured points are filled, predicted points hollow.
 
     The page's script chooses the dimension, such as N, and finds the edges of tiles and waves.
 

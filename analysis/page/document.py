@@ -101,7 +101,10 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return the code inside Bokeh's ``<script>`` element, in which data are already escaped."""
+    """Return the code inside Bokeh's ``<script>`` element.
+
+    Bokeh has already escaped the data in the code.
+    """
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
     return inner.group(1)

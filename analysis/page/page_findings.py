@@ -187,7 +187,7 @@ def tensor_cores(report: PageReport) -> str:
 
 
 def side_by_side(reports: list[PageReport]) -> str:
-    """Say how many times as fast the second recording is as the first, over their common cases.
+    """Say how many times as fast the second recording is as the first, averaged over common cases.
 
     Args:
         reports: at least two reports; all but the first two are ignored.

@@ -39,8 +39,8 @@ class PageReport:
         cases = len(self.analysis.recording.rows)
         # The table of the analysis may have only a sample of the measured cases. The page shows all
         # cases of the table and all cases without a prediction, or a sample of MOST_POINTS of them.
-        in_table = cases - self.analysis.measured + len(self.analysis.table)
-        shown = min(in_table, MOST_POINTS)
+        without_prediction = cases - self.analysis.measured
+        shown = min(len(self.analysis.table) + without_prediction, MOST_POINTS)
         if shown == cases:
             return ""
         return f"The charts show a random sample of {shown:,} of {cases:,} cases."

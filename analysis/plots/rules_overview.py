@@ -1,4 +1,4 @@
-"""Plot the verdicts on rules from public tables: one panel per rule, one line per GPU."""
+"""Plot the verdicts on rules from public tables: one panel per rule, one row per GPU."""
 
 from __future__ import annotations
 
