@@ -402,8 +402,9 @@ def for_any_framework(model: Model) -> Model:
     for group, fit in model.fits.items():
         dtype = group.split()[-1]
         adapted = fit.for_software(software_of(slug, dtype), shift_of(slug, group))
-        # The factors for kinds of shapes were learned from bf16 GEMMs. They are also used for fp16,
-        # which runs on the same arithmetic units, but not for other dtypes.
+        # All cases of a public table are GEMMs. The factors for kinds of shapes were learned from
+        # bf16 GEMMs. They are also used for fp16, which runs on the same arithmetic units, but not
+        # for other dtypes.
         if dtype in TWINS:
             factors = factors_of_prior("public", model.machine.generation)
             adapted = replace(adapted, groups=factors)

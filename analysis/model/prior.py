@@ -76,6 +76,7 @@ other generations predict the public tables of each generation best."""
 _TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
 _NORMAL = 1.645  # Half-width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
+# The range FP32_LIKE in words.
 _FP32_WORDS = "−10% to +42%, as on GPUs with the same compute capability"
 
 

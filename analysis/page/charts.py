@@ -17,6 +17,7 @@ from bokeh.plotting import figure
 
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL
 from analysis.rules.judge import RuleResult
+from analysis.rules.rules_report import SHARES
 from analysis.units import rate
 from kernels.machine import Machine
 
@@ -254,29 +255,30 @@ def neighbours(number: int) -> figure:
 def rules(rows: Sequence[RuleResult], number: int) -> figure:
     """Draw the effect of each judged rule, with its interval.
 
-    Most effects are ratios, which are above 1 if following the rule pays.
+    The effects are ratios, which are above 1 if following the rule pays.
 
     Args:
-        rows: results of rules; rules without an effect are left out.
+        rows: results of rules; rules without an effect, and rules whose effect is a share, are left
+            out.
         number: number of the recording on the page, which is part of the chart's name.
     """
     # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.
-    judged = [row for row in reversed(rows) if row.effect is not None]
-    names = [row.id for row in judged]
+    drawn = [row for row in reversed(rows) if row.effect is not None and row.id not in SHARES]
+    names = [row.id for row in drawn]
     data: Mapping[str, Sequence[object]] = {
         "rule": names,
-        "effect": [row.effect for row in judged],
-        "lo": [row.lo for row in judged],
-        "hi": [row.hi for row in judged],
-        "verdict": [row.verdict for row in judged],
-        "color": [_color(row) for row in judged],
+        "effect": [row.effect for row in drawn],
+        "lo": [row.lo for row in drawn],
+        "hi": [row.hi for row in drawn],
+        "verdict": [row.verdict for row in drawn],
+        "color": [_color(row) for row in drawn],
     }
     source = ColumnDataSource(dict(data))
     chart = _figure(
         f"rules-{number}",
         "effect, as a ratio",
         "",
-        height=_RULES_HEIGHT + _RULE_HEIGHT * len(judged),
+        height=_RULES_HEIGHT + _RULE_HEIGHT * len(drawn),
         y_range=names,
         log_x=True,
     )

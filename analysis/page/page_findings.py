@@ -18,7 +18,7 @@ from analysis.advice.headlines import (
 from analysis.advice.headlines import accuracy as accuracy_headline
 from analysis.advice.verdict import DO_IT, LIKELY
 from analysis.page.page_report import PageReport
-from analysis.page.points import points_of
+from analysis.page.points import specs_of
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED, RuleResult
@@ -211,7 +211,7 @@ def side_by_side(reports: list[PageReport]) -> str:
 
 def _shortest_times(report: PageReport) -> dict[tuple[object, ...], float]:
     """Return the shortest time in µs over all implementations, by problem, mode and cache."""
-    points = points_of(report.analysis)
-    # Keep the cases with a time and a prediction, which are those with an intensity.
-    points = points[points["intensity"].notna()]
-    return points.groupby(["spec", "mode", "cache"])["time_us"].min().to_dict()
+    # The charts may only show a sample of the cases, but all analysed cases are compared.
+    table = report.analysis.table
+    keys = [specs_of(table), table["mode"], table["cache"]]
+    return table.groupby(keys)["time_us"].min().to_dict()

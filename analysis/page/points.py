@@ -66,7 +66,7 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
     if len(points) > MOST_POINTS:
         points = points.sample(MOST_POINTS, random_state=0).sort_index(ignore_index=True)
     points = points.reindex(columns=[*TEXTS, *SIZES, *TIMES, *ESTIMATES])
-    points["spec"] = _specs(points)
+    points["spec"] = specs_of(points)
     return points
 
 
@@ -82,22 +82,22 @@ _CONV = [
 """Columns that describe a convolution, in the order of their values in ``--conv``."""
 
 
-def _specs(points: pd.DataFrame) -> pd.Series:
+def specs_of(rows: pd.DataFrame) -> pd.Series:
     """Return each problem in the form of ``--gemm`` or ``--conv``, or "" for other operations."""
-    gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
-    conv = _joined(points, _CONV)
+    gemm = _joined(rows, ["m", "n", "k", "dtype", "layout", "batch"])
+    conv = _joined(rows, _CONV)
     return pd.Series(
-        np.select([points["op"] == "gemm", points["op"] == "conv"], [gemm, conv], ""),
-        index=points.index,
+        np.select([rows["op"] == "gemm", rows["op"] == "conv"], [gemm, conv], ""),
+        index=rows.index,
     )
 
 
-def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
-    """Join the named columns of each point with commas; a missing value becomes an empty string."""
+def _joined(rows: pd.DataFrame, names: list[str]) -> pd.Series:
+    """Join the named columns of each row with commas; a missing value becomes an empty string."""
     texts = []
     for name in names:
         # Columns with missing sizes are floats, which would be written as 64.0.
-        values = points[name].astype("Int64") if name in SIZES else points[name]
+        values = rows[name].astype("Int64") if name in SIZES else rows[name]
         texts.append(values.astype("string").fillna(""))
     return texts[0].str.cat(texts[1:], sep=",")
 

@@ -1,4 +1,4 @@
-"""Plot the verdicts on rules from public tables: one panel per rule, one row per GPU."""
+"""Plot the verdicts on rules from imports: one panel per rule, one row per GPU."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
     """Write ``rules-public.png`` and ``.svg`` to a folder, and return the path of the PNG file."""
     data = overview_data(documents)
-    packages = sorted({document["package"] for document in documents})
-    caption = f"bf16 GEMMs, {', '.join(packages)}  ·  lines are 95% intervals"
+    # A user's file has no package, and it may have cases other than bf16 GEMMs.
+    cases = "bf16 GEMMs, " if all(document["package"] for document in documents) else ""
+    sources = sorted({document["package"] or document["source"] for document in documents})
+    caption = f"{cases}{', '.join(sources)}  ·  lines are 95% intervals"
     return save(draw_overview(data), caption, folder, "rules-public")
 
 

@@ -14,7 +14,7 @@ from analysis.rules.tensor_cores import step_markdown
 from kernels.machine import Machine
 from sweeps.store import make_folder, write_whole
 
-_SHARES = ("amdahl", "tc-used")
+SHARES = ("amdahl", "tc-used")
 """Rules whose effect is not a ratio: a share of Amdahl's bound, and a share of time."""
 
 
@@ -117,10 +117,10 @@ def _table_line(row: RuleResult) -> str:
 def effect_text(row: RuleResult) -> str:
     """Format an effect as ``1.12× [1.10, 1.14]``, or as a dash if there is no verdict.
 
-    The effects of the rules in :data:`_SHARES` are percentages.
+    The effects of the rules in :data:`SHARES` are percentages.
     """
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
-    if row.id in _SHARES:
+    if row.id in SHARES:
         return f"{row.effect:.0%} [{row.lo:.0%}, {row.hi:.0%}]"
     return str(Effect(row.effect, row.lo, row.hi, row.cases))

@@ -27,6 +27,7 @@ from analysis.model.residual import Residual
 from analysis.page import page_model
 from analysis.page.points import points_of
 from analysis.recordings.load import load
+from analysis.rules.judge import RuleResult
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv
@@ -345,6 +346,21 @@ def test_smaller_trees_of_a_convolution_may_predict_another_dtype(
     # Too few shapes to hold one out are compared all the same.
     (trees,) = page_model.page_model(basis, convs[:1])["trees"]
     assert trees["differs"] >= 0
+
+
+def test_the_chart_of_rules_only_has_ratios() -> None:
+    pytest.importorskip("bokeh", reason="needs the extra `page`")
+    from analysis.page import charts
+
+    rows = [
+        RuleResult(name, "s", "s", "no longer", effect, lo, hi, None, 2, "")
+        for name, effect, lo, hi in (
+            ("tc-used", 0.3, 0.0, 0.6),
+            ("nhwc", 0.9, 0.8, 0.95),
+            ("amdahl", 0.5, 0.4, 0.6),
+        )
+    ]
+    assert charts.rules(rows, 0).y_range.factors == ["nhwc"]
 
 
 def test_a_share_of_zero_is_a_valid_effect(tmp_path: Path) -> None:

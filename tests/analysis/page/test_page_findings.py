@@ -12,6 +12,7 @@ import pytest
 from analysis.advice.headlines import UNUSABLE_LINE
 from analysis.advice.verdict import CONFIRMED, LEAVE_IT, LIKELY
 from analysis.model.fitted import analyse
+from analysis.page import points
 from analysis.page.page_findings import accuracy, neighbourhood, side_by_side, tiles, verdict
 from analysis.page.page_report import PageReport
 from analysis.recordings.load import load
@@ -44,6 +45,14 @@ def test_a_cliff_names_the_batch_and_the_layout(tmp_path: Path) -> None:
         "The largest measured cliff is from M = 64 to 65: the larger GEMM takes 2.00× as long as "
         "8× 64×512×512 bf16 tn."
     )
+
+
+def test_all_cases_are_compared_even_if_the_charts_show_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(points, "MOST_POINTS", 10)
+    reports = [report_of(tmp_path / name / "nvidia-h100-sxm", 1e-4) for name in ("a", "b")]
+    assert "over 62 common cases" in side_by_side(reports)
 
 
 def test_two_recordings_of_one_machine_are_told_apart(tmp_path: Path) -> None:

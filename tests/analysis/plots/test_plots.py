@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import pytest
 
 from analysis.model.fitted import Analysis, analyse
 from analysis.model.predict import LIMIT_WORDS
-from analysis.plots import PLOTS, roofline, scaling, write_plots
+from analysis.plots import PLOTS, roofline, rules_overview, scaling, write_plots
 from analysis.plots.style import LIMIT_STYLE, panels
 from analysis.recordings.load import load
 from analysis.slices import series
@@ -230,3 +231,21 @@ def test_a_cpus_roofs_say_that_they_were_measured(analysis: Analysis, tmp_path: 
 
 def test_every_limit_has_its_words_and_its_colour() -> None:
     assert set(LIMIT_WORDS) == set(LIMIT_STYLE) == set(LIMITS)
+
+
+def test_the_overview_of_rules_names_a_users_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def caption_of(*documents: dict[str, Any]) -> str:
+        saved: list[str] = []
+        monkeypatch.setattr(
+            rules_overview, "save", lambda figure, caption, *_: saved.append(caption)
+        )
+        rules_overview.write_overview(documents, tmp_path)
+        return saved[0]
+
+    rule = {"statement": "s", "effect": 1.2, "lo": 1.1, "hi": 1.3, "verdict": "holds"}
+    table = {"name": "a GPU", "package": "tables 1.0", "source": "vLLM", "rules": [rule]}
+    file = {"name": "another", "package": "", "source": "times.csv", "rules": [rule]}
+    assert caption_of(table) == "bf16 GEMMs, tables 1.0  ·  lines are 95% intervals"
+    assert caption_of(table, file) == "tables 1.0, times.csv  ·  lines are 95% intervals"
