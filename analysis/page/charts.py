@@ -17,7 +17,6 @@ from bokeh.plotting import figure
 
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL
 from analysis.rules.judge import RuleResult
-from analysis.rules.rules_report import SHARES
 from analysis.units import rate
 from kernels.machine import Machine
 
@@ -253,17 +252,16 @@ def neighbours(number: int) -> figure:
 
 
 def rules(rows: Sequence[RuleResult], number: int) -> figure:
-    """Draw the effect of each judged rule, with its interval.
+    """Draw the effect of each rule, with its interval.
 
     The effects are ratios, which are above 1 if following the rule pays.
 
     Args:
-        rows: results of rules; rules without an effect, and rules whose effect is a share, are left
-            out.
+        rows: results of rules whose effect is a ratio, at least one.
         number: number of the recording on the page, which is part of the chart's name.
     """
     # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.
-    drawn = [row for row in reversed(rows) if row.effect is not None and row.id not in SHARES]
+    drawn = list(reversed(rows))
     names = [row.id for row in drawn]
     data: Mapping[str, Sequence[object]] = {
         "rule": names,

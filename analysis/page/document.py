@@ -30,6 +30,7 @@ from analysis.page.page_model import page_model
 from analysis.page.page_report import PageReport
 from analysis.page.points import columns_of, points_of
 from analysis.recordings.load import problems_of
+from analysis.rules.rules_report import SHARES
 from kernels.common.program import command
 
 _HERE = Path(__file__).parent
@@ -63,9 +64,9 @@ def page_html(reports: Sequence[PageReport]) -> str:
         "accuracy": charts.accuracy(source, points),
         **{f"line{number}": charts.neighbours(number) for number in range(3)},
         **{
-            f"rules{i}": charts.rules(report.rules, i)
+            f"rules{i}": charts.rules(page_findings.rules_with_ratios(report), i)
             for i, report in enumerate(reports)
-            if page_findings.judged(report)
+            if page_findings.rules_with_ratios(report)
         },
     }
     if len(reports) > 1:
@@ -131,7 +132,7 @@ def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, A
         "points": columns_of(points),
         "model": _model(report),
         "advice": [_advice(answer) for answer in report.advice],
-        "rules": [rule.to_json() for rule in report.rules],
+        "rules": [{**rule.to_json(), "is_share": rule.id in SHARES} for rule in report.rules],
     }
 
 

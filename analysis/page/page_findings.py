@@ -22,6 +22,7 @@ from analysis.page.points import specs_of
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED, RuleResult
+from analysis.rules.rules_report import SHARES
 from analysis.slices.cliffs import steepest
 from analysis.slices.series import DIMENSIONS
 from analysis.units import rate
@@ -156,6 +157,11 @@ def neighbourhood(report: PageReport) -> str:
 def judged(report: PageReport) -> list[RuleResult]:
     """Return the results of the rules that have a verdict."""
     return [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
+
+
+def rules_with_ratios(report: PageReport) -> list[RuleResult]:
+    """Return the results of the rules whose effect is a ratio, which the chart of rules shows."""
+    return [rule for rule in report.rules if rule.effect is not None and rule.id not in SHARES]
 
 
 def rules(report: PageReport) -> str:

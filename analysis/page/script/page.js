@@ -81,19 +81,24 @@ function adviceTable() {
   table.set(rows);
 }
 
-// Fills the table of rules, if the page has one. Rules without an effect come last.
+// Fills the table of rules, if the page has one. Rules without an effect come last. Effects that
+// are shares are written as percentages; all other effects are ratios.
 function rulesTable() {
   if (!byId("rules-table")) return;
   const rows = runs.flatMap((run) => run.rules.map((rule) => ({ ...rule, run: run.name })));
   rows.sort((a, b) => (a.effect === null) - (b.effect === null));
-  const ratio = ({ effect, lo, hi }) =>
-    effect === null ? "–" : `${effect.toFixed(2)}× (${lo.toFixed(2)} to ${hi.toFixed(2)})`;
+  const effectText = ({ effect, lo, hi, is_share: isShare }) => {
+    if (effect === null) return "–";
+    return isShare
+      ? `${percent(effect, 0)} (${percent(lo, 0)} to ${percent(hi, 0)})`
+      : `${effect.toFixed(2)}× (${lo.toFixed(2)} to ${hi.toFixed(2)})`;
+  };
   const table = new Table(
     byId("rules-table"), "the rules",
     [
       text("advice", (row) => `${row.id}: ${row.statement}`),
       text("verdict", (row) => row.verdict),
-      figure("effect", ratio, (row) => row.effect),
+      figure("effect", effectText, (row) => row.effect),
       figure("pairs", (row) => String(row.cases), (row) => row.cases),
       text("why", (row) => row.reason),
       text("source", (row) => row.source),

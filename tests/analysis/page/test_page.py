@@ -25,9 +25,11 @@ from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.model.residual import Residual
 from analysis.page import page_model
+from analysis.page.page_findings import rules_with_ratios
+from analysis.page.page_report import PageReport
 from analysis.page.points import points_of
 from analysis.recordings.load import load
-from analysis.rules.judge import RuleResult
+from analysis.rules.judge import NOT_MEASURED, RuleResult
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv
@@ -274,13 +276,19 @@ def test_two_recordings_with_verdicts_have_a_page(tmp_path: Path) -> None:
     need_browser()
     rule = {"id": "nhwc", "statement": "s", "source": "s", "verdict": "holds", "effect": 2.0,
             "lo": 1.5, "hi": 3.0, "predicted": None, "cases": 3, "reason": ""}  # fmt: skip
+    share = {**rule, "id": "tc-used", "effect": 0.3, "lo": 0.0, "hi": 0.6}
     cases = gemm_cases(dict.fromkeys(random_sizes(60)))
     folders = [tmp_path / name / "nvidia-h100-sxm" for name in ("x", "y")]
     for folder in folders:
         record(folder, cases, rising(cases))
-        (folder / "rules.json").write_text(json.dumps([rule]), encoding="utf-8")
+        (folder / "rules.json").write_text(json.dumps([rule, share]), encoding="utf-8")
     with opened(write(*folders)) as here:
-        assert len(here.cells("#rules-table")) == 2
+        rows = here.cells("#rules-table")
+        assert len(rows) == 4
+        assert {(row[0], row[2]) for row in rows} == {
+            ("nhwc: s", "2.00× (1.50 to 3.00)"),
+            ("tc-used: s", "30% (0% to 60%)"),
+        }
 
 
 @pytest.mark.slow
@@ -348,19 +356,38 @@ def test_smaller_trees_of_a_convolution_may_predict_another_dtype(
     assert trees["differs"] >= 0
 
 
-def test_the_chart_of_rules_only_has_ratios() -> None:
+def rule_result(
+    name: str, effect: float | None, lo: float | None, hi: float | None, verdict: str = "no longer"
+) -> RuleResult:
+    return RuleResult(name, "s", "s", verdict, effect, lo, hi, None, 2, "")
+
+
+SHARE = rule_result("tc-used", 0.3, 0.0, 0.6)
+RATIOS = [rule_result("nhwc", 0.9, 0.8, 0.95), rule_result("tile", 0.8, 0.7, 0.9)]
+
+
+def test_the_chart_of_rules_has_ratios_from_top_to_bottom(tmp_path: Path) -> None:
     pytest.importorskip("bokeh", reason="needs the extra `page`")
     from analysis.page import charts
 
-    rows = [
-        RuleResult(name, "s", "s", "no longer", effect, lo, hi, None, 2, "")
-        for name, effect, lo, hi in (
-            ("tc-used", 0.3, 0.0, 0.6),
-            ("nhwc", 0.9, 0.8, 0.95),
-            ("amdahl", 0.5, 0.4, 0.6),
-        )
-    ]
-    assert charts.rules(rows, 0).y_range.factors == ["nhwc"]
+    analysis = analyse(recorded(tmp_path / "nvidia-h100-sxm", count=60))
+    unmeasured = rule_result("wave", None, None, None, NOT_MEASURED)
+    rows = [SHARE, *RATIOS, rule_result("amdahl", 0.5, 0.4, 0.6), unmeasured]
+    with_ratios = rules_with_ratios(PageReport(analysis, [], rows))
+    assert with_ratios == RATIOS
+    # The first name is at the bottom of the axis.
+    assert charts.rules(with_ratios, 0).y_range.factors == ["tile", "nhwc"]
+
+
+def test_a_page_without_ratios_has_no_chart_of_rules(tmp_path: Path) -> None:
+    pytest.importorskip("bokeh", reason="needs the extra `page`")
+    from analysis.page.document import page_html
+
+    analysis = analyse(recorded(tmp_path / "nvidia-h100-sxm", count=60))
+    page = page_html([PageReport(analysis, [], [SHARE])])
+    assert "Verdicts on 1 rule: no longer 1." in page
+    assert '"rules-0"' not in page
+    assert '"rules-0"' in page_html([PageReport(analysis, [], [SHARE, *RATIOS])])
 
 
 def test_a_share_of_zero_is_a_valid_effect(tmp_path: Path) -> None:
