@@ -111,7 +111,7 @@ def _digest(path: Path, defaults: FileDefaults) -> str:
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
     """Write the rows of all public tables of a machine into one Parquet file.
 
-    The validation of an earlier import is removed.
+    This also removes the validation of an earlier import.
 
     ``tables`` are the machine's tables, beginning with the preferred one. ``results`` is as in
     :func:`write_imported`.

@@ -84,10 +84,10 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the framework whose fits are used.
+        """Return the framework whose fits are used: ``named``, unless it is None.
 
-        If no framework is named, this is the first of :data:`FRAMEWORKS` that has fits. If none of
-        them has fits, it is the first framework in ``fits``.
+        If ``named`` is None, the result is the first of :data:`FRAMEWORKS` that has fits. If none
+        of :data:`FRAMEWORKS` has fits, the result is the first framework in ``fits``.
 
         Raises:
             UserError: if there are no fits for the named framework.

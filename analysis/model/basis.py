@@ -359,8 +359,8 @@ def _basis_from_recording(folder: Path) -> Basis:
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
     """Return the basis from a recording and the model that was fitted to it.
 
-    ``model`` is the model as it was fitted. For a public table, it is adapted to users of any
-    framework (:func:`for_any_framework`).
+    If the recording is a public table, this function adapts ``model`` to users of any framework
+    (:func:`for_any_framework`), so ``model`` must not be adapted yet.
     """
     public = run.get("public")  # None if Rooftile measured the times
     warm = public is not None and public["cache"] == "warm"

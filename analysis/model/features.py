@@ -162,8 +162,8 @@ class Inputs:
         - logs of the sides of the estimate's tile, of the number of parts of K, and of the numbers
           of tiles and waves, then the tile efficiency and the tail efficiency;
         - the tail efficiency with each usual tile;
-        - the number of times that two divides M, N and K, at most 8, because libraries choose
-          kernels by alignment;
+        - the number of times that each of M, N and K can be divided by two, but at most 8, because
+          libraries choose kernels by alignment;
         - with public tables, the log ratio that each of them predicts;
         - with public tables, the log of the ratio of the problem's bytes to the size of the
           last-level cache, because public tables were measured with operands in this cache if
@@ -234,7 +234,7 @@ class Inputs:
 
 
 def _factors_of_two(sizes: Array) -> Array:
-    """Return the number of times that two divides each size, but at most 8.
+    """Return the number of times that each size can be divided by two, but at most 8.
 
     Powers of two above 2⁸ = 256 do not matter, because no side of a tile is longer than 320.
     """

@@ -270,9 +270,9 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """Return the expected difference between times in a machine's table and in other frameworks.
+    """Return the expected shift from the times in a machine's table to other frameworks' times.
 
-    The difference is zero if Rooftile ships no fit for this group of the machine.
+    The shift is zero if Rooftile ships no fit for this group of the machine.
     """
     machines = shipped_fits()["machines"]
     if slug not in machines or group not in machines[slug]["groups"]:
@@ -466,16 +466,19 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
     pair_distances = [_log_distances(source, target) for source, target in sibling_pairs(slugs)]
     if not pair_distances or DTYPE not in machine.peaks:
         return None
-    largest_by_peak = max(by_peak for by_peak, _ in pair_distances)
-    largest_by_bandwidth = max(by_bandwidth for _, by_bandwidth in pair_distances)
+    largest_peak_distance = max(peak_distance for peak_distance, _ in pair_distances)
+    largest_bandwidth_distance = max(bandwidth_distance for _, bandwidth_distance in pair_distances)
     candidates = []
     for candidate in map(known_machine, slugs):
         if candidate.generation != machine.generation or candidate.slug == machine.slug:
             continue
-        by_peak, by_bandwidth = _log_distances(candidate, machine)
-        if by_peak <= largest_by_peak and by_bandwidth <= largest_by_bandwidth:
+        peak_distance, bandwidth_distance = _log_distances(candidate, machine)
+        if (
+            peak_distance <= largest_peak_distance
+            and bandwidth_distance <= largest_bandwidth_distance
+        ):
             # The sum of the logarithms orders the candidates as the product of the factors does.
-            candidates.append((by_peak + by_bandwidth, candidate))
+            candidates.append((peak_distance + bandwidth_distance, candidate))
     if not candidates:
         return None
     _, nearest = min(candidates, key=lambda pair: pair[0])  # the first one of equally near ones
@@ -484,9 +487,9 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
 
 def _log_distances(first: Machine, second: Machine) -> tuple[float, float]:
     """Return the absolute log ratios of two machines' peaks and of their bandwidths."""
-    by_peak = abs(math.log(first.peak(DTYPE) / second.peak(DTYPE)))
-    by_bandwidth = abs(math.log(first.bandwidth / second.bandwidth))
-    return by_peak, by_bandwidth
+    peak_distance = abs(math.log(first.peak(DTYPE) / second.peak(DTYPE)))
+    bandwidth_distance = abs(math.log(first.bandwidth / second.bandwidth))
+    return peak_distance, bandwidth_distance
 
 
 def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:

@@ -22,8 +22,9 @@ _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
 """Edges of the ranges of times, in µs. A separate difference is learned in each range."""
 
 _ASSUMED_SIBLINGS = 3.0
-"""Number of imaginary siblings whose frameworks do not differ. They shrink the learned difference:
-with a single measured sibling, the expected difference is a quarter of the measured difference."""
+"""Number of imaginary siblings on which all frameworks take the same time. These siblings shrink
+the learned difference: with a single measured sibling, the expected difference is a quarter of the
+measured difference."""
 
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 

@@ -111,8 +111,8 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     """Name the best change, or say that no change is worth making.
 
-    The best change has the largest gain after costs, as in the report of an audit. Its machine is
-    named if there are several machines.
+    The best change is the one with the largest gain after costs, as in the report of an audit. The
+    machine of this change is named if there are several machines.
     """
     worthwhile = [
         (machine, lever)

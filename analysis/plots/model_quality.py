@@ -80,7 +80,9 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     for panel, average in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
             points = [point for point in curve if point.holdout == holdout]
-            if not points:  # the source has too few rows for this hold-out
+            # There are no points if the source has too few rows for this hold-out. An empty line
+            # would still get an entry in the legend.
+            if not points:
                 continue
             counts = [point.count for point in points]
             errors = [100 * getattr(point.errors, average) for point in points]
@@ -104,6 +106,8 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
     """Return the title: the median error with the fewest and with the most calibration rows.
+
+    The error is given only once if both numbers of rows are the same.
 
     Args:
         curve: points of the learning curve, beginning with those of the hold-out named ``rows``.

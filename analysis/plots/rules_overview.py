@@ -1,4 +1,4 @@
-"""Plot the verdicts on rules from imports: one panel per rule, one row per GPU."""
+"""Plot how rules were judged with imported times: one panel per rule, one row per GPU."""
 
 from __future__ import annotations
 

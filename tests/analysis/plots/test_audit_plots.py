@@ -23,7 +23,7 @@ def test_the_title_of_a_step_names_the_largest_role_and_one_of_several_machines(
 
 
 def lever(words: str, gain: float, after_costs: float) -> Any:
-    """Return the parts of a lever worth pulling that the title needs."""
+    """Return a stand-in for a worthwhile lever, with only the attributes that the title needs."""
     return SimpleNamespace(
         words=words, gain=SimpleNamespace(value=gain), expected_gain=after_costs, verdict="likely"
     )

@@ -328,6 +328,10 @@ def test_a_learning_curve_only_has_the_hold_outs_with_points(found: Validation) 
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["other rows"]
     plt.close(figure)
+
+
+def test_the_title_of_a_learning_curve_gives_each_error_once(found: Validation) -> None:
+    curve = [CurvePoint("rows", 60, found.errors)]
     median = f"{found.errors.median:.1%}"
     title = f"The median error on other rows is {median} after calibration on 60 rows"
     assert curve_title(curve) == title
