@@ -219,9 +219,14 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     """Compute the time of a model's step on a machine.
 
     Raises:
-        UserError: if a size cannot be divided among the GPUs, if the machine does not support a
-            dtype, if the machine's measurements cannot be read, if no times are known for the
-            attention kernel that the user names, or if no operation has a time that can be counted.
+        UserError: in any of these cases:
+
+            - A size cannot be divided among the GPUs.
+            - The machine does not support a dtype of the step, or supports none of bf16, fp16 and
+              fp32.
+            - The machine's measurements cannot be read.
+            - No times are known for the attention kernel that the user names.
+            - No operation has a time that can be counted.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -247,7 +252,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     if runtime.attention_kernel and attention_bases and not sources:
         raise UserError(
             f"--attention-kernel: there are no attention times in {' or '.join(attention_bases)} "
-            f"on {machine.slug}; leave it out."
+            f"on {machine.slug}; leave --attention-kernel out."
         )
     # 3. Create a line for each matrix operation.
     lines = []

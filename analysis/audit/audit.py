@@ -188,7 +188,7 @@ def audit(
         batch = None if isinstance(source, Factory) else step.batch
         remedies = [] if memory.fits else what_fits(captured, runtime, machine, trains, batch)
         report = AuditReport(
-            title=_title(source, step),
+            title=_title(source, step, batch),
             account=account,
             memory=memory,
             fits_with=remedies,
@@ -239,14 +239,20 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
     )
 
 
-def _title(source: ModelSource, step: ModelStep) -> str:
-    """Return the model's name, the mode, the batch size and, for decoding, the earlier tokens."""
+def _title(source: ModelSource, step: ModelStep, batch: int | None) -> str:
+    """Return the model's name, the mode, the batch size and, for decoding, the earlier tokens.
+
+    ``batch`` is None for a factory, because ``--batch`` does not change its inputs. The title then
+    has no batch size.
+    """
     is_factory = ":" in source.name  # such as ``module:factory``, which is not a path
     name = source.name if is_factory else Path(source.name).name
-    sizes = f"batch {step.batch}"
+    title = f"{name}, {step.mode}"
+    if batch is not None:
+        title += f", batch {batch}"
     if step.mode == "decode":
-        sizes += f", after {counted(step.seq, 'token')}"
-    return f"{name}, {step.mode}, {sizes}"
+        title += f", after {counted(step.seq, 'token')}"
+    return title
 
 
 def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
@@ -302,5 +308,5 @@ def _assumptions(
             "memory divided evenly among the GPUs, including activations (sequence parallelism)"
         )
     if not varied:
-        assumptions.append("no dimension was found whose change affects a GEMM")
+        assumptions.append("no change of a dimension affects a GEMM")
     return (*assumptions, *captured.assumptions)

@@ -26,7 +26,7 @@ class AuditReport:
     """Results of an audit on one machine, from which all reports on the audit are made.
 
     Attributes:
-        title: model, mode and batch.
+        title: model, mode and batch, or only model and mode for a factory.
         fits_with: command-line options, each of which would make the step fit in memory; there are
             none if the step fits already, or if no option would help.
         levers: changes of dimensions. The joint change, if there is one, comes first, followed by
@@ -288,13 +288,17 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     accounts = [report.account for report in reports]
     table = [["", *(account.machine for account in accounts)]]
     role_times = [account.by_role for account in accounts]
-    # Roles keep the order in which the accounts have them, without duplicates.
+    # Roles keep the order in which the accounts have them, without duplicates. All other operations
+    # come last, also if the first account lacks a role.
     all_roles = dict.fromkeys(role for times in role_times for role in times)
-    for role in all_roles:
+    del all_roles[OTHER_OPERATIONS]
+    for role in (*all_roles, OTHER_OPERATIONS):
         cells = []
         for account, times in zip(accounts, role_times, strict=True):
-            time_us = times.get(role, 0.0)
-            cells.append(f"{duration(time_us)}, {time_us / account.step_us:.0%}")
+            if role in times:
+                cells.append(f"{duration(times[role])}, {times[role] / account.step_us:.0%}")
+            else:  # the role's operations are not counted on this machine
+                cells.append("–")
         table.append([role, *cells])
     # 2. Write the paragraphs, each with the first two levers and all refused changes, and then the
     #    table.

@@ -314,7 +314,7 @@ def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
 
 
 def _only_grows(name: str) -> bool:
-    """Return True if a dimension of this name must not shrink, such as the number of labels."""
+    """Return True if a dimension of this name, such as a number of labels, must not shrink."""
     return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
 
 
@@ -348,7 +348,10 @@ def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
-    """Return how much the given size of attention or of experts grows per unit of a dimension."""
+    """Return the positive slopes of the given size of attention or of experts.
+
+    A slope is the increase of the size per unit of the dimension. It can differ between operations.
+    """
     kinds = (Attention, GroupedGemm)
     return {
         slope

@@ -330,7 +330,7 @@ class _Baseline:
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """Return the measured ratio of two operations' times with its evidence, or None.
+        """Return the ratio of two operations' measured times with its evidence, or None if unknown.
 
         The ratio and its 95% interval are given as (ratio, lo, hi). A ratio from re-timing both
         operations together is preferred to a ratio from other measurements.

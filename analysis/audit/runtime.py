@@ -59,8 +59,8 @@ class Runtime:
             unknown.
         causal_half: True if the attention kernel skips the half of the query–key pairs that a
             causal mask hides.
-        skew: number of experts for each expert that gets tokens. All experts with tokens get the
-            same share.
+        skew: ratio of the number of all experts to the number of experts that get tokens. All
+            experts that get tokens get the same share.
     """
 
     kind: str = EAGER
@@ -140,24 +140,25 @@ class Runtime:
                 f"the head is computed in at most {self.loss_chunks} chunks of tokens"
             )
         if "attention" in kinds:
-            masks = "as half" if self.causal_half else "in full"
             if self.attention is not None:
                 descriptions.append(f"fused attention at {self.attention:.0%} of the peak")
-            descriptions.append(f"causal masks counted {masks}")
+            counted_as = "as half" if self.causal_half else "in full"
+            descriptions.append(f"causal masks counted {counted_as}")
         if "grouped" in kinds:
-            if self.skew > 1:
-                experts = f"only one in {self.skew:g} experts gets tokens, and each of these"
-            else:
-                experts = "each expert"
-            descriptions.append(f"{experts} gets the same share of the tokens")
+            with_skew = (
+                f"only one in {self.skew:g} experts gets tokens, and each of these gets the same "
+                "share of the tokens"
+            )
+            without_skew = "each expert gets the same share of the tokens"
+            descriptions.append(with_skew if self.skew > 1 else without_skew)
         return descriptions
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Merge each complete group of GEMMs that share a module and an input into one GEMM.
+    """Replace each complete group of GEMMs that share a module and an input by one fused GEMM.
 
-    ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. Each ``forward_position`` in
-    the result is a position in the returned list.
+    ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. In the returned list, each
+    ``forward_position`` is a position in this list.
     """
     # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}
@@ -234,7 +235,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     if product.role == "head":  # a vocabulary is padded to a multiple of tp
         part = int(ceil_div(product.sizes[size], tp))
     else:
-        part = _divided(product.sizes[size], tp, f"a width of {product.role}")
+        part = _divided(product.sizes[size], tp, f"a width of a GEMM with the role {product.role}")
     return _named(product.resized({size: part}), (size,), tp)
 
 

@@ -159,12 +159,16 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and the reason why each lost case has no time now, by the case's name.
+        The changes, and a mapping from the name of each lost case to the reason why the case has no
+        time now.
 
     Raises:
-        UserError: if the pattern is invalid, a result cannot be read, no case has a time in every
-            result, or results come from different machines and at least one of the results is a
-            recording.
+        UserError: in any of these cases:
+
+            - The pattern is invalid, or finds the same problem in two cases of a result.
+            - A result cannot be read, or a folder has no results.
+            - No case has a time in every result.
+            - The results come from different machines, and at least one of them is a recording.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
@@ -241,7 +245,7 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
             not give each case a different problem.
     """
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
-    from analysis.recordings.named_cases import timed_process
+    from analysis.recordings.named_cases import lost_by_problem, timed_process
 
     path = Path(place)
     if path.is_file():
@@ -255,7 +259,14 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
         if pattern is None:
             return [process]
         remedy = "Leave --pattern out, so that cases are compared by name."
-        return [replace(process, cases=named_by_problem(place, process.cases, remedy), lost={})]
+        cases = named_by_problem(place, process.cases, remedy)
+        # Another implementation of a lost problem may have a time.
+        lost = {
+            problem: reason
+            for problem, reason in lost_by_problem(recording).items()
+            if problem not in cases
+        }
+        return [replace(process, cases=cases, lost=lost)]
     # The place is a folder of several results. Read them one by one.
     inner_folders = sorted(file.parent for file in path.glob("*/run.json"))
     inner_places = [str(inner) for inner in (*inner_folders, *benchmark_files(path))]

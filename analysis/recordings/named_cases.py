@@ -46,11 +46,27 @@ def timed_process(recording: Recording) -> TimedProcess:
             hi = seconds_of(row["time_hi_us"])
             times[name] = CaseTimes.from_interval(time, lo, hi, sample_count(row), problem)
     # 2. Say why each other case has no time.
-    failed = rows[rows["status"] != "ok"]
-    reasons = failed["status"] + ": " + failed["message"].fillna("")
-    lost = dict(zip(case_names(failed), reasons, strict=True))
+    failed = _failed(rows)
+    lost = dict(zip(case_names(failed), _reasons(failed), strict=True))
     facts = {"machine": recording.machine.name, "run": str(recording.run["run"])}
     return TimedProcess(str(recording.folder), times, lost, facts)
+
+
+def lost_by_problem(recording: Recording) -> dict[str, str]:
+    """Return the reasons why cases have no time, keyed by the text of each case's problem."""
+    failed = _failed(recording.rows)
+    problems = [str(workload) for workload in workloads_of(failed)]
+    return dict(zip(problems, _reasons(failed), strict=True))
+
+
+def _failed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of cases without a time."""
+    return rows[rows["status"] != "ok"]
+
+
+def _reasons(failed: pd.DataFrame) -> list[str]:
+    """Return the reason why each failed case has no time."""
+    return (failed["status"] + ": " + failed["message"].fillna("")).tolist()
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:

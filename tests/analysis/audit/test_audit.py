@@ -26,6 +26,7 @@ from analysis.audit.runtime import RECOMPUTED, Runtime
 from analysis.audit.step_totals import SumChange, gain_of_step, summed
 from analysis.model.basis import Basis, find_basis
 from kernels.common.errors import UserError
+from kernels.common.program import RESULTS
 from kernels.problem import Gemm
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import Attention, Captured, Dimension, GroupedGemm, Product
@@ -321,6 +322,18 @@ def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
     assert "different number of operations" in reason
     comparison = as_comparison([one.report for one in found])
     assert comparison.count("layers 12 → 24, hidden 768 → 960 cannot be judged: ") == 2
+
+
+def test_a_comparison_has_no_time_for_attention_that_a_machine_does_not_count(h100: Basis) -> None:
+    cpu = find_basis("cpu-intel-xeon-avx512bf16-1t", RESULTS)
+    decode = ModelStep("decode", batch=8, seq=512)
+    found = audit(GPT2, decode, Runtime(), [cpu, h100], LeverSearch(("vocab",)))
+    lines = as_comparison([one.report for one in found]).splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line}
+    assert rows["attention"][0] == "–"
+    assert len(rows["attention"]) == 4  # a dash, then a time with its unit and a share
+    labels = [line.split()[0] for line in lines if line]
+    assert labels.index("attention") < labels.index("other")
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ def test_no_batch_is_proposed_for_a_factory_whose_inputs_have_one() -> None:
     source = Factory("module:build", build, {}, ((None, (2**21, 4096)),))
     step = ModelStep(batch=64, dtype="fp16")
     (found,) = audit(source, step, Runtime(), [find_basis("nvidia-t4", RESULTS)])
+    assert found.report.title == "module:build, train"
     assert not found.report.memory.fits
     assert not any(option.startswith("--batch") for option in found.report.fits_with)
     captured = capture(source, step)

@@ -142,6 +142,19 @@ def test_a_config_that_fails_in_the_new_recording_is_lost(tmp_path: Path) -> Non
     assert set(after.lost) == set(before.cases) - set(after.cases)
 
 
+def test_a_case_that_fails_in_the_new_recording_is_lost_with_a_pattern_too(tmp_path: Path) -> None:
+    old, new = two(tmp_path, [1.0] * 4)
+    rows = [
+        {key: value for key, value in row.items() if not pd.isna(value)}
+        for row in load(new).rows.to_dict("records")
+    ]
+    rows[0].update(status="error", message="illegal memory access")
+    write_table(new, rows)
+    compared = analysis("compare", old, new, "--pattern", "m{m}_n{n}_k{k}_{dtype}")
+    assert compared.returncode == 1
+    assert "illegal memory access" in compared.stdout
+
+
 def test_imported_tables_are_named_by_their_folders(tmp_path: Path) -> None:
     old, new = two(tmp_path, [1.0] * 4)
     before = load(old)
