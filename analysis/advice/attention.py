@@ -11,8 +11,9 @@ from kernels.common.errors import UserError
 from sweeps.capture.captured import Attention
 
 CAUSAL, FULL, DECODE = "causal", "full", "decode"
-_FORM = "B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"
-_FIELDS_WITH_MASK = 7  # number of fields in this form if the mask is given
+_SIZES = ("B", "S", "HEADS", "KV_HEADS", "HEAD_DIM")
+_FORM = f"{','.join(_SIZES)},dtype[,{CAUSAL}|{FULL}|{DECODE}]"
+_FIELDS_WITH_MASK = len(_SIZES) + 2  # the sizes, the dtype and the mask
 _LIMIT_WORDS = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
 
 
@@ -31,12 +32,12 @@ def parse_attention(text: str) -> Attention:
     if len(fields) < _FIELDS_WITH_MASK:
         fields.append(CAUSAL)
     *sizes, dtype, mask = fields
-    if len(sizes) != 5 or not all(is_whole(size) and int(size) for size in sizes):
+    if len(sizes) != len(_SIZES) or not all(is_whole(size) and int(size) for size in sizes):
         raise UserError(
             f"{text!r} is not an attention call; give --attention as {_FORM}, such as "
             "8,2048,32,8,128,bf16."
         )
-    for name, size in zip(_FORM.split(","), sizes, strict=False):
+    for name, size in zip(_SIZES, sizes, strict=True):
         check_size(int(size), name)
     check_option("--attention", mask, (CAUSAL, FULL, DECODE))
     batch, tokens, heads, kv_heads, head_width = [int(size) for size in sizes]
@@ -57,9 +58,12 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     """Return the row that ``predict --json`` prints for an attention call.
 
     Raises:
-        UserError: if the machine is a CPU, if the dtype is neither bf16 nor fp16, if the machine
-            does not support the dtype, if the attention fits of the machine's import cannot be
-            read, or if the given framework is unknown or was not measured.
+        UserError: in any of these cases:
+
+            - The machine is a CPU.
+            - The dtype is neither bf16 nor fp16, or the machine does not support it.
+            - The attention fits of the machine's import cannot be read.
+            - The given framework is unknown or was not measured.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.folder)

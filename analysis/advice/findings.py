@@ -57,7 +57,7 @@ class AdviceFinding:
         return f"**{best.verdict}**, {self._action()}; gain {gain_range}{cost} ({example})."
 
     def _action(self) -> str:
-        """Say what to do, such as ``bf16, N: make it a multiple of 64``."""
+        """Describe the action, for example ``bf16, N: make it a multiple of 64``."""
         best = self.best
         if not best.changed:
             return f"{best.problem.dtype}: use {best.implementation} instead of the vendor library"
@@ -116,8 +116,8 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
     """Return a Markdown list of at most ten findings, with counts of the rest.
 
-    The last line counts the queries whose answer is to leave the shape, and names up to four
-    reasons, the most frequent first.
+    The last line counts the queries whose answer is to leave the shape as it is, and names up to
+    four reasons, the most frequent first.
     """
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]

@@ -39,12 +39,18 @@ _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fra
 class Headline:
     """A statement about a recording, with the statement's most important number and its interval.
 
-    Depending on ``id``, ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``,
-    ``alignment``, ``layout``), a size (``size``), a relative error (``accuracy``) or a gain
-    (``change``). The interval of ``value``, from ``lo`` to ``hi``, is computed from 95% intervals,
-    or from a 90% interval if ``value`` is a predicted gain. Both ends are NaN if the interval is
-    unknown. ``count`` is the number of cases that ``value`` is computed from; for ``layout``, it is
-    the number of pairs, and for ``steady``, the number of sustained runs.
+    The meaning of ``value`` depends on ``id``:
+
+    - ``peak``: a speed in TFLOP/s;
+    - ``steady``, ``alignment`` and ``layout``: a ratio of speeds;
+    - ``size``: a size;
+    - ``accuracy``: a relative error;
+    - ``change``: a gain as a fraction.
+
+    The interval of ``value``, from ``lo`` to ``hi``, is computed from 95% intervals, or from a 90%
+    interval if ``value`` is a predicted gain. Both ends are NaN if the interval is unknown.
+    ``count`` is the number of cases that ``value`` is computed from. For ``layout``, it is the
+    number of pairs, and for ``steady``, the number of sustained runs.
     """
 
     id: str
@@ -189,8 +195,8 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     """Report the speed of sizes that are not multiples of 8, and which multiples are fast enough.
 
     Dimensions are reported separately if each has enough of these sizes; otherwise, they are
-    reported together. The value, the interval and the count are those of the slowest dimension that
-    is reported. Return None if there are too few of these sizes.
+    reported together. The value, the interval, the count and the multiples are those of the slowest
+    dimension that is reported. Return None if there are too few of these sizes.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -222,8 +228,9 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
     """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
-    If only multiples of 16 are that fast, say that multiples of 8 are slower by more than
-    :data:`_HARDLY`. ``rows`` come from :func:`alignment_series`, and include the round sizes.
+    If all sizes are that fast, say that alignment hardly matters. If only multiples of 16 are, say
+    that multiples of 8 are slower by more than :data:`_HARDLY`. ``rows`` come from
+    :func:`alignment_series`, and include the round sizes.
     """
     mean_log_speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
@@ -394,7 +401,10 @@ def _verdict_and_evidence(answer: Advice) -> str:
 
 
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
-    """Return a sort key (verdict, evidence, lower end of the gain), largest for the best answer."""
+    """Return a sort key, largest for the best answer.
+
+    Its parts are the verdict, the evidence, and the lower end of the gain's interval.
+    """
     # The positions are negated, because VERDICTS and EVIDENCE begin with the best.
     verdict_position = VERDICTS.index(answer.verdict)
     evidence_position = EVIDENCE.index(answer.evidence)

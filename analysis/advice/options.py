@@ -38,6 +38,7 @@ class Question:
         kind: ``pad`` or ``choose``.
         allowance: largest increase of a dimension and of the FLOPs, as a fraction; for ``choose``,
             also the largest decrease.
+        constraints: dimensions and sizes to which a change is limited.
     """
 
     kind: str = "pad"
@@ -203,7 +204,10 @@ def _combinations_of_best(
     time_us_of = dict(zip(options, frame["time_us"], strict=True))
 
     def best_sizes(name: str) -> list[int]:
-        """Return a dimension's current size, then the best sizes if no other dimension changes."""
+        """Return a dimension's current size and its best sizes, in increasing order.
+
+        The best sizes are chosen from the options that change no other dimension.
+        """
         candidates = [option for option in options if set(changed(problem, option)) <= {name}]
         # The time per unit of work ranks the options of both kinds of queries.
         candidates.sort(key=lambda option: time_us_of[option] / question.work(problem, option))
@@ -219,7 +223,7 @@ def _combinations_of_best(
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:
-    """Return the edges of the vendor library's tiles that are not a power of two.
+    """Return the sizes of the vendor library's tiles, without powers of two.
 
     Multiples of powers of two are tried anyway.
     """

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.advice.options import Question
 from analysis.advice.sizes import aligned_multiple, changed
 from kernels.common.counts import counted
-from kernels.problem import TIMED_DTYPES, WIDE_BYTES, Problem
+from kernels.problem import TIMED_DTYPES, Problem
 
 _LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
 _LEAST_SHARE = 0.1  # smallest part of a gain that is mentioned, as a share of the gain
@@ -67,7 +67,7 @@ def why(
     log_work = math.log(option.flops / problem.flops)
     parts = _known_parts(before, after, log_work, choose, kind)
     remainder = log_gain - sum(parts.values())
-    if remainder > 0 and problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
+    if remainder > 0 and option.alignment > problem.alignment:
         parts[_alignment_cause(problem, option, assumed)] = remainder
     elif kind == "gpu" and _kernel(before) != _kernel(after):
         parts[_kernel_cause(before, after)] = remainder
@@ -163,7 +163,10 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
-    """Name the misaligned sizes that change, and say whether the misalignment price is assumed."""
+    """Name the misaligned sizes that change.
+
+    If ``assumed`` is True, add that the price of misalignment is assumed.
+    """
     multiple = aligned_multiple(problem)
     misaligned = [
         name.upper() for name in changed(problem, option) if getattr(problem, name) % multiple
@@ -181,7 +184,7 @@ def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncert
     """
     if uncertain:
         reason = "too little is known about nearby sizes to recommend one"
-        if problem.dtype not in TIMED_DTYPES:
+        if problem.dtype not in TIMED_DTYPES:  # --measure refuses such a dtype
             return reason
         return f"{reason}, so time them with `recommend --measure`"
     if question.choose:

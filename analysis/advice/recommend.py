@@ -55,9 +55,9 @@ class Advice:
     """Advice on one shape.
 
     Gains are fractions with the meaning of :class:`analysis.advice.verdict.Gain`.
-    ``measured_gain`` and its interval are None for advice to leave the shape, and if the gain is
-    only predicted. If ``instead`` is the problem itself but the verdict is not *leave it*, the
-    advice is to use another ``implementation``.
+    ``measured_gain`` and its interval are None for advice to leave the shape as it is, and if the
+    gain is only predicted. If ``instead`` is the problem itself but the verdict is not *leave it*,
+    the advice is to use another ``implementation``.
     """
 
     problem: Problem
@@ -235,7 +235,7 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """Return advice to use the best re-timed implementation, or None to leave the shape."""
+    """Return advice to use the best re-timed implementation, or None if none is worth using."""
     gains = {
         name: gain_of(ratio, 1.0)
         for name, ratio in measured.other_implementations(problem, library)
@@ -263,8 +263,11 @@ def _other_implementation(
 
 
 def _rank(verdict_word: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
-    """Return a sort key, largest for the best answer: the verdict, then the gain after costs."""
-    # The midpoint ranks the more certain of two equal gains higher.
+    """Return a sort key, largest for the best answer: the verdict, then a cautious gain.
+
+    The cautious gain is the midpoint between the gain and the lower end of its interval, after
+    costs. It ranks the more certain of two equal gains higher.
+    """
     cautious = gain._replace(value=(gain.value + gain.lo) / 2)
     return -VERDICTS.index(verdict_word), net(cautious, extra_flops)
 

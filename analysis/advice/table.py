@@ -165,10 +165,11 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
         return problems
     drawn = np.random.default_rng(0).permutation(len(problems))[:_DRAWN]
     drawn_positions = set(drawn.tolist())
+    retimed = measured.retimed
     return {
         problem: library
         for position, (problem, library) in enumerate(problems.items())
-        if position in drawn_positions or problem in measured.retimed
+        if position in drawn_positions or problem in retimed
     }
 
 
@@ -180,7 +181,7 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """Return the text of recommendations.md, in which shapes to leave are only counted."""
+    """Return the text of recommendations.md: a list of changes, and counts of all verdicts."""
     # 1. Introduce the recording. The caption of its plots separates its parts by dots.
     caption = plain(analysis.recording.caption()).replace("  ·  ", ", ")
     lines = [

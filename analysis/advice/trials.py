@@ -60,9 +60,9 @@ def trial_of(
 
     The candidates are chosen from the options that may bring a gain worth a change: the best
     ``count`` of these options, and the best two that were already measured. ``others`` are other
-    implementations that can compute the original problem. Return None if another size was already
-    re-timed for this query, or if nothing is left to time: no candidate and no untimed one of
-    ``others``.
+    implementations that can compute the original problem; those that were already re-timed are left
+    out. Return None if another size was already re-timed for this query, or if neither a candidate
+    nor another implementation is left to time.
 
     Raises:
         UserError: if the size constraints of the query do not fit the problem, or if the machine
