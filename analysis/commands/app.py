@@ -59,9 +59,12 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     """Return the basis of answers about a machine; print a note if the recording is uncalibrated.
 
     Raises:
-        UserError: if the machine is unknown, if ``machine`` is None and nothing was measured, if
-            the machine is not in machines.toml and has only unusable times, or if the machine's
-            recording or calibration cannot be read.
+        UserError: in any of these cases:
+
+            - The machine is unknown.
+            - ``machine`` is None, and nothing was measured.
+            - The machine is not in machines.toml, and has only unusable times.
+            - The machine's recording or calibration cannot be read.
     """
     basis = find_basis(machine, results)
     if not basis.calibrated:

@@ -107,7 +107,7 @@ def predict_command(
     rows_by_shape = zip(*rows_by_machine, strict=True)
     rows = [row for rows_of_shape in rows_by_shape for row in rows_of_shape]
     # 3. Print the rows, as JSON or as text.
-    if json:
+    if json:  # with a file, always as a list
         print_json(rows if len(rows) > 1 or file else rows[0])
         return
     for row in rows:
@@ -181,7 +181,7 @@ def recommend_command(
     any_size: Annotated[
         bool,
         typer.Option(
-            "--any", help="Allow any size, not only multiples of 8, or of 4 for sizes below 16."
+            "--any", help="Allow any size, not only multiples of 8 (or of 4 for sizes below 16)."
         ),
     ] = False,
     device: DeviceOption = "auto",
@@ -232,7 +232,7 @@ def recommend_command(
         basis = basis_of(machine, results)
     # 3. Print the answers, as JSON or as text.
     answers = answers_to(problems, basis, question)
-    if json:
+    if json:  # with a file, always as a list
         documents = [answer.to_json() for answer in answers]
         print_json(documents if len(documents) > 1 or file else documents[0])
         return

@@ -133,8 +133,8 @@ def audit_command(
         typer.Option(
             "--try",
             help=(
-                "Values of a dimension to compare, such as hidden=768,1024; repeatable, which "
-                "compares every combination."
+                "Values of a dimension to compare, such as hidden=768,1024; repeatable. All "
+                "combinations are compared."
             ),
         ),
     ] = None,
@@ -195,7 +195,7 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and the time saved.
+    """Say which dimension of a model to change, and how much time this saves.
 
     Lists the GEMMs, convolutions and attention calls of a step, how long each takes, and what
     limits each.
@@ -301,8 +301,13 @@ def measured_audit(
     machine that the user named, or None.
 
     Raises:
-        UserError: if ``machine`` is not this machine, the device cannot be used, another process is
-            measuring, the measurements are unusable, or the model cannot be audited.
+        UserError: in any of these cases:
+
+            - ``machine`` is not this machine.
+            - The device cannot be used, or another process is measuring.
+            - Nothing can be measured, the measurements are unusable, or the disk is full.
+            - The model cannot be audited.
+        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.audit.account import as_problem
     from analysis.commands.confirm import basis_here, usable

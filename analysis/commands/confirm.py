@@ -45,8 +45,13 @@ def measure_best_guesses(
     budget is used. If ``gpus`` are given, only the first of them is used, in place of ``gpu``.
 
     Raises:
-        UserError: if the budget is not a time, ``results`` has no readable recording that was made
-            on this machine, the device cannot be used, or another process is measuring.
+        UserError: in any of these cases:
+
+            - The budget is not a time.
+            - ``results`` has no recording that was made on this machine, or the recording cannot be
+              read or has no measured case.
+            - The device cannot be used, or another process is measuring.
+            - The disk is full.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -98,9 +103,10 @@ def measure_best_guesses(
     # 3. Measure the most promising trials that fit the budget, and keep time to re-time the best.
     chosen = affordable(trials, cost, remaining)
     if not chosen:
-        reason = "no further change is expected to bring a gain"
         if trials:
             reason = "the budget is too small even for one change; give a larger --budget"
+        else:
+            reason = "no further change is expected to bring a gain"
         note(f"No change is re-timed: {reason}.")
         return
     queries = counted(len(trials), "query", "queries")

@@ -33,7 +33,8 @@ def explain_command(
         typer.Option(
             "--against",
             help=(
-                "Folder to search before --results for the results of the machine to compare with."
+                "Folder with results of the machine to compare with; it is searched before "
+                "--results."
             ),
         ),
     ] = None,
@@ -57,7 +58,7 @@ def explain_command(
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", help="CSV file to write, one row per operation.")
+        Path | None, typer.Option("--csv", help="CSV file to write, with one row per operation.")
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Markdown file to write for a pull request.")

@@ -137,7 +137,9 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     """
     # 1. Check the options.
     if machine == _ALL:
-        raise UserError(f"name the machine that {path} was measured on: --machine SLUG.")
+        raise UserError(
+            f"name the machine on which the times in {path} were measured: --machine SLUG."
+        )
     if defaults.dtype and defaults.dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype is {defaults.dtype!r}; {nearest(defaults.dtype, DTYPE_BYTES)}")
     if defaults.layout and defaults.layout not in GEMM_LAYOUTS:

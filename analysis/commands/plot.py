@@ -72,7 +72,7 @@ def plot_command(
     find: Annotated[
         bool,
         typer.Option(
-            "--find", help="List the largest cliffs to show in the wave plot, with their N and K."
+            "--find", help="List the largest cliffs that the wave plot can show, with N and K."
         ),
     ] = False,
     output: Annotated[
@@ -80,7 +80,7 @@ def plot_command(
         typer.Option(
             "-o",
             "--output",
-            help="Folder for the wave plot [default: plots in the machine's folder].",
+            help="Folder for the wave plot [default: the subfolder plots of the machine's folder].",
         ),
     ] = None,
     results: ResultsOption = RESULTS,
@@ -135,8 +135,12 @@ def _draw_recording(
     """Draw the named plots of a recording, or all plots without names, and print their paths.
 
     Raises:
-        UserError: if a name is not known, the recording lacks the dtype or the sweep, nothing can
-            be drawn, or the recording cannot be read.
+        UserError: in any of these cases:
+
+            - A name is not known.
+            - The machine is unknown or has no recording, or its recording cannot be read.
+            - The recording has no case with the dtype and the sweep.
+            - The recording has too little data for all of the plots.
     """
     from analysis.plots import PLOTS, write_plots
 
@@ -154,18 +158,15 @@ def _draw_recording(
         raise UserError(f"sweep {sweep} has no case in {dtype}; give another --dtype.")
     written = write_plots(replace(analysis, table=table), names, kinds)
     if not written:
-        chosen = [f"--{column} {value}" for column, value in filters.items() if value is not None]
-        wanted = ", ".join(names) or "any plot"
-        if chosen:
-            raise UserError(
-                f"{analysis.recording.folder} has too little data for {wanted} with "
-                f"{' and '.join(chosen)}; leave {'this' if len(chosen) == 1 else 'either'} option "
-                f"out{', or name other plots' if names else ''}."
-            )
-        raise UserError(
-            f"{analysis.recording.folder} has too little data for {wanted}; "
-            f"{'name other plots, or ' if names else ''}run more sweeps."
-        )
+        wanted = " or ".join(names) or "any plot"
+        fault = f"{analysis.recording.folder} has too little data for {wanted}"
+        other_plots = "name other plots, or " if names else ""
+        given = {column: value for column, value in filters.items() if value is not None}
+        if given:
+            options = " and ".join(f"--{column} {value}" for column, value in given.items())
+            option_names = " or ".join(f"--{column}" for column in given)
+            raise UserError(f"{fault} with {options}; {other_plots}leave {option_names} out.")
+        raise UserError(f"{fault}; {other_plots}run more sweeps.")
     for path in written:
         print(path)
 
@@ -183,7 +184,7 @@ def _draw_wave_plot(
     ``gemm`` gives N, K and the dtype; its M is not used. If a GEMM was measured several times, its
     shortest time is drawn. ``m_before_cliff`` is the M just before the cliff, or None for the
     largest cliff. If ``output`` is None, the files are written to the subfolder ``plots`` of the
-    recording; if the basis is not a recording, of the machine's folder.
+    recording's folder or, without a recording, of the machine's folder in ``results``.
 
     Raises:
         UserError: if ``m_before_cliff`` was not measured, if no M just above it was measured, or if

@@ -111,7 +111,7 @@ def test_calibrate_plot_and_table(results: Path) -> None:
         (("predict", "--gemm", "8,8,8,bf16", "--attention-kernel", "vllm"), "needs --attention"),
         (("rules", "--plots", "x"), "--plots needs --table"),
         (("plot", "square", "--sweep", "steps", "--machine", "cpu-intel-xeon-avx512bf16-1t"),
-         "with --sweep steps; leave this option out"),
+         "with --sweep steps; name other plots, or leave --sweep out"),
     ],
 )  # fmt: skip
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
