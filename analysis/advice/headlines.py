@@ -43,8 +43,8 @@ class Headline:
 
     - ``peak``: a speed in TFLOP/s;
     - ``steady``, ``alignment`` and ``layout``: a ratio of speeds;
-    - ``size``: a size;
-    - ``accuracy``: a relative error;
+    - ``size``: the M of a square GEMM;
+    - ``accuracy``: the median relative error of predictions;
     - ``change``: a gain as a fraction.
 
     The interval of ``value``, from ``lo`` to ``hi``, is computed from 95% intervals, or from a 90%
@@ -194,9 +194,10 @@ def steady(analysis: Analysis) -> Headline | None:
 def alignment(table: pd.DataFrame) -> Headline | None:
     """Report the speed of sizes that are not multiples of 8, and which multiples are fast enough.
 
-    Dimensions are reported separately if each has enough of these sizes; otherwise, they are
-    reported together. The value, the interval, the count and the multiples are those of the slowest
-    dimension that is reported. Return None if there are too few of these sizes.
+    Dimensions are reported separately if each has enough sizes that are not multiples of 8. The
+    value, the interval, the count and the multiples are then those of the slowest dimension.
+    Otherwise, all dimensions are reported together. Return None if there are too few such sizes
+    even in all dimensions together.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -228,9 +229,9 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
     """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
-    If all sizes are that fast, say that alignment hardly matters. If only multiples of 16 are, say
-    that multiples of 8 are slower by more than :data:`_HARDLY`. ``rows`` come from
-    :func:`alignment_series`, and include the round sizes.
+    If all sizes together are that fast on average, say that alignment hardly matters. If no smaller
+    number than 16 is sufficient, say that multiples of 8 are slower by more than :data:`_HARDLY`.
+    ``rows`` come from :func:`alignment_series`, and include the round sizes.
     """
     mean_log_speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
@@ -403,7 +404,7 @@ def _verdict_and_evidence(answer: Advice) -> str:
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
     """Return a sort key, largest for the best answer.
 
-    Its parts are the verdict, the evidence, and the lower end of the gain's interval.
+    The key consists of the verdict, the evidence, and the lower end of the gain's interval.
     """
     # The positions are negated, because VERDICTS and EVIDENCE begin with the best.
     verdict_position = VERDICTS.index(answer.verdict)

@@ -38,7 +38,7 @@ class Question:
         kind: ``pad`` or ``choose``.
         allowance: largest increase of a dimension and of the FLOPs, as a fraction; for ``choose``,
             also the largest decrease.
-        constraints: dimensions and sizes to which a change is limited.
+        constraints: limits on which dimensions may change, and on the new sizes.
     """
 
     kind: str = "pad"

@@ -184,7 +184,8 @@ def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncert
     """
     if uncertain:
         reason = "too little is known about nearby sizes to recommend one"
-        if problem.dtype not in TIMED_DTYPES:  # --measure refuses such a dtype
+        # ``recommend --measure`` refuses dtypes that cannot be timed.
+        if problem.dtype not in TIMED_DTYPES:
             return reason
         return f"{reason}, so time them with `recommend --measure`"
     if question.choose:

@@ -26,7 +26,8 @@ class AuditReport:
     """Results of an audit on one machine, from which all reports on the audit are made.
 
     Attributes:
-        title: model, mode and batch, or only model and mode for a factory.
+        title: model, mode, batch size (except for a factory) and, for decoding, the number of
+            earlier tokens.
         fits_with: command-line options, each of which would make the step fit in memory; there are
             none if the step fits already, or if no option would help.
         levers: changes of dimensions. The joint change, if there is one, comes first, followed by
@@ -289,7 +290,7 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     table = [["", *(account.machine for account in accounts)]]
     role_times = [account.by_role for account in accounts]
     # Roles keep the order in which the accounts have them, without duplicates. All other operations
-    # come last, also if the first account lacks a role.
+    # come last, even if a later account adds a role that the first account lacks.
     all_roles = dict.fromkeys(role for times in role_times for role in times)
     del all_roles[OTHER_OPERATIONS]
     for role in (*all_roles, OTHER_OPERATIONS):

@@ -145,20 +145,21 @@ class Runtime:
             counted_as = "as half" if self.causal_half else "in full"
             descriptions.append(f"causal masks counted {counted_as}")
         if "grouped" in kinds:
-            with_skew = (
-                f"only one in {self.skew:g} experts gets tokens, and each of these gets the same "
-                "share of the tokens"
-            )
-            without_skew = "each expert gets the same share of the tokens"
-            descriptions.append(with_skew if self.skew > 1 else without_skew)
+            if self.skew > 1:
+                descriptions.append(
+                    f"only one in {self.skew:g} experts gets tokens, and each of these gets the "
+                    "same share of the tokens"
+                )
+            else:
+                descriptions.append("each expert gets the same share of the tokens")
         return descriptions
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Replace each complete group of GEMMs that share a module and an input by one fused GEMM.
+    """Replace each complete group of GEMMs that share a module and an input with one fused GEMM.
 
-    ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. In the returned list, each
-    ``forward_position`` is a position in this list.
+    ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. Each ``forward_position`` in
+    the returned list is updated to the new position of the forward operation.
     """
     # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}

@@ -106,8 +106,9 @@ def predict_command(
     # In the output, the rows of one shape on all machines are adjacent.
     rows_by_shape = zip(*rows_by_machine, strict=True)
     rows = [row for rows_of_shape in rows_by_shape for row in rows_of_shape]
-    # 3. Print the rows, as JSON or as text.
-    if json:  # with a file, always as a list
+    # 3. Print the rows, as JSON or as text. With --file, the JSON document is a list even if the
+    # file has only one shape.
+    if json:
         print_json(rows if len(rows) > 1 or file else rows[0])
         return
     for row in rows:
@@ -230,9 +231,10 @@ def recommend_command(
         basis = measure_questions(problems, question, machine, request)
     else:
         basis = basis_of(machine, results)
-    # 3. Print the answers, as JSON or as text.
+    # 3. Print the answers, as JSON or as text. With --file, the JSON document is a list even if the
+    # file has only one shape.
     answers = answers_to(problems, basis, question)
-    if json:  # with a file, always as a list
+    if json:
         documents = [answer.to_json() for answer in answers]
         print_json(documents if len(documents) > 1 or file else documents[0])
         return

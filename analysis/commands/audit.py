@@ -305,7 +305,9 @@ def measured_audit(
 
             - ``machine`` is not this machine.
             - The device cannot be used, or another process is measuring.
-            - Nothing can be measured, the measurements are unusable, or the disk is full.
+            - Nothing can be measured, or the disk is full.
+            - The machine's recording or calibration cannot be read, or the new measurements are
+              unusable.
             - The model cannot be audited.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """

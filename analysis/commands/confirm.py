@@ -129,9 +129,11 @@ def measure_questions(
         UserError: in any of these cases:
 
             - ``machine`` is not this machine.
-            - ``question`` does not allow any size of a problem to change.
-            - The device cannot be used, or does not support a problem's dtype.
-            - Another process is measuring, or this machine is too busy to measure on.
+            - The size constraints of the query do not fit a problem.
+            - The machine does not support the dtype of a problem.
+            - The device cannot be used, or another process is measuring.
+            - The machine is too busy to measure on.
+            - The machine's recording or calibration cannot be read.
             - The disk is full.
 
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.

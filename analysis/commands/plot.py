@@ -139,8 +139,8 @@ def _draw_recording(
 
             - A name is not known.
             - The machine is unknown or has no recording, or its recording cannot be read.
-            - The recording has no case with the dtype and the sweep.
-            - The recording has too little data for all of the plots.
+            - The recording has no measured case, or none with the dtype and the sweep.
+            - The recording has too little data for any of the plots.
     """
     from analysis.plots import PLOTS, write_plots
 

@@ -316,19 +316,19 @@ def test_the_reason_says_what_the_rows_become_multiples_of(
 
 def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
     tries = {"layers": (24,), "hidden": (960,)}
-    found = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))
-    assert not found[0].levers
-    (reason,) = found[0].report.refused.values()
+    audits = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))
+    assert not audits[0].levers
+    (reason,) = audits[0].report.refused.values()
     assert "different number of operations" in reason
-    comparison = as_comparison([one.report for one in found])
+    comparison = as_comparison([result.report for result in audits])
     assert comparison.count("layers 12 → 24, hidden 768 → 960 cannot be judged: ") == 2
 
 
 def test_a_comparison_has_no_time_for_attention_that_a_machine_does_not_count(h100: Basis) -> None:
     cpu = find_basis("cpu-intel-xeon-avx512bf16-1t", RESULTS)
     decode = ModelStep("decode", batch=8, seq=512)
-    found = audit(GPT2, decode, Runtime(), [cpu, h100], LeverSearch(("vocab",)))
-    lines = as_comparison([one.report for one in found]).splitlines()
+    audits = audit(GPT2, decode, Runtime(), [cpu, h100], LeverSearch(("vocab",)))
+    lines = as_comparison([result.report for result in audits]).splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines if line}
     assert rows["attention"][0] == "–"
     assert len(rows["attention"]) == 4  # a dash, then a time with its unit and a share
