@@ -120,15 +120,20 @@ class Gemm:
         return self
 
     @property
+    def row_dimensions(self) -> tuple[str, ...]:
+        """Dimensions that are the lengths of the stored rows of A, B and C."""
+        a_row = "k" if self.layout[0] == "n" else "m"
+        b_row = "n" if self.layout[1] == "n" else "k"
+        return a_row, b_row, "n"
+
+    @property
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the length in bytes of every stored row.
 
         In fp8, the length of the rows of C is computed with one byte per element, although an
         element of C is stored in two bytes.
         """
-        a_row = self.k if self.layout[0] == "n" else self.m
-        b_row = self.n if self.layout[1] == "n" else self.k
-        return _alignment([a_row, b_row, self.n], self.dtype)
+        return _alignment([getattr(self, name) for name in self.row_dimensions], self.dtype)
 
     @property
     def shape_class(self) -> str:
@@ -329,6 +334,11 @@ class Conv:
         tiles = self.n * math.ceil(height / tile) * math.ceil(width / tile)
         points = (tile + 2) ** 2
         return Gemm(tiles, channels_out, channels_in, self.dtype, "nt", points)
+
+    @property
+    def row_dimensions(self) -> tuple[str, ...]:
+        """Dimensions that are the numbers of channels of the stored pixels."""
+        return "c", "kout"
 
     @property
     def alignment(self) -> int:

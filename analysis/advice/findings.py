@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.advice.recommend import Advice
-from analysis.advice.sizes import aligned_multiple
+from analysis.advice.sizes import aligned_multiple, misaligned
 from analysis.advice.verdict import LEAVE_IT, VERDICTS
 from kernels.common.counts import counted
 
@@ -79,9 +79,9 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides all new sizes, or None."""
+        """Return the largest of :data:`_STEPS` that divides all new sizes to name, or None."""
         new_sizes = [
-            getattr(answer.instead, name) for answer in self.advice for name in answer.changed
+            getattr(answer.instead, name) for answer in self.advice for name in _dimensions(answer)
         ]
         divisor = math.gcd(*new_sizes)
         return next((step for step in _STEPS if divisor % step == 0), None)
@@ -137,8 +137,7 @@ def _dimensions(answer: Advice) -> tuple[str, ...]:
     """Return the dimensions to change, or only the misaligned ones if alignment is the cause."""
     if _cause(answer) != "alignment":
         return tuple(answer.changed)
-    unit = aligned_multiple(answer.problem)
-    return tuple(name for name in answer.changed if getattr(answer.problem, name) % unit)
+    return tuple(misaligned(answer.problem, answer.instead))
 
 
 def _cause(answer: Advice) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.advice.options import Question
-from analysis.advice.sizes import aligned_multiple, changed
+from analysis.advice.sizes import aligned_multiple, changed, misaligned
 from kernels.common.counts import counted
 from kernels.problem import TIMED_DTYPES, Problem
 
@@ -167,13 +167,10 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
 
     If ``assumed`` is True, add that the price of misalignment is assumed.
     """
-    multiple = aligned_multiple(problem)
-    misaligned = [
-        name.upper() for name in changed(problem, option) if getattr(problem, name) % multiple
-    ]
+    names = [name.upper() for name in misaligned(problem, option)]
     caveat = "; the price is assumed, because no such sizes were measured" if assumed else ""
-    verb = "is not a multiple" if len(misaligned) == 1 else "are not multiples"
-    return f"alignment ({' and '.join(misaligned)} {verb} of {multiple}{caveat})"
+    verb = "is not a multiple" if len(names) == 1 else "are not multiples"
+    return f"alignment ({' and '.join(names)} {verb} of {aligned_multiple(problem)}{caveat})"
 
 
 def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncertain: bool) -> str:

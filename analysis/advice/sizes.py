@@ -31,7 +31,7 @@ class SizeConstraints:
 
     Attributes:
         change: the only dimensions that may change; if empty, all dimensions may change.
-        fix: dimensions that may not change.
+        fix: dimensions that must not change.
         multiple: number that every changed size has to be a multiple of.
         any_size: if False, a changed size also has to be a multiple of 8, or of 4 if it is below
             16.
@@ -113,6 +113,16 @@ def aligned_multiple(problem: Problem) -> int:
     """
     groups = 1 if isinstance(problem, Gemm) else problem.groups
     return groups * WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+
+
+def misaligned(problem: Problem, option: Problem) -> list[str]:
+    """Return the changed dimensions whose sizes in ``problem`` misalign its stored rows."""
+    multiple = aligned_multiple(problem)
+    return [
+        name
+        for name in changed(problem, option)
+        if name in problem.row_dimensions and getattr(problem, name) % multiple
+    ]
 
 
 def sizes_of(problem: Problem) -> list[int]:

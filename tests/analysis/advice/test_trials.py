@@ -237,6 +237,13 @@ def test_a_finding_names_a_multiple_that_its_example_has() -> None:
     assert "bf16, C: make it a multiple of 4, because misalignment costs time" in finding.text()
 
 
+def test_only_dimensions_of_stored_rows_are_called_misaligned() -> None:
+    """In the layout nt, rows of A and B have K elements, and rows of C have N."""
+    advice = answer(Gemm(101, 101, 64, "bf16"), Gemm(96, 112, 64, "bf16"), 0.1)
+    (finding,) = findings([advice])
+    assert "bf16, N: make it a multiple of 8, because misalignment costs time" in finding.text()
+
+
 def test_channels_are_aligned_in_each_group() -> None:
     grouped = Conv.parse("32,120,28,28,128,3,3,1,1,1,2,bf16")
     advice = replace(answer(ODD, ROUND, 0.3), problem=grouped, instead=replace(grouped, c=128))
