@@ -22,7 +22,7 @@ _MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//|(?<=\bwww)\.",
 
 
 def plain(text: str) -> str:
-    """Put a text on one line, and escape the markup that :data:`_MARKUP` matches."""
+    """Put a string on one line, and escape the markup that :data:`_MARKUP` matches."""
     return _MARKUP.sub(_escaped, printable(text))
 
 

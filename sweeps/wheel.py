@@ -3,8 +3,8 @@
 Many environments have another package that is called ``kernels``, so the wheel must use only one
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
-for the references in docstrings. No other string may therefore contain a module's name, and
-``tests/test_wheel.py`` checks that none does.
+for the references in docstrings. Apart from ``kernels/common/program.py``, which finds out its own
+name, no other string must therefore contain a module's name; ``tests/test_wheel.py`` checks this.
 """
 
 from __future__ import annotations

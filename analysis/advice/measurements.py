@@ -170,10 +170,11 @@ class Measurements:
         return self._repeats.get(contender) or [self.times_of(problem)[implementation]]
 
     def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the ratio of two contenders' measured times, with the interval of :meth:`ratio`.
+        """Return the time of ``before`` over the time of ``after``, with an interval.
 
-        Return None if one of the contenders was not measured, if they were not measured in the same
-        place, or if the interval is unknown.
+        The interval has the same meaning as that of :meth:`ratio`. Return None if one of the
+        contenders was not measured, if they were not measured in the same place, or if the interval
+        is unknown.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None

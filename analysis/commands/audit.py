@@ -293,9 +293,9 @@ def measured_audit(
     """Time a model's GEMMs and convolutions on this machine, then audit the model.
 
     The GEMMs and convolutions of the best levers (changes of dimensions) are timed, too. If the
-    best lever brings a gain, the longest-running shapes that it changes are then re-timed together
-    with the original shapes, in other processes. All measurements are added to the machine's
-    recording.
+    best lever brings a gain and its shapes were timed, they are then re-timed together with the
+    original shapes. This happens in other processes, and only for the longest-running shapes. All
+    measurements are added to the machine's recording.
 
     ``audit_on`` audits the model on one basis, and returns a list of one audit. ``machine`` is the
     machine that the user named, or None.

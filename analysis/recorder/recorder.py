@@ -138,7 +138,7 @@ class RecorderState:
         return cls(path, document["slices"], document["ended"])
 
     def write(self, place: RecorderPlace) -> None:
-        """Write the state atomically, together with the software of ``place``.
+        """Write the state atomically, together with the software versions of ``place``.
 
         Raises:
             UserError: if the file cannot be written.

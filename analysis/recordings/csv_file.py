@@ -61,8 +61,8 @@ class Faults:
 
         Args:
             wrong: mask of the rows that have the fault.
-            why: description of the fault, as one text for all rows or one text for each row of the
-                table.
+            why: description of the fault, as one string for all rows or one string for each row of
+                the table.
         """
         newly_wrong = np.asarray(wrong, dtype=bool) & self.sound
         if newly_wrong.any():

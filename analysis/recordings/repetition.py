@@ -63,7 +63,7 @@ class MeasuredTime:
         between: standard deviation of the log ratio between a median of this run and the median of
             the same case in another process.
         between_cases: the same standard deviation without the change that all cases share.
-        place: run, worker and GPU of the measurement, as one text.
+        place: run, worker and GPU of the measurement, as one string.
     """
 
     time: float
@@ -326,7 +326,7 @@ def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def places_of(rows: pd.DataFrame) -> pd.Series:
-    """Return the place where each row's case was measured: run, worker and GPU, as one text."""
+    """Return the place where each row's case was measured: run, worker and GPU, as one string."""
     places = pd.Series("", index=rows.index)
     for name in ("run", "worker", "gpu"):
         if name in rows:

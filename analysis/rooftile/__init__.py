@@ -128,9 +128,10 @@ def recommend(
         machine: the machine that the shapes run on; the machine measured last if None.
         pad: largest increase of each size and of the FLOPs, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, ``pad`` is
-            0.125. An integer or a text without ``%``, such as ``1`` or ``"1"``, is refused if it
+            0.125. An integer, or a string without ``%``, such as ``1`` or ``"1"``, is refused if it
             could also mean a percentage.
-        choose: largest increase or decrease of each size and of the FLOPs, in the form of ``pad``.
+        choose: largest increase or decrease of each size and of the FLOPs, in the same form as
+            ``pad``.
         change: the only dimensions that may change, such as ``"n"`` or ``"m,k"``; all if empty.
         fix: dimensions that must not change.
         multiple: number that divides every changed size.
@@ -223,11 +224,11 @@ def audit(
         runtime: PyTorch runtime (``eager`` or ``compile``).
         fuse: groups of GEMMs that are computed as one GEMM (``qkv``, ``gate_up`` or both).
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
-        loss_chunks: number of chunks of tokens in which the head and the loss are computed.
+        loss_chunks: largest number of chunks of tokens in which the head and the loss are computed.
         optimizer: optimizer of a training step (``adamw``, ``sgd`` or ``none``).
-        attention: share of peak FLOP/s that attention reaches; None to predict the time of
-            attention from measured calls, or with a share of 50% if no calls were measured on a
-            similar machine.
+        attention: share of peak FLOP/s that attention reaches. If None, the time of attention is
+            predicted from measured calls; on a CPU, and in fp32 and tf32, a share of 50% is assumed
+            instead.
         attention_kernel: framework whose attention kernels are used (``vllm``, ``trtllm`` or
             ``sglang``); None if the framework is not known.
         causal_half: if True, a causal mask halves the FLOPs of attention.
@@ -317,7 +318,8 @@ def explain(
         pad: largest increase of each size and of the FLOPs, as in :func:`recommend`. If neither
             ``pad`` nor ``choose`` is given, sizes are padded by up to 12.5%, or to the next
             multiple of 8 if this multiple is further away.
-        choose: largest increase or decrease of each size and of the FLOPs, in the form of ``pad``.
+        choose: largest increase or decrease of each size and of the FLOPs, in the same form as
+            ``pad``.
         results: folder of all machines' results.
 
     Returns:

@@ -134,7 +134,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
 def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
     """Describe the value of following the advice, and of measuring the best candidates first.
 
-    ``measured`` has the value of measuring, by the number of candidates.
+    ``measured`` maps numbers of candidates to the value of measuring that many.
     """
     drawn = counted(worth.neighbourhoods, "neighbourhood")
     lines = [

@@ -78,7 +78,7 @@ class AlikeLayers:
     ) -> Callable[..., Any]:
         """Return a function that runs ``forward`` once per kind of call, and counts further calls.
 
-        ``traced_calls`` has the calls that have been traced so far, by their kind.
+        ``traced_calls`` maps each kind of call to the calls that have been traced so far.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -89,7 +89,7 @@ class Attention:
         check_positive(self, names)
         if self.heads % self.kv_heads:
             raise UserError(
-                f"the number of heads ({self.heads}) is not a multiple of the number of key heads "
+                f"the number of heads ({self.heads}) is not a multiple of the number of KV heads "
                 f"({self.kv_heads}); change one of them."
             )
 

@@ -353,7 +353,9 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
     if match is None:
-        raise UserError(f"{where}: a filter is a condition such as 'flops <= 1e12', not {text!r}.")
+        raise UserError(
+            f"{where}: {text!r} is not a filter; write a condition such as 'flops <= 1e12'."
+        )
     left, sign, right = match.groups()
     _check_word(left, names, f"{where}: where")
     if left == "dtype":

@@ -149,8 +149,8 @@ class ResultChecker:
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
         """Check results with :func:`verify`, and return the verdict.
 
-        ``results`` has the result of each set to check, by the set's index. A result is wrong if
-        its shape or dtype differs from that of the set's buffer. ``entries`` is passed on to
+        ``results`` maps the index of each set to check to its result. A result is wrong if its
+        shape or dtype differs from that of the set's buffer. ``entries`` is passed on to
         :func:`verify`.
         """
         for index, result in results.items():

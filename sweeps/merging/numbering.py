@@ -66,7 +66,7 @@ def merged_gpus(
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
     """Return a copy of an event with the worker, GPU and place that it has in the merged recording.
 
-    ``numbers`` has the new number of each of the recording's GPUs, by the old number.
+    ``numbers`` maps the old number of each of the recording's GPUs to its new number.
     """
     merged_event = {**event, "worker": worker}
     if event.get("gpu") is not None:

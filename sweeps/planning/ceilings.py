@@ -75,7 +75,7 @@ def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
 
 
 def emulated_sentence(machine: Machine) -> str:
-    """Return a text about the speed of each emulated dtype, or "" if no dtype is emulated."""
+    """Return a sentence about the speed of each emulated dtype, or "" if no dtype is emulated."""
     sentences = []
     for dtype in machine.emulated:
         slowdown = machine.peak("fp32") / machine.peak(dtype)

@@ -197,7 +197,7 @@ class Costs:
 
 
 def kind_of(case: Case) -> str:
-    """Return a case's operation, pass and dtype as one text, such as ``conv fprop bf16``.
+    """Return a case's operation, pass and dtype as one string, such as ``conv fprop bf16``.
 
     The accuracy of a case's estimated time depends mostly on these three properties.
     """
