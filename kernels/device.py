@@ -215,9 +215,11 @@ def _initialisation_error() -> str:
 
 
 def software(device: Device) -> dict[str, str]:
-    """Return the versions of the software on which measured times depend.
+    """Return the versions of the software on which measured times depend, by name.
 
-    The result contains no host name, user name or path.
+    On a GPU, these include CUDA, cuDNN and the driver. On a CPU, they include MKL and oneDNN, and
+    the entry ``threads`` is PyTorch's number of threads. The result contains no host name, user
+    name or path.
     """
     versions = {
         "python": platform.python_version(),

@@ -86,7 +86,7 @@ def candidates(
     """
     value = dimension.value
     if _counts(dimension, captured, "heads"):
-        if _narrows(dimension):
+        if narrows(dimension):
             # If there are more heads, they are narrower. Their total width does not change, so
             # their number may change a lot.
             values = list(range(value // 2, 2 * value + 1))
@@ -151,7 +151,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     # 3. Propose head widths, each with the number of heads that keeps the total width.
     total_width = before.heads * before.width
     for heads in head_counts:
-        if _narrows(heads) and not coupled_kv_heads:
+        if narrows(heads) and not coupled_kv_heads:
             continue  # changing only the number of heads has the same effect
         for width in HEAD_WIDTHS:
             if heads.value == before.heads and total_width % width == 0 and width != before.width:
@@ -328,7 +328,7 @@ def _is_vocabulary(dimension: Dimension, captured: Captured) -> bool:
     return dimension.value >= _VOCABULARY and roles.isdisjoint({"gate", "up", "gate_up", "down"})
 
 
-def _narrows(dimension: Dimension) -> bool:
+def narrows(dimension: Dimension) -> bool:
     """Return True if any size shrinks as the dimension grows, as a head's width may do."""
     return any(slope < 0 for slope in dimension.slopes.values())
 

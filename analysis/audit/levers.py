@@ -27,7 +27,7 @@ from analysis.audit.account import (
     account_of,
     as_problem,
 )
-from analysis.audit.candidates import REACH, Changes, candidates, pairs_of
+from analysis.audit.candidates import REACH, Changes, candidates, narrows, pairs_of
 from analysis.audit.runtime import Runtime
 from analysis.audit.step_totals import SumChange, gain_of_step
 from analysis.model.basis import Basis
@@ -420,18 +420,19 @@ def _promising(
     Gains are estimated from only the forward GEMMs and convolutions. If sizes are not linear in the
     dimension, gains cannot be estimated, and all candidates are returned in increasing order. A
     single candidate is returned without an estimate. The result is empty if no value is possible,
-    or if an estimate is needed and the model has no GEMM or convolution.
+    or if an estimate is needed and cannot be made, for example because the model has no GEMM or
+    convolution.
     """
     # 1. Collect the forward problems at the current value and at each candidate that is possible.
     values = candidates(dimension, captured, baseline.runtime.tp, multiple)
-    # If more heads are narrower, sizes are not linear in the dimension.
-    some_size_shrinks = any(slope < 0 for slope in dimension.slopes.values())
-    if len(values) < _CAPTURED or some_size_shrinks:
+    # A size that shrinks as the dimension grows, such as the width of a head at a fixed total
+    # width, is inversely proportional to the dimension, so it cannot be extrapolated.
+    if len(values) < _CAPTURED or narrows(dimension):
         return values
     current = _resized(captured, dimension, dimension.value, baseline.runtime)
     if current is None:
         return []
-    candidate_counts: dict[int, list[tuple[Problem, int]]] = {}  # by value, as for ``current``
+    candidate_counts: dict[int, list[tuple[Problem, int]]] = {}  # (problem, count) by new value
     for value in values:
         counts = _resized(captured, dimension, value, baseline.runtime)
         if counts is not None:

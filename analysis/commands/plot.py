@@ -248,7 +248,9 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
         )
     pairs = neighbouring_pairs(rows)
     others = read_collections(folder_of(results, basis.model.machine.slug))
-    if basis.kind == "public":  # the first collection is the one that the rows come from
+    # A public table's rows are those of the first collection. If the machine also has its own
+    # measurements, the rows come from these.
+    if basis.kind == "public" and not basis.measured:
         others = dict(list(others.items())[1:])
     pair_count = len(pairs)
     if others:
@@ -271,7 +273,8 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
                 f"{confirmation}"
             )
     confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""
-    note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed} ({basis.source}).")
+    source = basis.measured or basis.source
+    note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed} ({source}).")
 
 
 def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:

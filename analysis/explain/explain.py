@@ -480,9 +480,10 @@ def _explained(
         change, saves_us = best
         verdict_words = verdict_text(change.verdict, change.probability)
         gain = change.gain
+        per_flop = " per FLOP" if change.question == "choose" else ""
         text = (
             f"{change.question} {change.change} ({change.roles}): {verdict_words}, gain "
-            f"{gain.value:+.1%} ({gain.lo:+.1%} to {gain.hi:+.1%}, {change.evidence})"
+            f"{gain.value:+.1%}{per_flop} ({gain.lo:+.1%} to {gain.hi:+.1%}, {change.evidence})"
         )
         savings.append(_Saving(saves_us, text))
         explained = replace(explained, change=change.change, advice=change)
@@ -557,8 +558,9 @@ def _best_change(
 ) -> tuple[Advice, float] | None:
     """Return the change of size that saves the most time, and the saving in µs over all calls.
 
-    Return None if no change saves time, or if the expected time is not known. :func:`_explained`
-    explains the arguments.
+    A padded size replaces the original one. The gain of a choose query is one per FLOP, so its
+    saving is the time that the same number of FLOPs would take less. Return None if no change saves
+    time, or if the expected time is not known. :func:`_explained` explains the arguments.
     """
     expected = sum_of([times.get(work) for work in operation.works])
     if expected is None:
@@ -571,7 +573,7 @@ def _best_change(
         # If a call computes both gradients of a convolution, its time is divided among them in
         # proportion to their expected times.
         traced_us = operation.each_us * times[work].time_us / expected.time_us
-        # The gain applies to the traced time.
+        # The gain applies to the traced time, of the same shape padded or of the same FLOPs.
         gained_us = traced_us * (1 - 1 / (1 + change.gain.value))
         # A call that already takes no longer than the other size should take saves nothing.
         after_us = slowdown * times[work].time_us / (1 + change.gain.value)

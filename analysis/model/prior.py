@@ -182,7 +182,8 @@ def prior_from_tables(
         query: GEMMs from which the trees were not grown, at least one. They determine how much the
             trees typically disagree.
     """
-    # 1. Make a prior without offsets, which knows the weights of the collections.
+    # 1. Make a prior without offsets, which knows the weights of the collections. All times are
+    #    relative to the formula with the first collection's constants.
     leading = leaders(machine, [collection.machine for collection in collections])
     prior = Prior(
         Fit(collections[0].constants_on(machine, dtype)),
@@ -200,6 +201,8 @@ def prior_from_tables(
     spreads = offsets.spread(offsets.estimates(Inputs.from_query(machine, query)))
     typical_spread = float(np.median(spreads))
     software = software_of(machine.slug, dtype)
+    # The factors for kinds of shapes were learned from 16-bit times.
+    is_16_bit = dtype in TWINS
     # Public tables only have unbatched GEMMs with aligned rows, in layout nt.
     fit = Fit(
         prior.fit.constants,
@@ -212,7 +215,7 @@ def prior_from_tables(
         pair_high=software.pair_high,
         scale=_TREES_ERROR / typical_spread,
         beside=SOFTWARE_ERROR,
-        groups=factors_of_prior("public", machine.generation) if dtype in TWINS else {},
+        groups=factors_of_prior("public", machine.generation) if is_16_bit else {},
     )
     return replace(prior, fit=fit, source=offsets.source)
 

@@ -468,14 +468,19 @@ class Recorder:
         return command + (self._device if step.on_device else [])
 
     def _retime_anchors(self) -> dict[str, Any] | None:
-        """Re-time anchor cases, to see whether the machine is as fast as before.
+        """Re-time anchor cases, and tell the user whether the machine is as fast as before.
+
+        At most half of the remaining time is used, so that the rest suffices for a step.
 
         Returns:
-            The report of ``sweeps doctor --again``; None if the command failed, or was stopped
-            before it printed a report.
+            The report of ``sweeps doctor --again``; None if too little time is left, if the command
+            failed, or if it was stopped before it printed a report.
         """
+        kind = self._place.kind
+        limit = min(_ANCHOR_SECONDS[kind], self._left / 2)
+        if limit <= _START_SECONDS[kind]:
+            return None
         command = ["sweeps", "doctor", "--again", "--json", "--results", str(self._place.results)]
-        limit = min(_ANCHOR_SECONDS[self._place.kind], self._left / 2)
         code, output = self._run([*command, *self._device], limit)
         if code:
             return None

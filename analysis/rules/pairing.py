@@ -277,7 +277,8 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
     """Pair a GEMM just past a tile or wave edge with the GEMM just before it, and compare times.
 
     The edges along M and N are those of the tile that the vendor library uses for large GEMMs on
-    this machine. The two sizes differ by at most 16. An edge of the kind ``wave`` begins another
+    this machine. The blocks of a CPU's libraries are not known, so a CPU's edges are multiples of
+    an assumed tile. The two sizes differ by at most 16. An edge of the kind ``wave`` begins another
     wave, and the claim is the ratio of the numbers of waves. An edge of the kind ``tile`` begins
     another tile in the same wave, and has no claim. A CPU has no waves, so all of its edges are
     tile edges.

@@ -184,7 +184,10 @@ def step_markdown(step: TimedStep) -> str:
         )
     lines += ["", summary]
     if step.kind == "gpu" and step.used_share is not None:
-        lines.append(f"{step.used_share:.0%} of the eligible time is in Tensor Core kernels.")
+        lines.append(
+            f"{step.used_share:.0%} of the time of eligible operations whose kernels are known is "
+            "in operations that use Tensor Cores."
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -126,7 +126,7 @@ class Validation:
         return {"pairs": len(errors), "low": low, "high": high}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON document that ``analysis validate --json`` prints."""
+        """Return the results for JSON. ``analysis validate --json`` may add further entries."""
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
         large = flops > _LARGE_FLOPS
         predicted = self.prediction.estimate.time

@@ -191,11 +191,12 @@ def priced_alignment(problem: Problem) -> int:
     """Return the alignment in bytes, at most 16, of those rows whose misalignment costs time.
 
     For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
-    count, because misaligned rows of the output cost little in the public tables. If N is 1,
-    predictions that charge nothing for misaligned rows of the output miss by a median factor of
-    1.12 to 1.19. If N is 4, predictions that charge nothing for misaligned rows miss by a median
-    factor of up to 3.1 (results/accuracy/misalignment.json).
+    count. In the public tables, predictions without a price for the output's misaligned rows miss
+    by a median factor of only 1.12 to 1.19 if N is 1. If N is 4, predictions without any price miss
+    by a median factor of up to 3.1, so its rows are priced (results/accuracy/misalignment.json). If
+    M is 1, the output is a single row, which begins at an aligned address.
     """
+    # If B is not stored transposed, its rows also have N elements, so they must count.
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
         problem = replace(problem, n=WIDE_BYTES)  # rows of this length are aligned in every dtype
     return problem.alignment

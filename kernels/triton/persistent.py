@@ -41,10 +41,12 @@ _TMA_MAJOR = 9  # compute capability 9.0: Hopper
 @triton.jit
 def make_descriptor(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                     TRANSPOSED: tl.constexpr):  # fmt: skip
-    """Build, on the device, a TMA descriptor of a (rows, columns) matrix.
+    """Build, on the device, a TMA descriptor of a (rows, columns) matrix that begins at ``ptr``.
 
-    If TRANSPOSED, the matrix is stored as (columns, rows). Each block has ROWS × COLUMNS elements
-    of the matrix.
+    ``stride`` has the strides of the batch, of a row and of a column, in elements. The batch stride
+    is not used, because the descriptor is that of a single matrix. If TRANSPOSED, the matrix is
+    stored as (columns, rows). The stride of the last stored axis must be 1. Each block has ROWS ×
+    COLUMNS elements of the matrix.
     """
     if TRANSPOSED:
         return tl.make_tensor_descriptor(ptr, [columns, rows], [stride[2], 1], [COLUMNS, ROWS])

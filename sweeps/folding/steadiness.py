@@ -106,7 +106,15 @@ def choose_repeats(
     ``budget``, but at most 24. They are spread evenly over the plan.
 
     No case is chosen, not even a required one, if a case that counts was re-timed before, if there
-    are fewer than four candidates, or if fewer than four of them fit.
+    are fewer than four candidates, or if fewer than four of them fit. So few cases would not show
+    how well medians repeat.
+
+    Args:
+        planned: the plan.
+        history_by_case: histories by case id.
+        budget: budget of the run in seconds.
+        required: cases that another process has to confirm, such as those above a measured peak.
+            Neither the limit of time nor that of 24 cases applies to them.
     """
     # 1. Find the candidates. Cases for advice are left out if possible, because the most promising
     # of them are re-timed in pairs anyway.
@@ -117,8 +125,10 @@ def choose_repeats(
         for entry in eligible
         if entry.case.id in history_by_case
     ]
+    # Cases are re-timed once in a run.
     if any(history.repeats for _, history in begun):
         return []
+    # A case has an interval from the first checkpoint on.
     usable = [
         entry
         for entry, history in begun

@@ -87,7 +87,7 @@ def work(connection: Connection) -> None:
     assignment: Assignment = connection.recv()
 
     # A library that a launch calls may fork this process. The copy must not send on this pipe.
-    os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
+    os.register_at_fork(after_in_child=functools.partial(_detach_fork, connection))
 
     def send(*message: object) -> None:
         """Send a message to the parent, or end this process if it is only a forked copy."""
@@ -142,13 +142,14 @@ def work(connection: Connection) -> None:
         send("failed", f"{type(error).__name__}: {_first_line(error)}")
 
 
-def _close_in_fork(connection: Connection) -> None:
-    """Close the pipe in a forked copy of this process; the copy must not measure.
+def _detach_fork(connection: Connection) -> None:
+    """Close the pipe in a forked copy of this process, and let the copy end with this process.
 
-    If the copy kept the pipe open, the parent would not notice that the real child has died.
+    If the copy kept the pipe open, the parent would not notice that the real child has died. A copy
+    that wants to send a message ends, because it must not measure.
     """
     connection.close()
-    die_with_parent()
+    die_with_parent()  # Linux clears this setting in a forked copy
 
 
 def _first_line(error: Exception) -> str:

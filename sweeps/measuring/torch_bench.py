@@ -176,14 +176,20 @@ class TorchBench:
             self.machine, self.machine.peaks.keys() - set(self.machine.emulated)
         )
 
-    def canary(self) -> Subject | None:
-        """Prepare the canary, a compute-bound GEMM in fp16 (on GPUs that support it) or fp32."""
+    def canary(self) -> Subject:
+        """Return the canary: a compute-bound GEMM in fp16 on GPUs that support it, or in fp32.
+
+        Raises:
+            ArenaFullError: if the arena cannot hold its operands.
+            RuntimeError: if the device cannot hold the arena.
+        """
         problem = self._canary_problem()
         self._arena.capacity(problem)  # raises an error if the arena cannot hold it
         implementation = implementations()[library_for(problem, self.machine)]
         launch = implementation.prepare(problem, self._arena.sets(problem, 1))
         subject = Subject(CANARY, launch.bare, cache="warm", settings=launch.settings)
-        self.sampler.fit(subject, self.sampler.estimate(launch))
+        with launch.settings():
+            self.sampler.fit(subject, self.sampler.estimate(launch.bare))
         return subject
 
     def _canary_problem(self) -> Gemm:

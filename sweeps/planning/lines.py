@@ -113,7 +113,7 @@ def share_out(
     seconds: Sequence[float],
     shards: int,
     together: Collection[Collection[str]] = (),
-    taken: Mapping[str, int] | None = None,
+    assigned: Mapping[str, int] | None = None,
 ) -> list[int]:
     """Return the shard of each case, counted from 1.
 
@@ -126,10 +126,11 @@ def share_out(
         seconds: expected seconds of each case.
         shards: number of shards.
         together: groups of sweeps that are needed together.
-        taken: shards of the cases that already have a shard, by case id. The other cases of such a
-            case's series go to the same shard.
+        assigned: shards of the cases that already have a shard, by case id. The other cases of such
+            a case's series go to the same shard. If such cases of one series have different shards,
+            each keeps its own, and the other cases go to the shard of the first.
     """
-    taken = taken or {}
+    assigned = assigned or {}
     # 1. Add up the seconds of each series. A series with a case that has a shard goes to that
     # shard.
     series_numbers = series_of(cases, together)
@@ -137,8 +138,8 @@ def share_out(
     shard_of_series: dict[int, int] = {}
     for case, series, expected in zip(cases, series_numbers, seconds, strict=True):
         series_seconds[series] += expected
-        if case.id in taken:
-            shard_of_series.setdefault(series, taken[case.id])
+        if case.id in assigned:
+            shard_of_series.setdefault(series, assigned[case.id])
     # 2. Assign the other series.
     shard_seconds = dict.fromkeys(range(1, shards + 1), 0.0)
     for series, shard in shard_of_series.items():
@@ -149,7 +150,7 @@ def share_out(
         shard_of_series[series] = shard
         shard_seconds[shard] += series_seconds[series]
     return [
-        taken.get(case.id, shard_of_series[series])
+        assigned.get(case.id, shard_of_series[series])
         for case, series in zip(cases, series_numbers, strict=True)
     ]
 

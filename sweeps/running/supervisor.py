@@ -476,10 +476,13 @@ class _Supervisor:
             self._blocks[event["case"], event["against"]] += 1
 
     def _crashed(self, child: Child, how: str) -> None:
-        """Record a crash of the case in flight, if there was exactly one.
+        """Record a crash of the case in flight, and tell the user, if there was exactly one.
+
+        The case is tried once more, and given up after its second crash. If it has an experimental
+        feature, it is given up at once, together with all unfinished cases that have this feature.
 
         If several cases were in flight at once, none is blamed, and the next child prepares them
-        one by one.
+        one by one. Only such crashes could go on forever, so their number in a row is limited.
 
         Raises:
             UserError: if no single case is to blame, and several children in a row crashed without
@@ -518,8 +521,8 @@ class _Supervisor:
         crashes = self._tally.all()[case_id].crashes
         feature = None if case is None else feature_of(case)
         if crashes >= _MAX_CRASHES or feature:
-            times = f"{crashes} times " if crashes > 1 else ""
-            self._fail(case_id, "error", f"the process ended {times}during this case: {how}.")
+            how_often = f"{crashes} times " if crashes > 1 else ""
+            self._fail(case_id, "error", f"the process ended {how_often}during this case: {how}.")
         if feature:
             self._refuse_feature(feature, how)
 

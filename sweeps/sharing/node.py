@@ -85,7 +85,7 @@ def share(
     # planned on the first GPU.
     first_gpu = next(iter(gpus))
     folder = request.results / gpus[first_gpu].machine.slug
-    total = _count_shards(folder, request, nodes, len(gpus))
+    total = _shards_to_share(folder, request, nodes, len(gpus))
     shards_per_node = total // nodes
     first_shard = (node_number - 1) * shards_per_node + 1
     shards = range(first_shard, first_shard + shards_per_node)
@@ -100,10 +100,11 @@ def share(
     return run.folder
 
 
-def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
-    """Return the run's number of shards: one for each GPU, or the number in the recorded plan.
+def _shards_to_share(folder: Path, request: Request, nodes: int, gpus: int) -> int:
+    """Return the run's number of shards, after checking that this request can resume the run.
 
-    ``gpus`` is the number of GPUs of one node.
+    A new run has one shard for each GPU. A recorded run that is not set aside keeps the number of
+    shards in its plan. ``gpus`` is the number of GPUs of one node.
 
     Raises:
         UserError: if the old run cannot be read, if this number of nodes and GPUs cannot share it,
@@ -115,8 +116,9 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     if request.sets_aside(record):
         return nodes * gpus
     shards = int(record["plan"].get("shards", 1))
-    # Each node must get the same number of shards. A node may have fewer or more GPUs than shards,
-    # but not several GPUs for a single shard.
+    # Each node must get the same number of shards. A node may have fewer or more GPUs than shards:
+    # GPUs take the next shard, or stay idle. A run with one shard for each node was made for nodes
+    # with one GPU, so several GPUs are probably a mistake.
     if shards % nodes or (shards == nodes and gpus > 1):
         each = " each" if nodes > 1 else ""
         raise UserError(
@@ -125,6 +127,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
             f"original numbers of nodes and GPUs, or use {USE_FRESH} to set the run aside and "
             "start a new one."
         )
+    # `begin` can add sweeps only to a run with one shard.
     if shards > 1:
         refuse_other_sweeps(folder, request, record["plan"])
     return shards

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kernels.cli import DeviceOption, JsonOption, note, parse_seconds, print_json
+from kernels.cli import JsonOption, note, parse_seconds, print_json
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, same_command
 
@@ -88,7 +88,9 @@ def submit_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Set an old run aside and start a new one.")
     ] = False,
-    device: DeviceOption = "gpu",
+    device: Annotated[
+        str, typer.Option("--device", help="Device of the nodes to use: gpu or cpu.")
+    ] = "gpu",
     gpu_ids: Annotated[
         bool,
         typer.Option(
@@ -132,6 +134,11 @@ def submit_command(
     if print_:
         if json:
             raise UserError("--print prints a script, not JSON; leave out --print or --json.")
+        if cluster != "slurm":
+            raise UserError(
+                f"--print prints a script for Slurm, not for the cluster {cluster!r}; leave out "
+                "--print or --cluster."
+            )
         if fresh:
             raise UserError(
                 "--print cannot be combined with --fresh, because each node that runs the script "

@@ -313,7 +313,9 @@ def test_another_query_gives_other_sizes(tmp_path: Path) -> None:
     vocabulary(made)
     path = made.write(tmp_path / "trace.json")
     verdict = explain_traces([path], None, NOWHERE, question=Question("choose", 0.02))
-    assert verdict.findings[0].text.startswith("choose M 8192 → 8320, N 50257 → 50432 (tokens, ")
+    text = verdict.findings[0].text
+    assert text.startswith("choose M 8192 → 8320, N 50257 → 50432 (tokens, ")
+    assert "% per FLOP (" in text
 
 
 def test_the_command_prints_and_writes_everything(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from analysis.commands.plot import _draw_wave_plot
+from analysis.commands.plot import _draw_wave_plot, _print_cliffs
 from analysis.model.basis import find_basis
 from analysis.plots.wave import _explain, cliff_at, draw_wave
+from analysis.recordings import imported
 from analysis.recordings.runs import load_runs
 from kernels.common.program import RESULTS
 from kernels.problem import Gemm
@@ -130,6 +131,22 @@ def test_equal_times_are_not_a_cliff(results: Path) -> None:
         "predicts another kernel, but a change of +5.0% instead of +0%" in axes.texts[-1].get_text()
     )
     plt.close(figure)
+
+
+def test_own_measurements_may_be_confirmed_by_every_public_collection(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An own run that only measured queries keeps the kind of the imported table."""
+    rows = load_runs(results / "nvidia-h100-sxm").products
+    collection = rows[["m", "n", "k", "dtype", "time_us"]]
+    monkeypatch.setattr(imported, "read_collections", lambda folder: {"vLLM 1": collection})
+    public = replace(find_basis("nvidia-h100-sxm", results), kind="public")
+    own = replace(public, measured="measured 2026-01-01")
+    _print_cliffs(public, "bf16", results, json=False)
+    assert "confirmed by another collection" not in capsys.readouterr().err
+    _print_cliffs(own, "bf16", results, json=False)
+    note = capsys.readouterr().err
+    assert "confirmed by another collection (measured 2026-01-01)" in note
 
 
 def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path: Path) -> None:

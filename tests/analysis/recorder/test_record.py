@@ -174,6 +174,15 @@ def test_three_slices_of_nine_minutes_have_what_is_worth_most(tmp_path: Path) ->
     assert document["slices"][1]["anchors"]["ratio"] == 1.01
 
 
+def test_a_slice_that_is_too_short_for_anchors_is_left_to_a_step(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.slice(540)
+    done = len(node.done)
+    node.slice(40)
+    assert not any("--again" in command for command in node.commands)
+    assert len(node.done) > done
+
+
 def test_many_short_slices_end_with_everything(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for _ in range(60):

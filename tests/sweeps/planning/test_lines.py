@@ -120,5 +120,5 @@ def test_shares_are_whole_series_and_as_equal_as_they_can_be(
     best = max(sum(seconds) / shards, *longest.values())
     assert max(load.values()) <= best + max(longest.values())
     # A case that has a shard keeps it, and the rest of its series goes to that shard.
-    again = share_out(cases, seconds, shards, taken={cases[0].id: shards})
+    again = share_out(cases, seconds, shards, assigned={cases[0].id: shards})
     assert {share for n, share in zip(numbers, again, strict=True) if n == numbers[0]} == {shards}

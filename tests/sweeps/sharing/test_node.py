@@ -34,7 +34,7 @@ from sweeps.running.devices import DifferentLimitsError
 from sweeps.running.request import Request
 from sweeps.schema import TOGETHER
 from sweeps.sharing import node as node_module
-from sweeps.sharing.node import _assigned, _count_shards, _Parent, _Worker
+from sweeps.sharing.node import _assigned, _Parent, _shards_to_share, _Worker
 from sweeps.store import Event, read_events, read_run, write_json, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -183,27 +183,27 @@ def test_options_that_exclude_each_other_are_a_sentence(options: list[str], sent
 
 def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None:
     asked = Request(results=tmp_path)
-    assert _count_shards(tmp_path, asked, nodes=4, gpus=8) == 32
+    assert _shards_to_share(tmp_path, asked, nodes=4, gpus=8) == 32
     plan = {"shards": 8, "sweeps": ["cache", "square"], "cases": []}
     record = {"schema": 1, "protocol": 1, "run": "2026-11-23T12:00:00Z", "machine": None,
               "software": {}, "plan": plan}  # fmt: skip
     write_run(tmp_path, record)
-    assert _count_shards(tmp_path, asked, nodes=1, gpus=3) == 8
-    assert _count_shards(tmp_path, asked, nodes=4, gpus=2) == 8
+    assert _shards_to_share(tmp_path, asked, nodes=1, gpus=3) == 8
+    assert _shards_to_share(tmp_path, asked, nodes=4, gpus=2) == 8
     for nodes, gpus in ((3, 8), (8, 2)):
         with pytest.raises(UserError, match=r"was planned for 8 shards and cannot be shared by"):
-            _count_shards(tmp_path, asked, nodes, gpus)
+            _shards_to_share(tmp_path, asked, nodes, gpus)
     with pytest.raises(UserError, match=r"Name exactly its sweeps \(cache, square\)"):
-        _count_shards(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus=8)
+        _shards_to_share(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus=8)
     # A fresh run has a new number of shards. A run that began after the submission counts as fresh.
     noon = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
     fresh = Request(results=tmp_path, fresh=True)
-    assert _count_shards(tmp_path, fresh, nodes=1, gpus=2) == 2
+    assert _shards_to_share(tmp_path, fresh, nodes=1, gpus=2) == 2
     for moment, shards in ((noon - 60, 8), (noon + 60, 4)):
         asked = replace(fresh, fresh_since=moment)
-        assert _count_shards(tmp_path, asked, nodes=2, gpus=2) == shards
+        assert _shards_to_share(tmp_path, asked, nodes=2, gpus=2) == shards
     write_run(tmp_path, {**record, "run": "once"})
-    assert _count_shards(tmp_path, asked, nodes=2, gpus=2) == 4
+    assert _shards_to_share(tmp_path, asked, nodes=2, gpus=2) == 4
 
 
 def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:

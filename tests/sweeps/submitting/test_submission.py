@@ -88,6 +88,7 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
         (["--cpus-per-gpu", "6"], "--cpus-per-gpu work only with --device gpu; leave them out."),
         (["--print", "--fresh"], "--print cannot be combined with --fresh"),
         (["--print", "--json"], "--print prints a script, not JSON"),
+        (["--print", "--cluster", "local"], "--print prints a script for Slurm, not for"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
