@@ -195,7 +195,7 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and how much time this saves.
+    """Say which dimension of a model to change, and what this saves.
 
     Lists the GEMMs, convolutions and attention calls of a step, how long each takes, and what
     limits each.
