@@ -217,10 +217,11 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     speeds = {name: speed for name, (speed, _, _) in means.items()}
     slowest = min(speeds, key=lambda name: speeds[name])
     affected = rows[rows["along"] == slowest.lower()] if slowest else rows
+    where = f" along {slowest}" if slowest and len(groups) > 1 else ""
     return Headline(
         "alignment",
         f"Speed of sizes that are not multiples of {_WIDE}, relative to the round size just below "
-        f"each: {', '.join(texts)}. On average, {_sufficient_multiple(affected)}.",
+        f"each: {', '.join(texts)}. On average{where}, {_sufficient_multiple(affected)}.",
         *means[slowest],
         len(groups[slowest]),
     )
