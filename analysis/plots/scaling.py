@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
@@ -62,16 +65,24 @@ def edges(
     """
     if along == "k" or machine.kind == "cpu":
         return [], []
-    low, high = int(line[along].min()), int(line[along].max())
+    low = int(line[along].min())
+    high = int(line[along].max())
+    # 1. Find the size of a tile along the line and across it. The GEMM's size across the line is
+    # the same in all cases.
     tile_rows, tile_columns = large_tile(machine.generation, dtype)
     if along == "m":
-        block, other_block, other = tile_rows, tile_columns, int(line["n"].iloc[0])
+        tile_along = tile_rows
+        tile_across = tile_columns
+        size_across = int(line["n"].iloc[0])
     else:
-        block, other_block, other = tile_columns, tile_rows, int(line["m"].iloc[0])
-    tile_edges = list(range(ceil_div(low, block) * block, high + 1, block))
-    # The next wave edge may lie beyond the line.
+        tile_along = tile_columns
+        tile_across = tile_rows
+        size_across = int(line["m"].iloc[0])
+    # 2. List the edges. The next wave edge may lie beyond the line.
+    tile_edges = list(range(ceil_div(low, tile_along) * tile_along, high + 1, tile_along))
     wave_edges = {
-        next_wave_edge(size, other, block, other_block, machine.sms) for size in tile_edges
+        next_wave_edge(size, size_across, tile_along, tile_across, machine.sms)
+        for size in tile_edges
     }
     return tile_edges, sorted(edge for edge in wave_edges if edge <= high)
 
@@ -116,13 +127,18 @@ def draw_steps(analysis: Analysis) -> Figure | None:
         )
         axes.set(xlabel=f"{along.upper()}   ({fixed})", ylabel="time, µs")
     all_axes[0].plot([], [], **PREDICTION, label="predicted")
-    # One legend has the entries of all panels, each once.
+    entries = _legend_entries(all_axes)
+    all_axes[0].legend(handles=[*entries.values()], labels=[*entries], loc="upper left")
+    return figure
+
+
+def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
+    """Return the handles of all panels by label, with only the first handle of each label."""
     entries: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    all_axes[0].legend(handles=[*entries.values()], labels=[*entries], loc="upper left")
-    return figure
+    return entries
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
@@ -169,5 +185,7 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
             ylim=(low - margin, high + margin),
         )
     all_axes[0].set_ylabel(f"speed relative to {base}")
-    all_axes[-1].legend(loc="best", ncols=2)
+    # A dtype may have enough points in some of the panels only, but there is one legend for all.
+    entries = _legend_entries(all_axes)
+    all_axes[-1].legend(handles=[*entries.values()], labels=[*entries], loc="best", ncols=2)
     return figure

@@ -56,7 +56,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
         basis: basis of the predictions.
         gemm: a GEMM of the class; its M is not used.
         line: measured GEMMs of the class, with the columns ``m``, ``n``, ``k``, ``time_us`` and, if
-            they are known, ``time_lo_us`` and ``time_hi_us``.
+            they are known, ``implementation``, ``time_lo_us`` and ``time_hi_us``. An implementation
+            has each M at most once.
         size: smaller M of the cliff that the title describes; None for the largest cliff. The size
             must be in ``line`` together with a neighbouring larger M.
     """
@@ -74,10 +75,12 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     round_sizes = np.arange(_ROUND, end + 1, _ROUND)
     sizes = np.union1d(round_sizes, line["m"].to_numpy(dtype=int))
     predicted = _predicted(basis, gemm, sizes)
-    figure, (axes,) = panels(1, _title(cliff, predicted, len(line)), (11.0, 6.5))
+    measured_sizes = line["m"].nunique()
+    figure, (axes,) = panels(1, _title(cliff, predicted, measured_sizes), (11.0, 6.5))
     # 2. Draw the predicted line, and the edges of the kernel that is predicted at the cliff or,
     # without a cliff, at the largest M.
-    is_fitted = basis.calibrated and not line.empty
+    # The model is not fitted to the times of a run that only measured pad/choose queries.
+    is_fitted = basis.calibrated and not basis.measured and not line.empty
     label = "predicted by a model that was also fitted to these cases" if is_fitted else "predicted"
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
     kernel_m = predicted["m"].iloc[-1] if cliff is None else cliff["m"]
@@ -93,7 +96,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
             color=color,
             markersize=6,
             zorder=4,
-            label=f"measured, {counted(len(line), 'size')}",
+            label=f"measured, {counted(measured_sizes, 'size')}",
         )
     if "time_lo_us" in line and line["time_lo_us"].notna().any():
         bars = line[line["time_lo_us"].notna()]
@@ -156,33 +159,32 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         fontsize=13,
         arrowprops={"arrowstyle": "->"},
     )
-    lines, kernels, wave_counts, times = [], [], [], []
-    for size in (cliff["m"], cliff["after"]):
-        row = predicted.loc[predicted["m"] == size].iloc[0]
-        kernels.append((row["tile"], row["split"]))
-        times.append(row["time_us"])
-        waves = int(np.ceil(row["waves"]))
-        wave_counts.append(waves)
-        lines.append(
-            f"M {int(size)}, predicted: {three_digits(row['time_us'])} µs, "
-            f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in {counted(waves, 'wave')}"
-        )
-    if kernels[0] != kernels[1]:
+    # 1. Describe the predictions for both sizes.
+    before = predicted[predicted["m"] == cliff["m"]].iloc[0]
+    after = predicted[predicted["m"] == cliff["after"]].iloc[0]
+    sentences = [
+        f"M {int(row['m'])}, predicted: {three_digits(row['time_us'])} µs, "
+        f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in "
+        f"{counted(int(row['waves']), 'wave')}"
+        for row in (before, after)
+    ]
+    # 2. Compare the kernels. A kernel has one tile, and splits K into one number of parts.
+    if (before["tile"], before["split"]) != (after["tile"], after["split"]):
         cause = "another kernel"
-        if wave_counts[0] != wave_counts[1]:
+        if before["waves"] != after["waves"]:
             cause += " and a different number of waves"
-        predicted_ratio = times[1] / times[0]
+        predicted_ratio = after["time_us"] / before["time_us"]
         # The ratio is 1 if both sizes take the same time, which leaves nothing to explain.
         is_cliff = cliff["ratio"] != 1
         if is_cliff and np.log(predicted_ratio) / np.log(cliff["ratio"]) >= _EXPLAINED:
-            lines.append(f"the model attributes the cliff to {cause}")
+            sentences.append(f"the model attributes the cliff to {cause}")
         else:
             change = f"{signed_percent(predicted_ratio - 1)} instead of {cliff['ratio'] - 1:+.0%}"
-            lines.append(f"the model predicts {cause}, but a change of {change}")
+            sentences.append(f"the model predicts {cause}, but a change of {change}")
     axes.text(
         0.99,
         0.03,
-        "\n".join(lines),
+        "\n".join(sentences),
         transform=axes.transAxes,
         ha="right",
         fontsize=11,

@@ -185,6 +185,16 @@ def test_speeds_without_intervals_are_inside_the_axes(analysis: Analysis) -> Non
     assert series.alignment_series(table)["relative"].between(low, high).all()
 
 
+def test_the_legend_of_alignment_names_the_dtypes_of_all_panels(analysis: Analysis) -> None:
+    along_m = analysis.table[(analysis.table["n"] == 4096) & (analysis.table["k"] == 4096)]
+    table = pd.concat([analysis.table, along_m.assign(dtype="fp16")])
+    figure = scaling.draw_alignment(replace(analysis, table=table))
+    assert figure is not None
+    assert [axes.get_xlabel()[0] for axes in figure.axes] == ["M", "N", "K"]
+    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    assert {text.get_text() for text in legend.get_texts()} == {"bf16", "fp16"}
+
+
 def test_a_round_size_with_few_offsets_does_not_hide_a_smaller_one(analysis: Analysis) -> None:
     line = analysis.table[(analysis.table["sweep"] == "alignment") & (analysis.table["m"] >= 4096)]
     line = line[(line["n"] == 4096) & (line["k"] == 4096)]

@@ -19,6 +19,7 @@ from analysis.recordings import imported
 from analysis.recordings.runs import load_runs
 from kernels.common.program import RESULTS
 from kernels.problem import Gemm
+from sweeps.cases.case import CONFIRM
 from tests.support.command_line import analysis
 from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
 
@@ -104,6 +105,32 @@ def test_the_legend_says_that_the_model_was_fitted_only_if_it_was(results: Path)
         labels = " ".join(text.get_text() for text in legend.get_texts())
         assert ("also fitted to these cases" in labels) == calibrated
         plt.close(figure)
+
+
+def test_the_model_was_not_fitted_to_pad_and_choose_queries(tmp_path: Path) -> None:
+    line = [(m, 768, 10240) for m in (1280, 1281)]
+    cases = gemm_cases(line, CONFIRM)
+    plan = {"budget_s": 10.0, "shards": 1, "sweeps": [CONFIRM], "left_out": {}, "cases": []}
+    record(tmp_path / "nvidia-h100-sxm", cases, model_law()(problems(cases)), plan=plan)
+    basis = find_basis("nvidia-h100-sxm", tmp_path)
+    assert basis.calibrated
+    rows = load_runs(tmp_path / "nvidia-h100-sxm").products
+    figure = draw_wave(basis, Gemm(1, 768, 10240, "bf16"), rows)
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert "predicted" in labels
+    assert "measured, 2 sizes" in labels
+    plt.close(figure)
+
+
+def test_a_size_that_two_implementations_computed_is_counted_once(results: Path) -> None:
+    basis = find_basis("nvidia-h100-sxm", results)
+    line = pd.DataFrame({"m": [1024, 2048], "n": 768, "k": 10240, "time_us": [10.0, 20.0]})
+    both = pd.concat([line.assign(implementation=name) for name in ("cublas", "cutlass")])
+    figure = draw_wave(basis, Gemm(1, 768, 10240, "bf16"), both)
+    assert figure.get_suptitle() == "No significant cliff in 2 measured sizes"
+    plt.close(figure)
 
 
 def test_a_step_can_be_named_and_one_that_was_not_measured_cannot(results: Path) -> None:
