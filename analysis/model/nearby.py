@@ -154,7 +154,7 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
 def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
     """Yield the collections of the machine, then those of at most three siblings.
 
-    Siblings without imported tables in the dtype do not count towards the three.
+    The siblings are the first ones in machines.toml that have imported tables in the dtype.
     """
     yield from _read_machine(results, machine, dtype)
     siblings = [

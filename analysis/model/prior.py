@@ -357,6 +357,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         f"mean of the constants of {len(measured_fits)} GPUs, scaled, warm; interval learned by "
         "leaving out each GPU's generation in turn"
     )
+    # If a GPU of the machine's generation was measured, its constants are part of the mean.
     measured_generations = {known_machine(slug).generation for slug in measured_fits}
     kind = "generation" if machine.generation in measured_generations else "none"
     return Prior(fit, kind, source, Spread.from_shipped("generation"), warm=True)
@@ -496,7 +497,7 @@ def _log_distances(first: Machine, second: Machine) -> tuple[float, float]:
 
 
 def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:
-    """Convert the fit of one machine to a fit for another machine that was not measured.
+    """Convert a fit for bf16 GEMMs from one machine to another machine that was not measured.
 
     The new interval contains both the learned interval and that of the fit, because constants are
     never more certain for another machine than for the machine whose times were fitted. The shift,
@@ -518,7 +519,7 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 
 
 def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
-    """Average the constants of measured machines for a machine without a similar sibling.
+    """Average constants for bf16 GEMMs, for a machine without a similar sibling.
 
     Each measured machine's constants are first scaled to ``machine``. Every generation has the same
     weight. The mean predicts better than the constants of a single machine, even if this machine is

@@ -123,7 +123,8 @@ def fit_residual(
     """Grow trees from measured cases, and return them if they help to predict held-out cases.
 
     The result is None if they do not help, if there are fewer than :data:`MIN_ROWS` cases, or if
-    scikit-learn is not installed.
+    scikit-learn is not installed. Outliers are clipped before the trees grow, unless there are more
+    than :data:`MANY_ROWS` cases.
 
     Args:
         features: array of shape (measured cases, features).
@@ -135,7 +136,7 @@ def fit_residual(
             predictions so little that a few hundred cases cannot show whether to keep them.
         part_of: number of all cases if the given cases are only the training cases of a fold,
             otherwise None. This number then decides whether there are more than :data:`MANY_ROWS`
-            cases, as in the final fit.
+            cases, as in the final fit. If there are, fewer trees grow in a fold than in that fit.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():

@@ -131,18 +131,26 @@ def change_factors(
     rows = rng.integers(0, len(lower_half), counts.shape)
     changed = np.where(promising[rows], counts, 0)
     has_change = changed.any(axis=-1)
-    rows, counts, changed = rows[has_change], counts[has_change], changed[has_change]
+    rows = rows[has_change]
+    counts = counts[has_change]
+    changed = changed[has_change]
+
+    def sum_of_step(times: Array) -> Array:
+        return (counts * times[rows]).sum(axis=-1)
+
+    def saved_in_step(before_times: Array, after_times: Array) -> Array:
+        return (changed * (before_times - after_times)[rows]).sum(axis=-1)
 
     # 2. Sum the predicted and the measured time of each step, before and after the replacements.
-    def sums(before_times: Array, after_times: Array) -> tuple[Array, Array]:
-        before_sum = (counts * before_times[rows]).sum(axis=-1)
-        return before_sum, before_sum + (changed * (after_times - before_times)[rows]).sum(axis=-1)
-
-    predicted_before, predicted_after = sums(before.predicted, after.predicted)
-    measured_before, measured_after = sums(before.measured, after.measured)
+    predicted_before = sum_of_step(before.predicted)
+    predicted_after = predicted_before - saved_in_step(before.predicted, after.predicted)
+    measured_before = sum_of_step(before.measured)
+    measured_after = measured_before - saved_in_step(before.measured, after.measured)
     # 3. Compare the sums. A gain is the ratio of the times before and after, so the error of the
-    #    predicted time before the replacements must not count.
-    error = predicted_before / (measured_before / measured_after) - predicted_after
+    #    predicted time before the replacements must not count. The measured gain is therefore
+    #    applied to this predicted time.
+    measured_gain = measured_before / measured_after
+    error = predicted_before / measured_gain - predicted_after
     below = half_interval_of_sum(changed * lower_half[rows], CHANGE_CORRELATION)
     above = half_interval_of_sum(changed * upper_half[rows], CHANGE_CORRELATION)
     return _factors(error, below, above)

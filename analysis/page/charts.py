@@ -150,7 +150,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
 
 
 def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
-    """Plot the relative errors of predictions against the measured time.
+    """Plot the relative errors of predictions against the measured time, with lines at ±10%.
 
     Args:
         source: source of the shown points, from :func:`shown_points`.
@@ -168,7 +168,8 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
         x_range=_log_range(points["time_us"]),
         y_range=(-min(100.0, top), top),
     )
-    for error in (-10, 10):  # in %, the same band as in the plot of a recording's accuracy
+    # The lines are the edges, in %, of the narrower band in the plot of a recording's accuracy.
+    for error in (-10, 10):
         chart.add_layout(
             Span(location=error, dimension="width", line_color=NEUTRAL, line_dash="dashed")
         )

@@ -52,6 +52,10 @@ def page_html(reports: Sequence[PageReport]) -> str:
     Args:
         reports: content of the page about each recording, at least one. The points of all
             recordings share the same charts.
+
+    Raises:
+        UserError: if the run.json or the calibration.json of a recording cannot be read, or if
+            another version of Rooftile wrote the trees that smaller trees have to imitate.
     """
     # 1. Make the charts. The roofline and the accuracy chart share one source of points. The three
     # charts of neighbours are for three sizes of a case: M, N and K, or images and channels.

@@ -104,6 +104,7 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
     # 2. Export the trees themselves, or smaller ones if all trees together are too large, or if
     # they belong to offsets, which the script does not compute. Shared trees count once.
     too_large = sum(sharing[0].nodes for sharing in by_trees.values()) > MOST_NODES
+    # Offsets only correct GEMMs, for which smaller trees can grow from random GEMMs.
     problems = list(measured) if too_large else []
     tree_numbers: dict[str, int] = {}
     documents = []
@@ -211,31 +212,31 @@ def _smaller_trees(
     """
     # 1. Compute what the large trees return for measured and random shapes.
     features_by_group: list[Array] = []
-    corrections_by_group: list[Array] = []
+    log_corrections_by_group: list[Array] = []
     log_spreads_by_group: list[Array] = []
     for group in sharing:
         members = [problem for problem in measured if _is_like(problem, group.problem)]
-        group_features, group_corrections, group_log_spreads = _large_tree_outputs(
+        group_features, group_log_corrections, group_log_spreads = _large_tree_outputs(
             basis, group, members
         )
         features_by_group.append(group_features)
-        corrections_by_group.append(group_corrections)
+        log_corrections_by_group.append(group_log_corrections)
         log_spreads_by_group.append(group_log_spreads)
     features = np.concatenate(features_by_group)
-    corrections = np.concatenate(corrections_by_group)
+    log_corrections = np.concatenate(log_corrections_by_group)
     log_spreads = np.concatenate(log_spreads_by_group)
     # 2. Grow the small trees from the shapes, of which at most a fifth is held out.
     held_out_count = min(_HELD_OUT, len(features) // 5)
     is_training = np.random.default_rng(0).permutation(len(features)) >= held_out_count
-    time = Forest.grown(features[is_training], corrections[is_training], _TREES, _LEAF)
+    time = Forest.grown(features[is_training], log_corrections[is_training], _TREES, _LEAF)
     spread = Forest.grown(
         features[is_training], log_spreads[is_training], _SPREAD_TREES, _SPREAD_LEAF
     )
     # 3. Compare the small and the large trees.
     is_compared = ~is_training if held_out_count else is_training
     imitated, _ = time.predict(features[is_compared])
-    differences = np.abs(imitated - corrections[is_compared])
-    differs = float(np.expm1(np.quantile(differences, 0.9)))
+    log_differences = np.abs(imitated - log_corrections[is_compared])
+    differs = float(np.expm1(np.quantile(log_differences, 0.9)))
     return {"time": time.to_json(), "spread": spread.to_json(), "differs": differs}
 
 

@@ -66,6 +66,9 @@ def write_plots(
 
     Returns:
         For each plot that was drawn, the path of the file in the first of the formats.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     folder = analysis.recording.folder / "plots"
     written = []

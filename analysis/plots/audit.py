@@ -42,24 +42,28 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 
     Returns:
         Path of the PNG file.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     size = (10.0, 2.2 + 0.9 * len(accounts))
     figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
     # 1. Give each role the same position and colour in all bars.
-    times_us = [drawn_roles(account) for account in accounts.values()]
-    roles = list(dict.fromkeys(role for by_role in times_us for role in by_role))
+    bars = [drawn_roles(account) for account in accounts.values()]
+    roles = list(dict.fromkeys(role for bar in bars for role in bar))
     colored = [role for role in roles if role != OTHER_OPERATIONS]
     colors = {role: _COLORS[i % len(_COLORS)] for i, role in enumerate(colored)}
     # 2. Stack the roles of each machine. Only the first bar of a role is labelled, so that the
     # legend has each role once.
     labelled: set[str] = set()
-    for row, (account, by_role) in enumerate(zip(accounts.values(), times_us, strict=True)):
+    for row, (account, bar) in enumerate(zip(accounts.values(), bars, strict=True)):
         left = 0.0
-        for role, time in sorted(by_role.items(), key=lambda item: roles.index(item[0])):
+        for role in sorted(bar, key=roles.index):
+            width = bar[role] / 1e3  # in ms
             is_colored = role in colors
             axes.barh(
                 row,
-                time / 1e3,
+                width,
                 left=left,
                 height=_BAR_HEIGHT,
                 edgecolor="white",
@@ -68,7 +72,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
                 label=None if role in labelled else role,
             )
             labelled.add(role)
-            left += time / 1e3
+            left += width
         # The interval of the step's time is drawn just below the bar.
         low_us, high_us = account.interval_us
         axes.plot([low_us / 1e3, high_us / 1e3], [row + _BELOW_BAR] * 2, color=NEUTRAL, linewidth=2)
@@ -138,6 +142,9 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
 
     Returns:
         Path of the PNG file.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     # The machine with the most levers sets the height.
     panel_count = max(len(levers), 1)

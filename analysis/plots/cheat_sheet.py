@@ -52,6 +52,9 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
 
     Returns:
         A list with the path of the PNG file, or an empty list if nothing was written.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     if figure is None:
@@ -72,6 +75,9 @@ def write_table_sheet(
 
     Returns:
         A list with the path of the PNG file, or an empty list if nothing was written.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     # Only a few rules can be tested with a public table, so rules that describe the machine are
     # included.

@@ -47,6 +47,9 @@ def write_validation_plots(
 
     Returns:
         The path of each plot's PNG file.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     rows = held_out_table(validation)
     figures = {
@@ -281,6 +284,7 @@ def _predicted_between(
     first_multiple = ceil_div(low, 16) * 16
     sizes = np.union1d(np.arange(first_multiple, high, 16), line["m"].to_numpy())
     # All cases of the line have the same N, K, dtype, layout and implementation as the first one.
+    # The index of held_out_table has each case's position in ``tested``.
     first = int(line.index[0])
     problem = validation.tested.problems[first]
     name = validation.tested.implementations[first]

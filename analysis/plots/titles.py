@@ -125,9 +125,11 @@ def channels_title(rows: pd.DataFrame) -> str:
             if next_multiple not in fastest.index:
                 continue
             is_compared = True
-            count, multiple = fastest.loc[channels], fastest.loc[next_multiple]
-            ratio = count["tflops"] / multiple["tflops"]
-            if count["tflops_hi"] < multiple["tflops_lo"] and ratio < lowest_ratio:
+            at_count = fastest.loc[channels]
+            at_multiple = fastest.loc[next_multiple]
+            ratio = at_count["tflops"] / at_multiple["tflops"]
+            is_slower = at_count["tflops_hi"] < at_multiple["tflops_lo"]
+            if is_slower and ratio < lowest_ratio:
                 lowest_ratio = ratio
                 difference = f"{1 - ratio:.0%} slower than {next_multiple} in {dtype}"
                 title = f"{channels} channels are {difference}"

@@ -196,7 +196,12 @@ def _split_cells(
 
     A line is incomplete if it has fewer or more cells than the header, a quotation that does not
     enclose a whole cell, or bytes that are not UTF-8. The cells of an incomplete line are returned
-    as empty strings.
+    as empty strings. Columns that the header lacks are left out of the result.
+
+    Args:
+        header: the file's first line.
+        lines: the other lines, none of them empty.
+        columns: names of the columns.
     """
     # 1. Leave out the lines that would confuse the parser.
     complete = np.array([_REPLACED not in line and _is_well_quoted(line) for line in lines], bool)

@@ -144,10 +144,12 @@ def read_imported(folder: Path) -> pd.DataFrame:
         table = pd.read_parquet(path)
         table = table[[name for name in table if name in COLUMNS]]
         sound = _are_sound(table)
-        rows = _with_all_columns(table) if sound.all() else table
+        # An unsound row may not fit the columns. The error that names the row is more helpful.
+        rows = _with_all_columns(table) if sound.all() else None
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
-    if not sound.all():
+    # This error is raised here, because a UserError is a ValueError.
+    if rows is None:
         raise _unsound(path, sound)
     return rows
 
