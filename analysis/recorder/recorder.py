@@ -245,6 +245,7 @@ class Recorder:
         Raises:
             UserError: if a run.json that a step has written cannot be read, a folder cannot be
                 made, or a file cannot be written.
+            OSError: if a file of the old recording cannot be moved.
         """
         began = self._now()
         place = self._place
