@@ -497,7 +497,7 @@ def _log_distances(first: Machine, second: Machine) -> tuple[float, float]:
 
 
 def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:
-    """Convert a fit for bf16 GEMMs from one machine to another machine that was not measured.
+    """Convert one machine's fit for bf16 GEMMs to a fit for a machine that was not measured.
 
     The new interval contains both the learned interval and that of the fit, because constants are
     never more certain for another machine than for the machine whose times were fitted. The shift,
@@ -519,7 +519,7 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 
 
 def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
-    """Average constants for bf16 GEMMs, for a machine without a similar sibling.
+    """Average measured machines' constants for bf16 GEMMs, for a machine without a similar sibling.
 
     Each measured machine's constants are first scaled to ``machine``. Every generation has the same
     weight. The mean predicts better than the constants of a single machine, even if this machine is

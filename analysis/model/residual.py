@@ -136,7 +136,7 @@ def fit_residual(
             predictions so little that a few hundred cases cannot show whether to keep them.
         part_of: number of all cases if the given cases are only the training cases of a fold,
             otherwise None. This number then decides whether there are more than :data:`MANY_ROWS`
-            cases, as in the final fit. If there are, fewer trees grow in a fold than in that fit.
+            cases, as in the final fit. If there are, a fold gets fewer trees than the final fit.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():

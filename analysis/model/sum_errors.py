@@ -135,17 +135,17 @@ def change_factors(
     counts = counts[has_change]
     changed = changed[has_change]
 
-    def sum_of_step(times: Array) -> Array:
+    def sums_of_steps(times: Array) -> Array:
         return (counts * times[rows]).sum(axis=-1)
 
-    def saved_in_step(before_times: Array, after_times: Array) -> Array:
+    def savings_in_steps(before_times: Array, after_times: Array) -> Array:
         return (changed * (before_times - after_times)[rows]).sum(axis=-1)
 
     # 2. Sum the predicted and the measured time of each step, before and after the replacements.
-    predicted_before = sum_of_step(before.predicted)
-    predicted_after = predicted_before - saved_in_step(before.predicted, after.predicted)
-    measured_before = sum_of_step(before.measured)
-    measured_after = measured_before - saved_in_step(before.measured, after.measured)
+    predicted_before = sums_of_steps(before.predicted)
+    predicted_after = predicted_before - savings_in_steps(before.predicted, after.predicted)
+    measured_before = sums_of_steps(before.measured)
+    measured_after = measured_before - savings_in_steps(before.measured, after.measured)
     # 3. Compare the sums. A gain is the ratio of the times before and after, so the error of the
     #    predicted time before the replacements must not count. The measured gain is therefore
     #    applied to this predicted time.

@@ -104,7 +104,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
     # 2. Export the trees themselves, or smaller ones if all trees together are too large, or if
     # they belong to offsets, which the script does not compute. Shared trees count once.
     too_large = sum(sharing[0].nodes for sharing in by_trees.values()) > MOST_NODES
-    # Offsets only correct GEMMs, for which smaller trees can grow from random GEMMs.
+    # If only offsets need smaller trees, random GEMMs are enough, because offsets only correct
+    # GEMMs.
     problems = list(measured) if too_large else []
     tree_numbers: dict[str, int] = {}
     documents = []

@@ -107,8 +107,8 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
 
     A column of :data:`TEXTS` has a list of distinct words, and for each point the position of its
     word in this list. Every other column has a list of numbers, with None for missing values.
-    Times and estimates, except for FLOPs, are rounded to as many significant digits as the page
-    needs.
+    Columns of :data:`TIMES` and :data:`ESTIMATES`, except for ``flops``, are rounded to as many
+    significant digits as the page needs.
     """
     columns: dict[str, Any] = {}
     for name in TEXTS:

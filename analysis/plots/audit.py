@@ -48,13 +48,14 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     """
     size = (10.0, 2.2 + 0.9 * len(accounts))
     figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
-    # 1. Give each role the same position and colour in all bars.
+    # 1. Give each role the same position and colour in all bars. Each bar is a mapping from the
+    # roles in it to their times in µs.
     bars = [drawn_roles(account) for account in accounts.values()]
     roles = list(dict.fromkeys(role for bar in bars for role in bar))
     colored = [role for role in roles if role != OTHER_OPERATIONS]
     colors = {role: _COLORS[i % len(_COLORS)] for i, role in enumerate(colored)}
-    # 2. Stack the roles of each machine. Only the first bar of a role is labelled, so that the
-    # legend has each role once.
+    # 2. Stack the roles of each machine. Only the first part that shows a role is labelled, so that
+    # the legend has each role once.
     labelled: set[str] = set()
     for row, (account, bar) in enumerate(zip(accounts.values(), bars, strict=True)):
         left = 0.0

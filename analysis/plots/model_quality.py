@@ -284,7 +284,7 @@ def _predicted_between(
     first_multiple = ceil_div(low, 16) * 16
     sizes = np.union1d(np.arange(first_multiple, high, 16), line["m"].to_numpy())
     # All cases of the line have the same N, K, dtype, layout and implementation as the first one.
-    # The index of held_out_table has each case's position in ``tested``.
+    # The index of each row is the position of its case in ``tested``, as in held_out_table.
     first = int(line.index[0])
     problem = validation.tested.problems[first]
     name = validation.tested.implementations[first]

@@ -139,8 +139,8 @@ def _draw_roofs(
     slope_end = max(roofs["ridge"].max(), 2 * left)
     intensities = np.array([left, slope_end])
     axes.plot(intensities, intensities * slope, color=NEUTRAL, linewidth=2)
-    # The label of the slope is above it, where a point can only be if its operands were in a cache.
-    # Labels of peaks are right of the plot.
+    # The label of the slope is above it. This place is usually empty, because a case can only be
+    # above the slope if some of its data stay in a cache. Labels of peaks are right of the plot.
     middle = float(np.sqrt(left * slope_end))
     axes.annotate(
         f"memory{origin}\n{machine.bandwidth / 1e9:,.0f} GB/s",

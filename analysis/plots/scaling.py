@@ -185,7 +185,7 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
             ylim=(low - margin, high + margin),
         )
     all_axes[0].set_ylabel(f"speed relative to {base}")
-    # A dtype may have enough points in some of the panels only, but there is one legend for all.
+    # All panels share one legend, but some dtypes have enough points in only some of the panels.
     entries = _legend_entries(all_axes)
     all_axes[-1].legend(handles=[*entries.values()], labels=[*entries], loc="best", ncols=2)
     return figure

@@ -75,8 +75,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     round_sizes = np.arange(_ROUND, end + 1, _ROUND)
     sizes = np.union1d(round_sizes, line["m"].to_numpy(dtype=int))
     predicted = _predicted(basis, gemm, sizes)
-    measured_sizes = line["m"].nunique()
-    figure, (axes,) = panels(1, _title(cliff, predicted, measured_sizes), (11.0, 6.5))
+    measured_count = line["m"].nunique()
+    figure, (axes,) = panels(1, _title(cliff, predicted, measured_count), (11.0, 6.5))
     # 2. Draw the predicted line, and the edges of the kernel that is predicted at the cliff or,
     # without a cliff, at the largest M.
     # The model is not fitted to the times of a run that only measured pad/choose queries.
@@ -96,7 +96,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
             color=color,
             markersize=6,
             zorder=4,
-            label=f"measured, {counted(measured_sizes, 'size')}",
+            label=f"measured, {counted(measured_count, 'size')}",
         )
     if "time_lo_us" in line and line["time_lo_us"].notna().any():
         bars = line[line["time_lo_us"].notna()]
@@ -162,13 +162,14 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     # 1. Describe the predictions for both sizes.
     before = predicted[predicted["m"] == cliff["m"]].iloc[0]
     after = predicted[predicted["m"] == cliff["after"]].iloc[0]
-    sentences = [
+    text_lines = [
         f"M {int(row['m'])}, predicted: {three_digits(row['time_us'])} µs, "
         f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in "
         f"{counted(int(row['waves']), 'wave')}"
         for row in (before, after)
     ]
-    # 2. Compare the kernels. A kernel has one tile, and splits K into one number of parts.
+    # 2. Compare the kernels. Two kernels are the same if they have the same tile and split K into
+    # the same number of parts.
     if (before["tile"], before["split"]) != (after["tile"], after["split"]):
         cause = "another kernel"
         if before["waves"] != after["waves"]:
@@ -177,14 +178,14 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         # The ratio is 1 if both sizes take the same time, which leaves nothing to explain.
         is_cliff = cliff["ratio"] != 1
         if is_cliff and np.log(predicted_ratio) / np.log(cliff["ratio"]) >= _EXPLAINED:
-            sentences.append(f"the model attributes the cliff to {cause}")
+            text_lines.append(f"the model attributes the cliff to {cause}")
         else:
             change = f"{signed_percent(predicted_ratio - 1)} instead of {cliff['ratio'] - 1:+.0%}"
-            sentences.append(f"the model predicts {cause}, but a change of {change}")
+            text_lines.append(f"the model predicts {cause}, but a change of {change}")
     axes.text(
         0.99,
         0.03,
-        "\n".join(sentences),
+        "\n".join(text_lines),
         transform=axes.transAxes,
         ha="right",
         fontsize=11,

@@ -201,7 +201,7 @@ def _split_cells(
     Args:
         header: the file's first line.
         lines: the other lines, none of them empty.
-        columns: names of the columns.
+        columns: names of the columns to return.
     """
     # 1. Leave out the lines that would confuse the parser.
     complete = np.array([_REPLACED not in line and _is_well_quoted(line) for line in lines], bool)

@@ -144,11 +144,12 @@ def read_imported(folder: Path) -> pd.DataFrame:
         table = pd.read_parquet(path)
         table = table[[name for name in table if name in COLUMNS]]
         sound = _are_sound(table)
-        # An unsound row may not fit the columns. The error that names the row is more helpful.
+        # A table with an unsound row is not converted, because the conversion could fail with an
+        # error that does not name the row.
         rows = _with_all_columns(table) if sound.all() else None
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
-    # This error is raised here, because a UserError is a ValueError.
+    # A UserError is a ValueError, so it has to be raised outside the ``try`` statement.
     if rows is None:
         raise _unsound(path, sound)
     return rows
