@@ -109,7 +109,7 @@ class Anchors:
 
 
 def read_anchors(folder: Path) -> Anchors:
-    """Read the anchors of a recording.
+    """Read the anchors of a recording; report and leave out damaged lines.
 
     If several runs timed an anchor on a GPU, the times of the latest run are used.
 
@@ -123,8 +123,10 @@ def read_anchors(folder: Path) -> Anchors:
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / FILE
+    # Older versions of Rooftile did not write the column energy_j, which is not used here.
     table = read_csv(path, _COLUMN_KINDS, _RESTORE, optional=("energy_j",))
     cases, case_positions = _cases(table.rows)
+    # load_run() also replaces unprintable characters, so the names still match those in run.json.
     rows = table.rows.assign(
         case=case_positions,
         run=table.rows["run"].map(printable),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,9 +162,8 @@ def findings(report: FleetReport) -> list[str]:
     elif speeds.overall:
         sentences.append(_summary_sentence(report))
     sentences += _slow_node_sentences(report)
-    devices_on_nodes = Counter(device.node for device in report.anchors.fleet.devices)
-    most_on_node = max(devices_on_nodes.values())
-    sentences += _interference_sentences(speeds.interference, most_on_node, report.noun)
+    device_counts = Counter(device.node for device in report.anchors.fleet.devices)
+    sentences += _interference_sentences(speeds.interference, device_counts, report.noun)
     nodes_with_turns = report.anchors.recording.run.get("turns", [])
     return [*sentences, *_turns_sentences(nodes_with_turns, report.noun)]
 
@@ -246,17 +245,17 @@ def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
 
 
 def _interference_sentences(
-    interference: Sequence[Interference], most_on_node: int, noun: str
+    interference: Sequence[Interference], device_counts: Mapping[int | None, int], noun: str
 ) -> list[str]:
     """Say whether the GPUs of a node slow each other down.
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
-        most_on_node: largest number of GPUs on a node. If it is 1 and ``interference`` is empty, no
-            sentence is returned.
+        device_counts: number of GPUs on each node of the fleet. If no node has several GPUs and
+            ``interference`` is empty, no sentence is returned.
         noun: word for a device.
     """
-    if not interference and most_on_node == 1:
+    if not interference and max(device_counts.values()) == 1:
         return []
     if not interference:
         return [
@@ -272,9 +271,7 @@ def _interference_sentences(
             for kind, change in node_change.kinds.items()
             if change.slowed
         ]
-        where = "an unknown node" if node_change.node is None else f"node {node_change.node}"
-        if len(interference) == 1:
-            where = "the node"
+        where = _node_words(node_change.node, device_counts)
         if slowed:
             sentences.append(
                 f"While all {noun}s of {where} work, these anchors take longer: "
@@ -296,9 +293,15 @@ def _interference_sentences(
         ]
     # 2. Say in one sentence that the other nodes are not slowed.
     if undisturbed:
-        where = "the node"
-        if len(interference) > 1:
+        if len(interference) == 1:
+            where = _node_words(interference[0].node, device_counts)
+        elif len(interference) == len(device_counts):
             where = f"{len(undisturbed)} of {len(interference)} nodes"
+        else:
+            where = (
+                f"{len(undisturbed)} of the {len(interference)} nodes that were timed with one "
+                f"{noun} at a time and with all {noun}s in parallel"
+            )
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
         sentences.append(
             f"Working in parallel causes no significant slowdown above {TOLERANCE:.0%} for the "
@@ -306,6 +309,13 @@ def _interference_sentences(
             "at a time."
         )
     return sentences
+
+
+def _node_words(node: int | None, device_counts: Mapping[int | None, int]) -> str:
+    """Name a node in a sentence; the only node of a fleet needs no number."""
+    if len(device_counts) == 1:
+        return "the node"
+    return "an unknown node" if node is None else f"node {node}"
 
 
 def _slowdown(change: SpeedChange) -> str:

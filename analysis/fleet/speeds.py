@@ -192,10 +192,10 @@ def _spread(values: Array, noise: Array) -> float:
     # If most values happen to be nearly equal, their noise sets the limit.
     typical_noise = float(np.sqrt(np.median(noise[is_known])))
     limit = _FAR * max(deviation_of(values[is_known]), typical_noise)
-    counts = is_known & (np.abs(values - median_of(values)) <= limit)
-    if counts.sum() < 2:
+    is_near = is_known & (np.abs(values - median_of(values)) <= limit)
+    if is_near.sum() < 2:
         return math.nan
-    variance = float(np.var(values[counts], ddof=1)) - float(np.mean(noise[counts]))
+    variance = float(np.var(values[is_near], ddof=1)) - float(np.mean(noise[is_near]))
     # By chance, values may differ by less than their noise.
     return math.sqrt(max(0.0, variance))
 
@@ -289,7 +289,8 @@ def _speeds(
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the devices' speeds in a kind of anchor, and the scatter of the anchors of that kind.
 
-    The result is None if every anchor of that kind was timed on too few devices.
+    An anchor that was timed on fewer than three devices is left out. In a fleet of two devices, an
+    anchor is left out unless both timed it. The result is None if no anchor of that kind is left.
 
     Args:
         fleet: the times of all anchors.
@@ -321,10 +322,13 @@ def _speeds(
         differences = log_times[1:] - log_times[:1]
         difference_errors = np.hypot(errors[0], errors[1])[np.newaxis]
         medians = _medians(differences, difference_errors, scatter)
+        # Both devices may also have changed their speed between two measurements.
+        difference_variance = medians.variance + 2 * time_deviation**2
         # The middle between two devices is half their difference away from each of them.
         log_speed = np.array([0.5, -0.5]) * medians.median
-        variance = np.repeat(medians.variance / 2 + time_deviation**2, 2)
-        halves = np.repeat(Z95 * np.sqrt(medians.variance + 2 * time_deviation**2) / 2, 2)
+        halves = np.repeat(Z95 * np.sqrt(difference_variance) / 2, 2)
+        # Each device contributes half of the variance of the difference.
+        variance = np.repeat(difference_variance / 2, 2)
     else:
         medians = _medians(median_of(log_times) - log_times, errors, scatter)
         log_speed = medians.median - float(median_of(medians.median))

@@ -275,10 +275,28 @@ def test_a_slowdown_that_only_all_kinds_together_show_is_reported(tmp_path: Path
     speeds = replace(report.speeds, interference=(change,))
     sentences = findings(replace(report, speeds=speeds))
     assert (
-        "While all GPUs of the node work, anchors of all kinds together take longer by 2.0% (1.0% "
-        "to 3.0%)."
+        "While all GPUs of node 0 work, anchors of all kinds together take longer by 2.0% (1.0% to "
+        "3.0%)."
     ) in sentences
     assert not any("no significant slowdown" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("compared", "nodes"),
+    [(1, "node 0"),
+     (3, "3 of the 3 nodes that were timed with one GPU at a time and with all GPUs in parallel"),
+     (8, "8 of 8 nodes")],
+)  # fmt: skip
+def test_nodes_that_were_timed_in_one_phase_are_not_counted_silently(
+    tmp_path: Path, compared: int, nodes: str
+) -> None:
+    fleet, _ = simulate(PLAIN, 0)  # 8 nodes with 8 GPUs each
+    log = fleet.log_time.copy()
+    log[1, 8 * compared :] = np.nan
+    text = report_text(
+        make_report(record_fleet(tmp_path / "x", replace(fleet, log_time=log)), 0.05)
+    )
+    assert f"slowdown above 1% for the GPUs of {nodes}: anchors take" in text
 
 
 def test_long_names_of_kinds_stay_above_their_columns(tmp_path: Path) -> None:
