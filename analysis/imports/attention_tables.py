@@ -55,6 +55,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
     Raises:
         UserError: if the package is not installed.
+        OSError, pyarrow.ArrowException: if a table cannot be read.
     """
     folders, _, _ = package_folders()
     latest: dict[tuple[str, str, str], AttentionTable] = {}
@@ -88,8 +89,9 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a table's calls in bf16, and their times in seconds.
 
-    Only calls that ran with the most frequent kernel are read. Both results are empty if no call in
-    bf16 has a time.
+    Only calls that ran with the most frequent kernel are read. Kernels differ in speed, and a fit
+    could not tell them apart, because the shapes do not say which kernel ran. Both results are
+    empty if no call in bf16 has a time.
     """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)

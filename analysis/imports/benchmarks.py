@@ -88,6 +88,8 @@ class NamePattern:
     def problem(self, name: str) -> Problem | None:
         """Return the problem that a name contains, or None if the pattern does not match the name.
 
+        The problem is a convolution if the pattern has the field ``kout``, otherwise a GEMM.
+
         Raises:
             UserError: if the fields do not describe a GEMM or a convolution.
         """
@@ -104,7 +106,13 @@ class NamePattern:
 
 @dataclass
 class _Cases:
-    """Cases by name, collected while a file is read; samples of a repeated name are pooled."""
+    """Cases that are collected while a file is read; samples of a repeated name are pooled.
+
+    Attributes:
+        path: the file, which error messages name.
+        times: times of each case, by the case's name.
+        lost: reason why a case, or one of its repetitions, has no time, by the case's name.
+    """
 
     path: Path
     times: dict[str, CaseTimes] = field(default_factory=dict)
@@ -193,28 +201,42 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         reason = lost_texts[0] if lost_texts else ""
         raise UserError(f"{path} has no case with a time{reason}. Run the benchmark again.")
     # 2. Find the problems in the names, and name the cases after them.
-    times, lost = cases.times, cases.lost
     if pattern is not None:
-        times = {name: replace(case, problem=pattern.problem(name)) for name, case in times.items()}
-        if all(case.problem is None for case in times.values()):
-            first_name, *_ = times
-            raise UserError(
-                f"--pattern {pattern.text!r} matches no case name in {path}. The first name is "
-                f"{first_name!r}. Write a pattern that matches such names."
-            )
-        times = named_by_problem(
-            str(path),
-            times,
-            "Leave --pattern out, or add the part in which these names differ to the pattern.",
-        )
-        reasons, lost = lost, {}
-        for name, reason in reasons.items():
-            problem = pattern.problem(name)
-            lost[name if problem is None else str(problem)] = reason
+        cases = _with_problems(cases, pattern)
     # A repetition may have failed although others of the same case have times.
-    lost = {name: reason for name, reason in lost.items() if name not in times}
+    lost = {name: reason for name, reason in cases.lost.items() if name not in cases.times}
     known_facts = {name: fact for name, fact in facts.items() if fact}
-    return TimedProcess(str(path), times, lost, known_facts)
+    return TimedProcess(str(path), cases.times, lost, known_facts)
+
+
+def _with_problems(cases: _Cases, pattern: NamePattern) -> _Cases:
+    """Find the problems in the names of cases, and return the cases named after their problems.
+
+    ``cases`` has at least one time. A case whose name does not match the pattern keeps its name.
+
+    Raises:
+        UserError: if the pattern matches no name of a case with a time, finds an invalid problem,
+            or finds the same problem in two names.
+    """
+    times = {
+        name: replace(case, problem=pattern.problem(name)) for name, case in cases.times.items()
+    }
+    if all(case.problem is None for case in times.values()):
+        first_name, *_ = times
+        raise UserError(
+            f"--pattern {pattern.text!r} matches no case name in {cases.path}. The first name is "
+            f"{first_name!r}. Write a pattern that matches such names."
+        )
+    renamed = named_by_problem(
+        str(cases.path),
+        times,
+        "Leave --pattern out, or add the part in which these names differ to the pattern.",
+    )
+    lost = {}
+    for name, reason in cases.lost.items():
+        problem = pattern.problem(name)
+        lost[name if problem is None else str(problem)] = reason
+    return _Cases(cases.path, renamed, lost)
 
 
 def named_by_problem(
@@ -295,14 +317,13 @@ def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[s
 def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Read the isolated (cold) GPU times in seconds, or the CPU times of a CPU-only benchmark.
 
-    Axis values are part of a state's name.
+    Axis values are part of a state's name. The machine is the list of the GPUs that have a time.
     """
     device_names = {device["id"]: str(device["name"]) for device in document["devices"] or []}
-    used_devices: list[str] = []
+    timed_devices: list[str] = []
     for benchmark in document["benchmarks"]:
         for state in benchmark["states"] or []:
             name = f"{benchmark['name']} {state['name']}".strip()
-            used_devices.append(device_names.get(state.get("device"), ""))
             if state.get("is_skipped"):
                 cases.lost[name] = str(state.get("skip_reason") or "skipped")
                 continue
@@ -310,14 +331,19 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
                 summary["tag"]: {item["name"]: item["value"] for item in summary["data"]}
                 for summary in state["summaries"] or []
             }
-            # 1. Take the samples if their file exists. A benchmark that is declared CPU-only has
-            #    other tags than a benchmark of GPU work.
-            measurement, time = "nv/cold", "nv/cold/time/gpu"
-            if f"{time}/mean" not in summaries:
-                measurement, time = "nv/cpu_only", "nv/cpu_only/time/cpu"
-            if f"{time}/mean" not in summaries:
+            # 1. Choose the measurement. A benchmark that is declared CPU-only has other tags than a
+            #    benchmark of GPU work.
+            if "nv/cold/time/gpu/mean" in summaries:
+                measurement = "nv/cold"
+                time_tag = "nv/cold/time/gpu"
+            elif "nv/cpu_only/time/cpu/mean" in summaries:
+                measurement = "nv/cpu_only"
+                time_tag = "nv/cpu_only/time/cpu"
+            else:
                 cases.lost[name] = "it has neither a cold GPU time nor a CPU-only time"
                 continue
+            timed_devices.append(device_names.get(state.get("device"), ""))
+            # 2. Take the samples if their file exists.
             sample_tag = f"nv/json/bin:{measurement}/sample_times"
             file = None
             if sample_tag in summaries:
@@ -325,16 +351,16 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             if file is not None:
                 cases.add_samples(name, np.fromfile(file, "<f4").astype(float).tolist())
                 continue
-            # 2. Otherwise take the mean and the standard deviation.
-            mean = float(summaries[f"{time}/mean"]["value"])
-            deviation = summaries.get(f"{time}/stdev/relative", {})
-            relative_deviation = float(deviation.get("value", "nan"))
+            # 3. Otherwise take the mean and the standard deviation.
+            mean = float(summaries[f"{time_tag}/mean"]["value"])
+            deviation_values = summaries.get(f"{time_tag}/stdev/relative", {})
+            relative_deviation = float(deviation_values.get("value", "nan"))
             count = int(summaries.get(f"{measurement}/sample_size", {}).get("value", 1))
             cases.add_summary(name, mean, mean * relative_deviation, count)
     # The version may be missing, and each object that contains it may be null.
     version = ((document.get("meta") or {}).get("version") or {}).get("nvbench") or {}
     return {
-        "machine": ", ".join(dict.fromkeys(filter(None, used_devices))),
+        "machine": ", ".join(dict.fromkeys(filter(None, timed_devices))),
         "program": f"NVBench {version.get('string', '')}".strip(),
     }
 
@@ -375,6 +401,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
         elif entry.get("run_type") == "aggregate":
             aggregates_of_name = aggregates.setdefault(name, {})
             kind = str(entry["aggregate_name"])
+            # Repeated aggregates of a case with samples do no harm, because they are not used.
             if kind in aggregates_of_name and name not in cases.times:
                 raise cases.repeated(name)
             aggregates_of_name[kind] = entry

@@ -35,10 +35,13 @@ _REMEDY = "Fix or remove these lines."
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     """Convert cells to numbers and Rooftile's names; leave out rows without a valid case and time.
 
+    The rows that are left out are reported on stderr.
+
     Args:
         path: the file, which error messages name.
-        cells: one column of text per property (times may be numbers), and ``line``, the line
-            number of each row.
+        cells: columns of measurements.csv as text (times may be numbers), and ``line``, the line
+            number of each row. Required are ``op``, ``dtype``, ``implementation``, ``cache``,
+            ``mode`` and ``time_us``, and the sizes of each operation that occurs.
         library: implementation that is assumed for rows that do not name one. If ``library`` is
             empty, cuBLAS is assumed for GEMMs and cuDNN for convolutions.
 
@@ -51,8 +54,8 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     cells = cells.reset_index(drop=True)
     is_gemm = cells["op"] == "gemm"
     faults = Faults(path, cells["line"], _REMEDY)
-    _record_faults(cells, is_gemm, faults, _gemm_faults)
-    _record_faults(cells, ~is_gemm, faults, _conv_faults)
+    _record_faults(cells, is_gemm, faults, _gemm_checks)
+    _record_faults(cells, ~is_gemm, faults, _conv_checks)
     faults.leave_out()
     rows = cells[faults.sound].drop(columns="line")
     is_gemm = rows["op"] == "gemm"
@@ -148,7 +151,7 @@ def _record_faults(
         faults.record(wrong, [f"{column} is {cell!r}, {fault}" for cell in texts])
 
 
-def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
+def _gemm_checks(cells: pd.DataFrame) -> list[_CellCheck]:
     """Return the checks that only GEMMs need."""
     names = ("m", "n", "k", "batch")
     sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in names]
@@ -165,7 +168,7 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     ]
 
 
-def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
+def _conv_checks(cells: pd.DataFrame) -> list[_CellCheck]:
     """Return the checks that only convolutions need; rows of unknown operations are checked too."""
     sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in CONV_SIZES]
     is_conv = []

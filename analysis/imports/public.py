@@ -133,6 +133,13 @@ class _FileRows:
     name: str = ""  # the file's name if empty
     slug: str = ""  # machine of all rows, if the source names it by its slug
 
+    @property
+    def readable(self) -> NDArray[np.bool_]:
+        """Mask of the rows that have a supported problem and a finite time above 0."""
+        has_problem = np.array([problem is not None for problem in self.problems], dtype=bool)
+        seconds = np.asarray(self.seconds, dtype=float)
+        return has_problem & np.isfinite(seconds) & (seconds > 0)
+
 
 def read_source(path: Path, machine: Machine, dtype: str | None = None) -> PublicRows:
     """Read the rows of one machine and dtype from a table or a folder of our results.
@@ -157,8 +164,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
     seconds = np.asarray(rows.seconds, dtype=float)
     dtypes = np.array(rows.dtypes, dtype=object)
-    has_problem = np.array([problem is not None for problem in rows.problems], dtype=bool)
-    readable = has_problem & np.isfinite(seconds) & (seconds > 0)
+    readable = rows.readable
     present = sorted(set(dtypes[on_machine & readable]))
     if not present:
         raise _no_readable_row(path, machine, slugs)
@@ -167,7 +173,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     has_dtype = dtypes == dtype
     kept = [int(i) for i in np.flatnonzero(on_machine & readable & has_dtype)]
     return PublicRows(
-        name=rows.name or path.name,
+        name=rows.name or path.absolute().name,  # the name of the path "." would be empty
         dtype=dtype,
         problems=[rows.problems[i] for i in kept],  # type: ignore[misc]
         implementations=[rows.implementations[i] for i in kept],
@@ -246,12 +252,12 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     cases = []
     times_us = []
     slugs = _slugs_of(rows, machine)
-    columns = zip(slugs, rows.problems, rows.implementations, rows.seconds, strict=True)
-    for slug, problem, implementation, seconds in columns:
-        if problem is None or slug != machine.slug or not 0 < seconds < np.inf:  # may be NaN
-            continue
-        cases.append(problem_columns(problem) | {"implementation": implementation})
-        times_us.append(seconds * 1e6)
+    on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
+    for i in np.flatnonzero(on_machine & rows.readable).tolist():
+        problem = rows.problems[i]
+        assert problem is not None  # readable rows have a problem
+        cases.append(problem_columns(problem) | {"implementation": rows.implementations[i]})
+        times_us.append(rows.seconds[i] * 1e6)
     if not cases:
         raise _no_readable_row(path, machine, slugs)
     cells = pd.DataFrame(cases).assign(time_us=times_us, cache=cache, mode="burst", config="")
@@ -336,7 +342,10 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read the vendor library's times from a recording; only those of bursts are used."""
+    """Read the vendor library's times from a recording.
+
+    Only the times of bursts in the recording's usual cache state are used.
+    """
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(

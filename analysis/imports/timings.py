@@ -164,7 +164,8 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
     """
     frame = _read_cells(path, lower=True)
     # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
-    #    the project's defaults.
+    #    the project's defaults. If nobody gives a dtype, its column stays missing, and step 3
+    #    reports it. A missing layout gets the default of each operation later.
     for name, default in {**_DEFAULTS, "dtype": defaults.dtype, "layout": defaults.layout}.items():
         if name in frame:
             frame[name] = frame[name].mask(frame[name] == "", default)
@@ -279,7 +280,8 @@ def _read_cutlass(path: Path) -> FileTimings:
 def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
     """Translate the profiler's columns of GEMMs to ours: problem, dtype and layout, all as text.
 
-    The dtype is empty if it is not one of ours, or if A and B have different dtypes.
+    The dtype is empty if it is not one of ours, or if A and B have different dtypes. If the storage
+    order of A or B is unknown, the layout has a question mark in place of its letter.
     """
     a_dtype, a_order = _dtype_and_order(frame["A"])
     b_dtype, b_order = _dtype_and_order(frame["B"])
@@ -319,7 +321,9 @@ def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
 
 
 def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
-    """Return the layout letter of one operand in each row, or "" if the storage order is unknown.
+    """Return the layout letter of one operand in each row, or "?" if the storage order is unknown.
+
+    An empty text would not do, because an empty layout means the default layout.
 
     Args:
         orders: storage order of the operand in each row, ``row`` or ``column``.
@@ -327,7 +331,7 @@ def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
     """
     letters = {"row": "t", "column": "t"}
     letters[untransposed] = "n"
-    return orders.map(letters).fillna("")
+    return orders.map(letters).fillna("?")
 
 
 def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:

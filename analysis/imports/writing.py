@@ -33,6 +33,8 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
     """Write a table's rows, and a run.json that says where they come from; return the folder.
 
+    This also removes the validation of an earlier import.
+
     ``results`` is the folder of all machines' results.
 
     Raises:
@@ -61,6 +63,8 @@ def write_timings(
 ) -> Path:
     """Write the times of a user's file, and a run.json with the file's digest; return the folder.
 
+    This also removes the validation of an earlier import.
+
     Args:
         timings: the times.
         path: the file, or the folder of results, that the times come from.
@@ -73,12 +77,13 @@ def write_timings(
         UserError: if the machine does not support a dtype of the times, the folder cannot be made,
             or the disk is full.
     """
+    name = path.absolute().name  # the name of the path "." would be empty
     public = {
-        "source": path.name,
+        "source": name,
         "package": "",
         "framework": FILE,
         "version": _digest(path, defaults),
-        "file": path.name,
+        "file": name,
         "licence": "",
         "how": timings.how,
         "cache": timings.cache,

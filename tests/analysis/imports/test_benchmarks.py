@@ -99,6 +99,17 @@ def test_nvbench_has_cold_gpu_times_and_sample_files(tmp_path: Path) -> None:
     assert (math.exp(mean.log), mean.samples) == (pytest.approx(2.0e-5), ())
 
 
+def test_a_gpu_without_a_time_is_not_the_machine(tmp_path: Path) -> None:
+    document = json.loads((FILES / "nvbench.json").read_text())
+    document["devices"].append({"id": 1, "name": "NVIDIA T400"})
+    for benchmark in document["benchmarks"]:
+        for state in benchmark["states"]:
+            if state["is_skipped"]:
+                state["device"] = 1
+    process = read_benchmarks(written(tmp_path / "nvbench.json", document))
+    assert process.facts["machine"] == "NVIDIA H100 80GB HBM3"
+
+
 def test_a_pattern_finds_problems() -> None:
     process = read_benchmarks(FILES / "pytest-benchmark.json", SHAPES)
     names = list(process.cases)

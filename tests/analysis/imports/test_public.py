@@ -10,10 +10,13 @@ import pandas as pd
 import pytest
 
 from analysis.imports.public import read_public, read_source
+from analysis.imports.timings import FileDefaults
+from analysis.imports.writing import write_timings
 from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
+from sweeps.store import read_run
 from tests.support.synthetic import H100, gemm_cases, record
 
 V100 = known_machine("nvidia-v100-sxm2-16gb")
@@ -63,6 +66,17 @@ def test_a_recording_has_no_row_of_another_machine(tmp_path: Path) -> None:
             UserError, match=f"no row for {A100.slug}; its rows are from {H100.slug}"
         ):
             read(tmp_path, A100)
+
+
+def test_the_folder_one_is_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    record(folder, gemm_cases([(64, 64, 64)]), [1e-6])
+    monkeypatch.chdir(folder)
+    here = Path()
+    assert read_source(here, H100).name == "mine"
+    imported = write_timings(read_public(here, H100), here, FileDefaults(), H100, tmp_path)
+    public = read_run(imported)["public"]
+    assert public["source"] == public["file"] == "mine"
 
 
 def test_our_own_convolutions_say_how_they_were_computed(tmp_path: Path) -> None:

@@ -278,6 +278,14 @@ def test_kernels_that_round_to_16_bits_are_not_fp32(tmp_path: Path) -> None:
     assert len(read(tmp_path, rounded)) == len(read(tmp_path, CUTLASS)) - 1
 
 
+def test_operands_of_unknown_order_do_not_get_the_default_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unordered = CUTLASS.replace("f16:row,f16:column,f16:row,f16:row", "f16,f16,f16:row,f16:row", 1)
+    assert read(tmp_path, unordered) == read(tmp_path, CUTLASS)  # the first kernel is not fastest
+    assert "line 2 is damaged and was left out: layout is '??'" in capsys.readouterr().err
+
+
 def test_another_operation_is_damage_and_layouts_may_be_in_capitals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
