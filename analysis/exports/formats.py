@@ -43,7 +43,7 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
-    rows = keyed(recording.rows)
+    rows = keyed(recording.rows)  # with the columns that case_names() needs
     rows = rows[rows["status"] == "ok"]
     samples = _samples(recording, rows)
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
@@ -107,11 +107,14 @@ _XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}  # XLA's names of dtypes
 def as_xla_perf_table(recording: Recording) -> bytes:
     """Return a text proto with the vendor library's FLOP/s for each GEMM in the fastest layout.
 
+    The speeds are those of bursts in the recording's usual cache state (:attr:`Recording.cache`).
+
     Only 16-bit GEMMs are written. XLA multiplies fp32 with or without TF32, depending on its flags,
     so a single speed could not describe both.
 
     Raises:
-        UserError: if the recording is not from a GPU, or has no 16-bit GEMM of the vendor library.
+        UserError: if the recording is not from a GPU, or has no 16-bit GEMM of the vendor library
+            that was timed in this way.
     """
     rows = library_rows(bursts(recording.products, recording.cache))
     rows = rows[(rows["op"] == "gemm") & rows["dtype"].isin(list(_XLA_TYPES))]
@@ -180,9 +183,10 @@ def _plain(value: Any) -> Any:
 def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the statistics of a case in seconds, under pytest-benchmark's names.
 
-    Without samples, the mean is set to the median, and the minimum and maximum to the ends of the
-    interval. The standard deviation is derived from the interval. If the case has no interval, the
-    minimum and maximum are also set to the median, and the standard deviation is 0.
+    Without samples, the mean and the quartiles are set to the median, and the minimum and maximum
+    to the ends of the interval. The standard deviation is derived from the interval. If the case
+    has no interval, the minimum and maximum are also set to the median, and the standard deviation
+    is 0.
 
     Args:
         samples_us: the samples in µs; empty if none were recorded.
@@ -191,19 +195,19 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
     if samples_us:
         samples_s = [sample_us * 1e-6 for sample_us in samples_us]
         return {**_statistics(samples_s), "data": samples_s, "iterations": 1}
-    time = seconds_of(row.get("time_us"))
+    median = seconds_of(row.get("time_us"))
     lo = seconds_of(row.get("time_lo_us"))
     hi = seconds_of(row.get("time_hi_us"))
-    times = CaseTimes.from_interval(time, lo, hi, sample_count(row))
-    # The error is that of the logarithm, so its product with the time is the error in seconds.
-    deviation = times.error * time * math.sqrt(times.count)
-    least = time if math.isnan(lo) else lo
-    most = time if math.isnan(hi) else hi
+    summary = CaseTimes.from_interval(median, lo, hi, sample_count(row))
+    # The error is that of the logarithm, so its product with the median is the error in seconds.
+    deviation = summary.error * median * math.sqrt(summary.count)
+    least = median if math.isnan(lo) else lo
+    most = median if math.isnan(hi) else hi
     return {
-        "min": least, "max": most, "mean": time, "stddev": deviation, "rounds": times.count,
-        "median": time, "iqr": 0.0, "q1": time, "q3": time, "iqr_outliers": 0,
+        "min": least, "max": most, "mean": median, "stddev": deviation, "rounds": summary.count,
+        "median": median, "iqr": 0.0, "q1": median, "q3": median, "iqr_outliers": 0,
         "stddev_outliers": 0, "outliers": "0;0", "ld15iqr": least, "hd15iqr": most,
-        "ops": 1 / time, "total": time * times.count, "iterations": 1,
+        "ops": 1 / median, "total": median * summary.count, "iterations": 1,
     }  # fmt: skip
 
 

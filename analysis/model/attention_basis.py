@@ -133,13 +133,16 @@ class AttentionBasis:
         seen = min(work.keys, work.window or work.keys)  # a window of 0 means no window
         is_twice_causal = kind == FULL and measured_kind == CONTEXT and seen == work.keys
         query_factor = 2.0 if is_twice_causal else 1.0
+        # The shapes have a single width. With the mean of the two widths, the FLOPs and bytes of
+        # the call remain right.
+        mean_width = (work.width + work.value_width) / 2
         sizes = {
             "batch": work.batch,
             "heads": work.heads,
             "kv_heads": work.kv_heads,
             "queries": query_factor * work.queries,
             "keys": work.keys,
-            "width": (work.width + work.value_width) / 2,
+            "width": mean_width,
             "seen": seen,
         }
         shapes = AttentionShapes(**{name: np.array([float(size)]) for name, size in sizes.items()})

@@ -124,6 +124,7 @@ class Basis:
             return self.kind, self.source
         kind, source = self.group_kind_and_source(problem)
         fit = self.model.fit_of(group_of(self.library(problem), problem))
+        # Without calibration, all intervals are a factor of two, and the source already says so.
         if fit.has_like(problem) or fit.is_uncalibrated:
             return kind, source
         return kind, (
@@ -253,6 +254,7 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
         implementation, operation, dtype = group.rsplit(maxsplit=2)
         if dtype not in TWINS or implementation in HAND_WRITTEN:
             continue
+        # No fit starts from this prior, so its spread (UNKNOWN) does not matter.
         measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
         other_dtypes = [TWINS[dtype]]
         if dtype == "bf16":

@@ -212,19 +212,19 @@ class Fit:
         )
         return moved.widened(software)
 
-    def widened(self, software: SoftwareRange) -> Fit:
-        """Return the fit with its intervals widened as far as needed to contain a range.
+    def widened(self, other: SoftwareRange) -> Fit:
+        """Return the fit with its intervals widened as far as needed to contain ``other``.
 
         Factors for intervals of sums that are less than 1 are raised to 1.
         """
         return replace(
             self,
-            low=min(self.low, software.low),
-            high=max(self.high, software.high),
-            pair_low=min(self.pair_low, software.pair_low),
-            pair_high=max(self.pair_high, software.pair_high),
-            # Another framework is faster or slower at many shapes at once. Errors in a sum then
-            # cancel less than measurements with one framework show.
+            low=min(self.low, other.low),
+            high=max(self.high, other.high),
+            pair_low=min(self.pair_low, other.pair_low),
+            pair_high=max(self.pair_high, other.pair_high),
+            # Another framework or another machine is faster or slower at many shapes at once.
+            # Errors in a sum then cancel less than the measurements that were fitted show.
             sum_low=max(self.sum_low, 1.0),
             sum_high=max(self.sum_high, 1.0),
             change_low=max(self.change_low, 1.0),

@@ -112,7 +112,8 @@ def fit_group(
     # 1. Draw a sample of the cases whose algorithm the formula describes or which is unknown.
     describable = np.flatnonzero([name in ("", *ALGORITHMS) for name in algorithms])
     sample = np.random.default_rng(0).permutation(describable)[:_MAX_ROWS]
-    constants, _, offsets = unmeasured(prior)
+    constants = prior.fit.constants
+    offsets = prior.fit.offsets  # None exactly if the prior has no collections
     same_machine = prior.same_machine(machine)
     estimates = None
     if prior.collections:
