@@ -43,7 +43,8 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
-    rows = keyed(recording.rows)  # with the columns that case_names() needs
+    # case_names() needs the columns that keyed() adds, and keyed() also needs the failed cases.
+    rows = keyed(recording.rows)
     rows = rows[rows["status"] == "ok"]
     samples = _samples(recording, rows)
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
@@ -114,7 +115,7 @@ def as_xla_perf_table(recording: Recording) -> bytes:
 
     Raises:
         UserError: if the recording is not from a GPU, or has no 16-bit GEMM of the vendor library
-            that was timed in this way.
+            that was timed in bursts in that cache state.
     """
     rows = library_rows(bursts(recording.products, recording.cache))
     rows = rows[(rows["op"] == "gemm") & rows["dtype"].isin(list(_XLA_TYPES))]

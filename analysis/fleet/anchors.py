@@ -126,7 +126,8 @@ def read_anchors(folder: Path) -> Anchors:
     # Older versions of Rooftile did not write the column energy_j, which is not used here.
     table = read_csv(path, _COLUMN_KINDS, _RESTORE, optional=("energy_j",))
     cases, case_positions = _cases(table.rows)
-    # load_run() also replaces unprintable characters, so the names still match those in run.json.
+    # Reports print these names, so unprintable characters are replaced. load_run() replaces them,
+    # too, so that the name of a run still matches the name in its run.json.
     rows = table.rows.assign(
         case=case_positions,
         run=table.rows["run"].map(printable),

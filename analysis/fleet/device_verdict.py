@@ -210,7 +210,8 @@ def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
     count = int(np.isfinite(overall.log).sum())
     # Measured speeds differ from the median because of the spread and of measurement noise.
     deviation = math.sqrt(speeds.spread**2 + float(overall.variance[i]))
-    if not deviation:  # equal devices without noise would not differ at all
+    # Without spread and noise, no device would differ from the median.
+    if not deviation:
         return False
     expected_as_slow = count * ndtr(float(overall.log[i]) / deviation)
     return bool(expected_as_slow >= _CHANCE)

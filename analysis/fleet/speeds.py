@@ -289,8 +289,8 @@ def _speeds(
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the devices' speeds in a kind of anchor, and the scatter of the anchors of that kind.
 
-    An anchor that was timed on fewer than three devices is left out. In a fleet of two devices, an
-    anchor is left out unless both timed it. The result is None if no anchor of that kind is left.
+    Only anchors that were timed on at least three devices are used, or on both devices of a fleet
+    of two. The result is None if there is no such anchor of that kind.
 
     Args:
         fleet: the times of all anchors.

@@ -317,7 +317,7 @@ def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[s
 def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Read the isolated (cold) GPU times in seconds, or the CPU times of a CPU-only benchmark.
 
-    Axis values are part of a state's name. The machine is the list of the GPUs that have a time.
+    Axis values are part of a state's name. Only GPUs with a time are named as the machine.
     """
     device_names = {device["id"]: str(device["name"]) for device in document["devices"] or []}
     timed_devices: list[str] = []
@@ -342,21 +342,22 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             else:
                 cases.lost[name] = "it has neither a cold GPU time nor a CPU-only time"
                 continue
-            timed_devices.append(device_names.get(state.get("device"), ""))
-            # 2. Take the samples if their file exists.
+            # 2. Take the samples if their file exists, otherwise mean and standard deviation.
             sample_tag = f"nv/json/bin:{measurement}/sample_times"
             file = None
             if sample_tag in summaries:
                 file = _sample_file(summaries[sample_tag], cases.path)
             if file is not None:
                 cases.add_samples(name, np.fromfile(file, "<f4").astype(float).tolist())
-                continue
-            # 3. Otherwise take the mean and the standard deviation.
-            mean = float(summaries[f"{time_tag}/mean"]["value"])
-            deviation_values = summaries.get(f"{time_tag}/stdev/relative", {})
-            relative_deviation = float(deviation_values.get("value", "nan"))
-            count = int(summaries.get(f"{measurement}/sample_size", {}).get("value", 1))
-            cases.add_summary(name, mean, mean * relative_deviation, count)
+            else:
+                mean = float(summaries[f"{time_tag}/mean"]["value"])
+                deviation_values = summaries.get(f"{time_tag}/stdev/relative", {})
+                relative_deviation = float(deviation_values.get("value", "nan"))
+                count = int(summaries.get(f"{measurement}/sample_size", {}).get("value", 1))
+                cases.add_summary(name, mean, mean * relative_deviation, count)
+            # A time that is not a positive number was not added.
+            if name in cases.times:
+                timed_devices.append(device_names.get(state.get("device"), ""))
     # The version may be missing, and each object that contains it may be null.
     version = ((document.get("meta") or {}).get("version") or {}).get("nvbench") or {}
     return {

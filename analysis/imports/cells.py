@@ -40,8 +40,9 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     Args:
         path: the file, which error messages name.
         cells: columns of measurements.csv as text (times may be numbers), and ``line``, the line
-            number of each row. Required are ``op``, ``dtype``, ``implementation``, ``cache``,
-            ``mode`` and ``time_us``, and the sizes of each operation that occurs.
+            number of each row. The columns ``op``, ``dtype``, ``implementation``, ``cache``,
+            ``mode`` and ``time_us`` are required, and so are the sizes of each operation that
+            occurs. Rows of an unknown operation need the sizes of convolutions.
         library: implementation that is assumed for rows that do not name one. If ``library`` is
             empty, cuBLAS is assumed for GEMMs and cuDNN for convolutions.
 

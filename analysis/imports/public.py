@@ -19,7 +19,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.imports.timings import HEADER, FileDefaults, FileTimings, most_common, read_timings
+from analysis.imports.timings import (
+    HEADER,
+    FileDefaults,
+    FileTimings,
+    most_common,
+    name_of,
+    read_timings,
+)
 from analysis.recordings.load import (
     algorithms_of,
     bursts,
@@ -173,7 +180,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     has_dtype = dtypes == dtype
     kept = [int(i) for i in np.flatnonzero(on_machine & readable & has_dtype)]
     return PublicRows(
-        name=rows.name or path.absolute().name,  # the name of the path "." would be empty
+        name=rows.name or name_of(path),
         dtype=dtype,
         problems=[rows.problems[i] for i in kept],  # type: ignore[misc]
         implementations=[rows.implementations[i] for i in kept],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,8 +165,9 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
     """
     frame = _read_cells(path, lower=True)
     # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
-    #    the project's defaults. If nobody gives a dtype, its column stays missing, and step 3
-    #    reports it. A missing layout gets the default of each operation later.
+    #    the project's defaults. If neither the file nor the user gives a dtype, the column stays
+    #    missing, and step 3 reports it. If neither gives a layout, checked() fills in the default
+    #    layout of each operation.
     for name, default in {**_DEFAULTS, "dtype": defaults.dtype, "layout": defaults.layout}.items():
         if name in frame:
             frame[name] = frame[name].mask(frame[name] == "", default)
@@ -281,7 +283,7 @@ def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
     """Translate the profiler's columns of GEMMs to ours: problem, dtype and layout, all as text.
 
     The dtype is empty if it is not one of ours, or if A and B have different dtypes. If the storage
-    order of A or B is unknown, the layout has a question mark in place of its letter.
+    order of A or B is unknown, the layout has a question mark in place of the operand's letter.
     """
     a_dtype, a_order = _dtype_and_order(frame["A"])
     b_dtype, b_order = _dtype_and_order(frame["B"])
@@ -323,7 +325,7 @@ def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
 def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
     """Return the layout letter of one operand in each row, or "?" if the storage order is unknown.
 
-    An empty text would not do, because an empty layout means the default layout.
+    An empty string would not do, because an empty layout means the default layout.
 
     Args:
         orders: storage order of the operand in each row, ``row`` or ``column``.
@@ -438,3 +440,9 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
 def most_common(words: pd.Series) -> str:
     """Return the word that occurs most often in a column with at least one word."""
     return str(words.value_counts().index[0])
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a file or folder, even if the path is ``.`` or ends in ``..``."""
+    # Links are not followed, because the user knows a file by the name of the link.
+    return os.path.basename(os.path.abspath(path))

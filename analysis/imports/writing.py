@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from analysis.imports.tables import DTYPES, PublicTable, read_rows
-from analysis.imports.timings import FileDefaults, FileTimings
+from analysis.imports.timings import FileDefaults, FileTimings, name_of
 from analysis.recordings.imported import (
     CACHE,
     COLLECTIONS,
@@ -77,7 +77,7 @@ def write_timings(
         UserError: if the machine does not support a dtype of the times, the folder cannot be made,
             or the disk is full.
     """
-    name = path.absolute().name  # the name of the path "." would be empty
+    name = name_of(path)
     public = {
         "source": name,
         "package": "",

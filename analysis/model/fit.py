@@ -224,7 +224,7 @@ class Fit:
             pair_low=min(self.pair_low, other.pair_low),
             pair_high=max(self.pair_high, other.pair_high),
             # Another framework or another machine is faster or slower at many shapes at once.
-            # Errors in a sum then cancel less than the measurements that were fitted show.
+            # Errors in a sum then cancel less than they do for the fitted measurements.
             sum_low=max(self.sum_low, 1.0),
             sum_high=max(self.sum_high, 1.0),
             change_low=max(self.change_low, 1.0),

@@ -113,7 +113,7 @@ def fit_group(
     describable = np.flatnonzero([name in ("", *ALGORITHMS) for name in algorithms])
     sample = np.random.default_rng(0).permutation(describable)[:_MAX_ROWS]
     constants = prior.fit.constants
-    offsets = prior.fit.offsets  # None exactly if the prior has no collections
+    offsets = prior.fit.offsets  # None if and only if the prior has no collections
     same_machine = prior.same_machine(machine)
     estimates = None
     if prior.collections:

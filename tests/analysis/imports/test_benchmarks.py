@@ -101,11 +101,14 @@ def test_nvbench_has_cold_gpu_times_and_sample_files(tmp_path: Path) -> None:
 
 def test_a_gpu_without_a_time_is_not_the_machine(tmp_path: Path) -> None:
     document = json.loads((FILES / "nvbench.json").read_text())
-    document["devices"].append({"id": 1, "name": "NVIDIA T400"})
-    for benchmark in document["benchmarks"]:
-        for state in benchmark["states"]:
-            if state["is_skipped"]:
-                state["device"] = 1
+    document["devices"] += [{"id": 1, "name": "NVIDIA T400"}, {"id": 2, "name": "NVIDIA T600"}]
+    states = [state for benchmark in document["benchmarks"] for state in benchmark["states"]]
+    for state in states:
+        if state["is_skipped"]:
+            state["device"] = 1
+    mean = {"tag": "nv/cold/time/gpu/mean", "data": [{"name": "value", "value": "0"}]}
+    without_time = {**states[0], "name": "Device=2", "device": 2, "summaries": [mean]}
+    document["benchmarks"][0]["states"].append(without_time)
     process = read_benchmarks(written(tmp_path / "nvbench.json", document))
     assert process.facts["machine"] == "NVIDIA H100 80GB HBM3"
 

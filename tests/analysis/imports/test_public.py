@@ -68,13 +68,17 @@ def test_a_recording_has_no_row_of_another_machine(tmp_path: Path) -> None:
             read(tmp_path, A100)
 
 
-def test_the_folder_one_is_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [".", "samples/..", ".."])
+def test_relative_folders_have_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     folder = tmp_path / "mine"
     record(folder, gemm_cases([(64, 64, 64)]), [1e-6])
-    monkeypatch.chdir(folder)
-    here = Path()
-    assert read_source(here, H100).name == "mine"
-    imported = write_timings(read_public(here, H100), here, FileDefaults(), H100, tmp_path)
+    (folder / "samples").mkdir(exist_ok=True)
+    monkeypatch.chdir(folder / "samples" if place == ".." else folder)
+    path = Path(place)
+    assert read_source(path, H100).name == "mine"
+    imported = write_timings(read_public(path, H100), path, FileDefaults(), H100, tmp_path)
     public = read_run(imported)["public"]
     assert public["source"] == public["file"] == "mine"
 
