@@ -78,7 +78,8 @@ class AlikeLayers:
     ) -> Callable[..., Any]:
         """Return a function that runs ``forward`` once per kind of call, and counts further calls.
 
-        ``traced_calls`` maps each kind of call to the calls that have been traced so far.
+        ``traced_calls`` maps each kind of call to the call of this kind that was traced. Calls to
+        all layers of a group share it.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,8 +99,8 @@ class AlikeLayers:
             storages = [
                 tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()
             ]
-            distinct = {storage._cdata: storage.nbytes() for storage in storages}
-            layer = TracedLayer(sum(distinct.values()))
+            bytes_by_storage = {storage._cdata: storage.nbytes() for storage in storages}
+            layer = TracedLayer(input_bytes=sum(bytes_by_storage.values()))
             self.stack.append(layer)
             try:
                 outputs = forward(*args, **kwargs)

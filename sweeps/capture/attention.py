@@ -113,15 +113,16 @@ def _trace_pytorch(
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
     If the operands have no dimension for heads, the last batch dimension counts as heads. Operands
-    may also have several batch dimensions, which are broadcast. A single query head is broadcast to
-    the heads of the keys. The mask, the dropout and the scaling are ignored, because they do not
-    affect shapes.
+    may also have several batch dimensions, which are broadcast. A single query head, or a query
+    without heads, is broadcast to the heads of the keys. The mask, the dropout and the scaling are
+    ignored, because they do not affect shapes.
     """
     # The operands are cast first, because casting a broadcast operand would copy it.
     query = _cast(query)
     key = _cast(key)
     value = _cast(value)
-    if min(query.dim(), key.dim()) > 2 and query.shape[-3] == 1:
+    has_one_query_head = query.dim() == 2 or query.shape[-3] == 1
+    if has_one_query_head and key.dim() > 2:
         query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
     batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     operands = []

@@ -312,7 +312,11 @@ def _term(dimension: Dimension, slope: float) -> str:
 
 
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Return a formula of dimensions for a size, or ``fixed`` if no dimension affects the size."""
+    """Return a formula of dimensions for a size, or ``fixed`` if no dimension affects the size.
+
+    ``value`` is the value of the size, which has the name ``size`` and belongs to the product at
+    ``position``.
+    """
     effects = [
         (dimension, dimension.slopes[position, size])
         for dimension in dimensions
@@ -320,9 +324,12 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
     ]
     if not effects:
         return "fixed"
-    # A dimension explains the size if the size is exactly the slope times the dimension.
+    # A dimension explains the size if the size is the slope times the dimension, except for the
+    # rounding error of a slope such as 7/3.
     sufficient = [
-        (dimension, slope) for dimension, slope in effects if slope * dimension.value == value
+        (dimension, slope)
+        for dimension, slope in effects
+        if math.isclose(slope * dimension.value, value)
     ]
     # 1. The size is a multiple of all its dimensions multiplied together.
     dimensions_multiplied = math.prod(dimension.value for dimension, _ in effects)
@@ -335,7 +342,8 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
         return _term(*sufficient[0])
     # 3. The size is a sum of multiples of its dimensions and a constant.
     terms = [_term(dimension, slope) for dimension, slope in effects]
-    constant = value - sum(slope * dimension.value for dimension, slope in effects)
-    if constant:
-        terms.append(f"{constant:g}")
+    explained = sum(slope * dimension.value for dimension, slope in effects)
+    if not math.isclose(explained, value):
+        terms.append(f"{value - explained:g}")
+    # A negative term is subtracted: "a + -2" becomes "a − 2".
     return " + ".join(terms).replace("+ -", "− ")

@@ -116,18 +116,18 @@ def convolutions_of(
         swapped = {"fprop": "dgrad", "dgrad": "fprop"}
         ordinary_passes = [swapped.get(name, name) for name in passes]
     conv = Conv(
-        x.sizes[0],
-        channels_in,
-        image[0],
-        image[1],
-        channels_out,
-        taps[0],
-        taps[1],
-        (stride[0], stride[1]),
-        (padding[0], padding[1]),
-        (dilation[0], dilation[1]),
-        settings.groups,
-        dtype,
-        "nhwc" if nhwc else "nchw",
+        n=x.sizes[0],
+        c=channels_in,
+        h=image[0],
+        w=image[1],
+        kout=channels_out,
+        r=taps[0],
+        s=taps[1],
+        stride=(stride[0], stride[1]),
+        padding=(padding[0], padding[1]),
+        dilation=(dilation[0], dilation[1]),
+        groups=settings.groups,
+        dtype=dtype,
+        layout="nhwc" if nhwc else "nchw",
     )
     return [replace(conv, pass_=name) for name in ordinary_passes]

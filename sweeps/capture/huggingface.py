@@ -22,6 +22,7 @@ from sweeps.capture.step import (
     ModelStep,
     StartedStep,
     first_line,
+    images_of,
     mean_of,
     refuse_decoding,
     tokens_of,
@@ -88,10 +89,14 @@ class HuggingFace:
             loss = result.get("loss")
             return mean_of(result) if loss is None else loss
 
-        assumptions = list(tokens_of(step)) if takes_tokens else []
+        if takes_tokens:
+            assumptions = tokens_of(step)
+        else:
+            height, width = inputs[model_class.main_input_name].shape[-2:]
+            assumptions = images_of(step, height, width)
         if self.text_only:
-            assumptions.append(_TEXT)
-        return StartedStep(model, call, tuple(assumptions))
+            assumptions = (*assumptions, _TEXT)
+        return StartedStep(model, call, assumptions)
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
         """Return transformers' configuration after setting ``new_sizes``, and then ``changes``.
@@ -121,7 +126,8 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
             - The file cannot be read, or has no ``model_type``.
             - transformers is not installed, or does not know the ``model_type``.
             - transformers does not accept the entries of the file or the new sizes.
-            - The model has no size of a given name.
+            - The configuration has no entry with the name of a new size. The type of an entry is
+              checked only as far as transformers checks it.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
@@ -234,7 +240,10 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
 
 
 def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
-    """Return the arguments that a model is called with: images or token ids.
+    """Return the arguments that a model is called with, by name: images or token ids.
+
+    An encoder-decoder model gets the same token ids for its decoder. In a training step, a model
+    whose class computes a loss also gets them as labels.
 
     Raises:
         UserError: if the model's main input is neither images nor token ids.

@@ -19,7 +19,11 @@ TOKENS, IMAGES = "tokens", "images"
 
 
 class Bottleneck(nn.Module):
-    """ResNet's bottleneck block (He et al. 2016), with the stride in the 3×3 convolution (v1.5)."""
+    """ResNet's bottleneck block (He et al. 2016), with the stride in the 3×3 convolution (v1.5).
+
+    ``channels`` is the number of input channels. ``width`` is the number of channels of the 3×3
+    convolution, a quarter of the number of output channels.
+    """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 from sweeps.capture.known_names import POSITIONS, check_model
@@ -26,6 +25,7 @@ from sweeps.capture.step import (
     ModelStep,
     StartedStep,
     first_line,
+    images_of,
     mean_of,
     refuse_decoding,
     tokens_of,
@@ -61,13 +61,14 @@ class KnownModel:
         """
         known_model = KNOWN[self.name]
         model = _build(known_model.build, {**self.sizes, **changes}, step)
+        model.train(step.mode == TRAIN)
         if known_model.takes == IMAGES:
             refuse_decoding(self.name, step)
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
             _store_channels_last(model)
-            assumptions = (f"a batch of {counted(step.batch, 'image')} of 224 × 224 pixels",)
-            return StartedStep(model, _with_loss(model, (images,), mean_of, step), assumptions)
+            call = _with_loss(model, (images,), mean_of, step)
+            return StartedStep(model, call, images_of(step, 224, 224))
         tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
 
         def loss(logits: Tensor) -> Tensor:
@@ -124,6 +125,7 @@ class Factory:
                 f"{self.name} returns an object of type {type(model).__name__}; it must return an "
                 "nn.Module."
             )
+        model.train(step.mode == TRAIN)
         tensors = [
             torch.zeros(shape, dtype=dtype or step.parameter_dtype) for dtype, shape in self.inputs
         ]
@@ -253,16 +255,10 @@ def _store_channels_last(model: nn.Module) -> None:
 def _with_loss(
     model: nn.Module, inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], step: ModelStep
 ) -> Callable[[], Any]:
-    """Return a function that runs the forward pass, and computes the loss if the step trains.
-
-    If the step trains, the model is put into training mode; otherwise it is put into evaluation
-    mode.
-    """
-    trains = step.mode == TRAIN
-    model.train(trains)
+    """Return a function that runs the forward pass, and computes the loss if the step trains."""
 
     def call() -> Any:
         result = model(*inputs)
-        return loss(result) if trains else result
+        return loss(result) if step.mode == TRAIN else result
 
     return call

@@ -101,6 +101,12 @@ def tokens_of(step: ModelStep) -> tuple[str, ...]:
     return (f"a batch of {sequences} of {counted(step.length, 'token')}",)
 
 
+def images_of(step: ModelStep, height: int, width: int) -> tuple[str, ...]:
+    """Return the assumption about the input of a model for images, in words."""
+    images = counted(step.batch, "image")
+    return (f"a batch of {images} of {height} × {width} pixels",)
+
+
 def refuse_decoding(name: str, step: ModelStep) -> None:
     """Refuse a decoding step for a model that does not generate tokens one by one.
 

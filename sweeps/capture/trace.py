@@ -135,16 +135,18 @@ class Trace(TorchDispatchMode):
         else:
             # A recomputed operation makes a node in a module, like one of the forward pass.
             node_number = torch._C._autograd._get_sequence_nr() - 1
-            module, layers = self._current_path(), tuple(self._layers.stack)
+            module = self._current_path()
+            layers = tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.
             self._places.setdefault(node_number, (module, layers))
-        # 3. Record what the operation reads and writes.
+        # 3. Record what the operation reads and writes. Unless the operation changes its inputs, an
+        # output that shares the storage of an input is a view of it, and nothing is written.
         reads = tuple(map(self._access, inputs))
         input_storages = {access.storage for access in reads}
         writes = tuple(map(self._access, outputs))
         if not func._schema.is_mutable:
             if all(access.storage in input_storages for access in writes):
-                return result  # the operation makes a view, which moves nothing
+                return result  # the operation only makes views, which moves nothing
             writes = tuple(access for access in writes if access.storage not in input_storages)
         operation = TracedOperation(
             name=func._schema.name,

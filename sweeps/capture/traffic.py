@@ -43,6 +43,8 @@ def kind_of(operation: TracedOperation) -> str:
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
     """Return the bytes that other operations read and write, by their kind, largest first.
 
+    Operations of the kind ``nothing``, such as ``empty``, are left out.
+
     If ``fused`` is True, all operations between two products are one kernel, which reads each
     tensor once and writes only the results that are used later. The bytes are then a lower bound,
     because a compiler may be unable to keep all intermediate results on the chip.
@@ -58,7 +60,7 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
                 moved = sum(access.bytes for access in accesses)
                 total[kind_of(operation)] += operation.count * moved
     del total["nothing"]
-    return tuple(MovedBytes(kind, count) for kind, count in total.most_common() if count)
+    return tuple(MovedBytes(kind, moved) for kind, moved in total.most_common() if moved)
 
 
 def largest_operation_bytes(
@@ -91,13 +93,13 @@ def _groups_between_products(
     groups: list[list[TracedOperation]] = [[]]
     last_read: dict[int, int] = {}
     for operation in operations:
-        ends_group = is_product(operation)
-        if ends_group or (groups[-1] and groups[-1][-1].layers != operation.layers):
+        multiplies = is_product(operation)
+        if multiplies or (groups[-1] and groups[-1][-1].layers != operation.layers):
             groups.append([])
-        position = 2 * len(groups) - 1 if ends_group else 2 * len(groups)
+        position = 2 * len(groups) - 1 if multiplies else 2 * len(groups)
         for access in operation.reads:
             last_read[access.storage] = position
-        if not ends_group:
+        if not multiplies:
             groups[-1].append(operation)
     # 2. Find the results of each group that are used after it. A tensor that no operation reads,
     # such as the gradient of a parameter, counts as used, because it is a result of the step.

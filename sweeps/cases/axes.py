@@ -22,7 +22,7 @@ for error messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,10 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
     return (declared,)
 
 
-def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str]) -> Axis:
-    """Parse an axis of sizes, which may also be a multiple of another size in ``sizes``.
+def parse_size_axis(declared: Any, where: str, along: str, sizes: Sequence[str]) -> Axis:
+    """Parse an axis of sizes, which may also be a multiple of another size, one of ``sizes``.
+
+    An error message lists the names in ``sizes`` in their order.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
@@ -205,21 +207,25 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
             raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, _KEYS)}")
     # The keys must be those that a form requires, with or without its optional ones.
     keys = set(table)
-    extra_keys = [keys - required - optional for required, optional in _FORMS if required <= keys]
-    if not extra_keys:
+    # For each form whose required keys are all given, the keys that do not belong to the form.
+    extra_keys_by_form = [
+        keys - required - optional for required, optional in _FORMS if required <= keys
+    ]
+    if not extra_keys_by_form:
         raise UserError(
             f"{where} must be a range (with the keys from, to and step), powers (from, to and "
             "times) or a neighbourhood (around and by)."
         )
-    if all(extra_keys):
-        extra = _listed(sorted(extra_keys[0]))
-        rest = _listed(sorted(keys - extra_keys[0]))
+    if all(extra_keys_by_form):  # no form takes all the keys
+        extra = _listed(sorted(extra_keys_by_form[0]))
+        rest = _listed(sorted(keys - extra_keys_by_form[0]))
         raise UserError(f"{where}: {extra} cannot be combined with {rest}; remove {extra}.")
     for key, value in table.items():
-        if key != "edges" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if key == "edges":  # the only key whose value is a word; it is checked below
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{where}.{key} must be a whole number of at least 1, not {value!r}.")
-        if isinstance(value, int):
-            check_size(value, f"{where}.{key}")
+        check_size(value, f"{where}.{key}")
     values = tuple(_spread(table, where))
     edges = table.get("edges")
     if edges is None:
@@ -238,6 +244,8 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     """Return the values of a range, of powers or of a neighbourhood. The keys must be valid.
 
+    Values below 1 are left out of a neighbourhood.
+
     Raises:
         UserError: if there are too many values or none, if ``to`` is less than ``from``, or if
             ``times`` is 1.
@@ -245,7 +253,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     if "around" in table:
         centre, distance = table["around"], table["by"]
         neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
-        # A distance as large as the centre would give values below 1, which are not sizes.
+        # If the distance is at least as large as the centre, some values are not sizes.
         sizes = [value for value in _checked_length(neighbourhood, where) if value > 0]
         if not sizes:
             raise UserError(f"{where} has no value of at least 1; use a smaller step.")

@@ -80,6 +80,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
 _PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
+_DTYPE_GROUPS = ("all", "emulated")  # words that stand for several dtypes
 _OPTIONS = ("implementation", "config", "mode", "cache", "fill")
 _WEIGHTS_COLD = ("gemm", "linear")  # operations whose GEMMs can be timed with cold weights
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
@@ -203,11 +204,12 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
     # 2. Read each axis, or take its default. By default, a linear layer is timed in all passes, and
     # a convolution only forward. An axis may be a multiple of another size of the block, whether
     # that size is part of the listed shapes or an axis.
-    sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
+    sizes = [name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])]
     axes: dict[str, Axis] = {}
     for name in names:
         if name in block and name in SIZES[op]:
-            axes[name] = parse_size_axis(block[name], f"{where}: {name}", name, sizes - {name})
+            other_sizes = [size for size in sizes if size != name]
+            axes[name] = parse_size_axis(block[name], f"{where}: {name}", name, other_sizes)
         elif name in block:
             axes[name] = parse_axis(block[name], f"{where}: {name}")
         elif name in _DEFAULTS:
@@ -226,6 +228,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
     resolution_order(axes, where)
     _check_words(axes, op, where)
+    _check_dtypes(axes, where)
     _check_weights_cold(axes, op, where)
     filters = block.get("where", [])
     _check_type(filters, list, f"{where}: where", "a list of filters")
@@ -237,7 +240,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Refuse words that are not valid for the operation; axes that are sizes are not checked."""
     valid_words = {
-        "dtype": ("all", "emulated", *TIMED_DTYPES),
+        "dtype": (*_DTYPE_GROUPS, *TIMED_DTYPES),
         "layer": tuple(LAYERS),
         "layout": _LAYOUTS.get(op, ()),
         "pass": _PASSES.get(op, ()),
@@ -253,6 +256,17 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
                 _check_word(word, valid_words[name], f"{where}: {name}")
             else:  # only the implementations know which words they take
                 _check_type(word, str, f"{where}: {name}", "a string")
+
+
+def _check_dtypes(axes: Mapping[str, Axis], where: str) -> None:
+    """Refuse a list of dtypes with ``all`` or ``emulated``, which must be the axis's only word."""
+    words = _words(axes["dtype"])
+    for word in words:
+        if word in _DTYPE_GROUPS and len(words) > 1:
+            raise UserError(
+                f"{where}: dtype {word!r} cannot be combined with other dtypes; give it by itself, "
+                "or list the dtypes."
+            )
 
 
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:

@@ -448,6 +448,27 @@ def test_one_query_head_attends_to_the_keys_of_every_head() -> None:
     assert works == [Attention(batch, heads=3, kv_heads=3, **sizes) for batch in (2, 1)]
 
 
+class SharedQuery(nn.Module):
+    """Attention of one matrix of queries, without a dimension for heads, to all heads of keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (heads, length, width) to the same shape."""
+        result = functional.scaled_dot_product_attention(x[0], x, x)
+        assert result.shape == x.shape
+        return result
+
+
+def shared_query() -> nn.Module:
+    return SharedQuery()
+
+
+def test_queries_without_heads_attend_to_the_keys_of_every_head() -> None:
+    SharedQuery()(torch.randn(3, 5, 8))
+    (work,) = {p.work for p in of("shared_query", "x[3,5,8]", step=ModelStep("prefill"))}
+    sizes = {"queries": 5, "keys": 5, "width": 8, "value_width": 8, "dtype": "bf16"}
+    assert work == Attention(1, heads=3, kv_heads=3, **sizes)
+
+
 def test_an_operand_is_cast_before_it_is_broadcast() -> None:
     step = ModelStep("prefill", autocast=True)
     captured = capture(find_source(f"{__name__}:pooled", inputs=["x[2,3,5,8]"]), step)
@@ -750,3 +771,12 @@ def test_a_size_is_named_by_the_multiple_of_the_dimension_that_explains_it() -> 
     captured = Captured((product,), (), (), parameters=0, parameter_bytes=0)
     names = with_names(captured, [hidden, heads]).products[0].names
     assert names["k"] == "3·hidden"
+
+
+def test_the_rounding_error_of_a_slope_is_not_part_of_a_formula() -> None:
+    """With 6 heads, hidden grows by 12 and a feed-forward width of 7/3 · hidden by 28."""
+    product = Product(Gemm(8, 1008, 432, "bf16"), "up", "", "forward", 1, 0, 0)
+    hidden = Dimension("hidden", 432, {(0, "n"): 28 / 12, (0, "k"): 1.0})
+    captured = Captured((product,), (), (), parameters=0, parameter_bytes=0)
+    names = with_names(captured, [hidden]).products[0].names
+    assert names["n"] == "2.33333·hidden"

@@ -145,6 +145,13 @@ def test_the_text_part_of_a_model_of_images_too_is_captured(tmp_path: Path) -> N
 
 
 @needs_transformers
+def test_the_number_and_the_size_of_images_are_stated(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "vit", num_hidden_layers=1, image_size=[64, 32], patch_size=16)
+    captured = capture(source, STEP)
+    assert captured.assumptions == ("a batch of 2 images of 64 × 32 pixels",)
+
+
+@needs_transformers
 @pytest.mark.parametrize(
     ("config", "words"),
     [

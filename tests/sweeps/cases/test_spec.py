@@ -60,8 +60,8 @@ def test_axes() -> None:
     assert values("4*k", {"k": 8}) == [32]
     assert values("k", {"k": 8}) == [8]
     assert parse_size_axis("2 * n", "", "m", {"n"}) == Multiple(2, "n")
-    assert parse_size_axis([1, "2x1"], "", "stride", set()) == (1, "2x1")
-    assert parse_size_axis(0, "", "padding", set()) == (0,)
+    assert parse_size_axis([1, "2x1"], "", "stride", ()) == (1, "2x1")
+    assert parse_size_axis(0, "", "padding", ()) == (0,)
     assert parse_axis("bf16", "") == ("bf16",)
     assert parse_axis(["bf16", "fp32"], "") == ("bf16", "fp32")
 
@@ -76,7 +76,7 @@ def test_axes_denser_at_tile_edges() -> None:
 def test_axes_denser_at_wave_edges() -> None:
     declared = {"from": 1024, "to": 9000, "step": 1000, "edges": "waves"}
     got = values(declared, {"n": 4096, "k": 64, "dtype": "bf16"})
-    axis = parse_size_axis(declared, "", "m", set())
+    axis = parse_size_axis(declared, "", "m", ())
     assert isinstance(axis, Edges)
     near = [v for v in got if v not in axis.values]
     assert near
@@ -105,6 +105,7 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
         ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
         ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
         ({"from": 1, "to": 9, "step": 1, "edges": ["tiles"]}, "edges is ['tiles']; did you mean"),
+        ({"from": 1, "to": 9, "step": 1, "edges": 10**15}, "edges is 1000000000000000; use one of"),
         ({"around": 1, "by": 5, "step": 20}, "has no value of at least 1; use a smaller step."),
         ([], "is an empty list"),
         (1.9, "takes whole numbers of at least 1, not 1.9"),
@@ -117,7 +118,7 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
 )
 def test_a_bad_axis_names_file_key_and_the_nearest_word(declared: Any, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        parse_size_axis(declared, "mine.toml: block 1: m", "m", set())
+        parse_size_axis(declared, "mine.toml: block 1: m", "m", ())
     assert str(caught.value).startswith("mine.toml: block 1: m")
     assert words in str(caught.value)
 
@@ -139,7 +140,7 @@ def test_both_numbers_of_a_pair_and_factors_are_checked(
         parse_size_axis(declared, f"mine.toml: block 1: {name}", name, {"m"})
     assert str(caught.value).startswith(f"mine.toml: block 1: {name}")
     assert words in str(caught.value)
-    assert parse_size_axis("0x1", "", "padding", set()) == ("0x1",)
+    assert parse_size_axis("0x1", "", "padding", ()) == ("0x1",)
 
 
 HEAD = 'question = "Why?"\nop = "gemm"\n'
@@ -157,6 +158,8 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayuot = 'nn'\n", "did you mean 'layout'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayout = 'mn'\n", "layout is 'mn'; did you mean"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = ['bf61']\n", "did you mean 'bf16'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = ['fp16', 'all']\n",
+         "block 1: dtype 'all' cannot be combined with other dtypes; give it by itself, or list"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'hot'\n", "cache is 'hot'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'weight-cold'\n", "'weights-cold'?"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = ['cold', 'weights-cold']\n"
@@ -191,6 +194,8 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
          "block 1: m and n are defined in terms of one another; give at least one of them as "
          "numbers without edges."),
         (HEAD + "[[block]]\nm = 'm'\nn = 1\nk = 1\n", "multiple of another size, not 'm'"),
+        ("question = 'Why?'\nop = 'conv'\n[[block]]\nimages = 2\nc = 8\nh = 4\nw = 4\nkout = 'q'\n"
+         "r = 1\ns = 1\n", "not 'q'; use one of images, c, h, w, r, s."),
         (HEAD + "[[block]]\nm = 'kk'\nn = 1\nk = 1\n", "did you mean 'k'"),
         (HEAD + "[[block]]\nm = {from = 1, to = 9, step = 1, edges = 'waves'}\nn = 'm'\nk = 1\n",
          "m and n are defined in terms of"),
