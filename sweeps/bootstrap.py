@@ -93,6 +93,7 @@ def main(groups: list[str]) -> int:
 
     Raises:
         KeyError: if pyproject.toml lacks one of the extras.
+        OSError, subprocess.CalledProcessError: as in :func:`set_up`, for the required extras.
     """
     needed = ["measure", *(group for group in groups if not group.endswith("?"))]
     python = set_up(requirements(needed))
@@ -207,6 +208,10 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
 
     If the new ``.venv`` cannot be completed, restore the old one and return False; otherwise return
     True. ``on_top_of`` is as in :func:`make_venv`, and ``hurried`` as in :func:`install`.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: as in :func:`set_up`. The old ``.venv`` is restored
+            before the error is raised.
     """
     old_venv = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
@@ -281,6 +286,10 @@ def make_venv(on_top_of: str | None = None) -> bool:
     Return True if ``.venv`` was created; otherwise print what to do and return False. ``on_top_of``
     is the path of an interpreter whose packages ``.venv`` also sees, or None for an isolated
     ``.venv``.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: if ``.venv`` was created, but the module or the
+            folders of ``on_top_of`` could not be added to it.
     """
     _say("Setting up .venv (once) …")
     try:

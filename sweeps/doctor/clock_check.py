@@ -76,14 +76,18 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     """Run all comparisons, and return the content of ``clock.json`` (see results/README.md).
 
     At most ``count`` cases are timed with a standard timer, and at most ``count`` GEMMs with CUDA
-    graphs. ``note`` is called before each step with a sentence for the user.
+    graphs. The effect of a profiler is always measured on :data:`_PROFILER_CASES` cases. ``note``
+    is called before each step with a sentence for the user.
     """
     machine, gpu = device.machine, device.gpu
     passes = []
     # A CPU has only eleven cases, however many are requested.
-    cases = counted(len(clock_cases(machine, count)), "case")
+    cases_in_words = counted(len(clock_cases(machine, count)), "case")
     for number in range(1, _PASSES + 1):
-        note(f"Timing {cases} with the sampler and a standard timer, pass {number} of {_PASSES} …")
+        note(
+            f"Timing {cases_in_words} with the sampler and a standard timer, pass {number} of "
+            f"{_PASSES} …"
+        )
         passes.append(_in_process(_one_pass, machine, gpu, count))
     note("Timing launches before and after loading a profiler …")
     profiler = _in_process(_around_a_profiler, machine, gpu, _PROFILER_CASES)
@@ -211,7 +215,14 @@ def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """Sample the ``count`` cases with the fewest FLOPs, before and after a profiler session."""
+    """Sample up to ``count`` short cases before and after a profiler session.
+
+    On a CPU, the session is one in the verbose mode of the vendor libraries. The cases are those
+    with the fewest FLOPs among four times as many.
+
+    Return rows with ``problem``, and with ``before_us`` and ``after_us``, the median µs per launch.
+    A case that has no time before or after the session is left out.
+    """
     # A profiler slows launches, which shows most in the shortest ones.
     by_size = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)
     cases = by_size[:count]
@@ -220,6 +231,7 @@ def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[di
     if not subjects:
         return []
     before, _ = in_rounds(bench.sampler, subjects)
+    # One launch is enough, because a profiler that was loaded slows all later launches.
     if gpu is None:
         with cpu_tracer() as trace:
             trace(lambda: subjects[0].launch(0))
@@ -261,6 +273,8 @@ def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str
         assert isinstance(problem, Gemm)
         dtype = TORCH_DTYPES[problem.dtype]
         # Together the weights should be larger than twice the L2 cache, so that none stays in it.
+        # Even if one is that large, a second one is used in turn. The upper limit keeps the graph
+        # short; it lets small weights stay in the cache.
         weight_bytes = problem.n * problem.k * dtype.itemsize
         weight_count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
         try:

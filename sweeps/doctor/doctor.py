@@ -82,7 +82,9 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
         "gemm": Gemm(1024, 1024, 1024, "fp16"),
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
     }
-    if not HAND_WRITTEN.keys() & implementations().keys():
+    # The hand-written kernels are listed as implementations only if Triton is installed.
+    has_triton = not HAND_WRITTEN.keys().isdisjoint(implementations())
+    if not has_triton:
         # The extra contains Triton only on Linux.
         remedy = f"; {extra('measure')}" if sys.platform == "linux" else ""
         yield DoctorFinding(
@@ -97,7 +99,15 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
-    """Report the number of GPUs, differences from machines.toml, and the readings of NVML."""
+    """Report facts about a GPU, and what may spoil its timings.
+
+    The findings are:
+
+    - the number of GPUs, if there are several;
+    - differences from machines.toml, or that the GPU is not in it;
+    - whether the GPU is a MIG slice;
+    - the readings of NVML, or a warning that there are none.
+    """
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(

@@ -123,6 +123,8 @@ class History:
             # ``hidden`` is False if gaps between launches may show, and missing otherwise.
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)
+                # Only a sample whose results were checked has ``checking``, the check's seconds. A
+                # wrong result would have become an outcome instead of a sample.
                 if "checking" in event:
                     self._mark_sound(event)
             case "sample":

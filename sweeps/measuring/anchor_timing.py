@@ -31,6 +31,9 @@ def time_anchors(
 ) -> None:
     """Time the anchors on one GPU.
 
+    ``worker`` is the shard's name. ``emit`` is called with every event, and ``on_start`` before
+    anything that may crash.
+
     An anchor that cannot be prepared is left out. A burst sample that fails or shows launch gaps is
     dropped.
 
@@ -48,6 +51,10 @@ def time_anchors(
     sampler = bench.sampler
 
     def report(key: str, phase: str, launch_seconds: float, reading: Reading, **more: Any) -> None:
+        """Emit an event for a sample or a window of the anchor ``key``.
+
+        The event costs nothing, because anchors do not count towards the budget.
+        """
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         emit(
             make_event(

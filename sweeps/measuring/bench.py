@@ -115,7 +115,8 @@ def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **
     """Make an event that happens now.
 
     ``worker`` is the shard's name. ``case`` is the id of the case, or "" if the event belongs to no
-    case. ``cost`` is the measuring time that the event took, in seconds.
+    case. ``cost`` is the measuring time that the event took, in seconds. ``more`` has the further
+    entries of the event.
     """
     gpu_entry = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {

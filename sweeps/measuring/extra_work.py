@@ -1,4 +1,8 @@
-"""Re-time cases, re-time pairs of cases, and name kernels, each in a separate process."""
+"""Re-time cases, re-time pairs of cases, and name kernels, each in a separate process.
+
+In the functions below, ``worker`` is the shard's name. ``emit`` is called with every event, and
+``on_start`` before anything that may crash.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,7 @@ def repeat_cases(
     results = bench.prepare(cases, {}, on_start)
     ready = [result for result in results if isinstance(result, Ready)]
     sampler.wake()
+    # The time to prepare the cases counts as measuring time, but belongs to no single case.
     emit(make_event(bench, worker, "aside", "", sampler.now() - begin))
     shuffle = random.Random(0).shuffle
     for _ in range(CHECKPOINTS[1]):
