@@ -59,6 +59,7 @@ class AlikeLayers:
         replaced: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
+                # A layer may be in two lists, but its forward may be replaced only once.
                 new_layers = [layer for layer in module if layer not in replaced]
                 for group in _groups_of_identical(new_layers):
                     traced_calls: dict[Any, _TracedCall] = {}  # shared by the layers of the group

@@ -46,7 +46,7 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
     dtype or its number of dimensions is not supported.
     """
     products: list[Product] = []
-    unknown: dict[str, None] = {}
+    unknown: dict[str, None] = {}  # the dictionary is used as a set that keeps its order
     # Position of each forward product, by the number of its autograd node.
     forward_positions: dict[int, int] = {}
     for operation in operations:

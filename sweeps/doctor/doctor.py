@@ -173,6 +173,7 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """
 
     def ask(query: Any, *arguments: Any) -> Any:
+        """Return the result of a function of NVML, or None if NVML does not know it."""
         try:
             return query(*arguments)
         except nvml.NVMLError:
