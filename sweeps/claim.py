@@ -59,8 +59,8 @@ class Claim:
         if wait or not self._is_held_elsewhere():
             raise UserError(refusal, exit_code=1)
         # This node cannot see whether a process on another node still runs. If that process has
-        # ended, its claim expires after _LEASE_SECONDS. The wait is half as long again, so that it
-        # does not end just before that moment.
+        # ended, its claim expires after _LEASE_SECONDS. This process waits half as long again, so
+        # that it does not give up just before the claim expires.
         if not self._try_to_acquire(1.5 * _LEASE_SECONDS):
             raise UserError(refusal, exit_code=1)
 

@@ -59,7 +59,8 @@ class AlikeLayers:
         replaced: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
-                # A layer may be in two lists, but its forward may be replaced only once.
+                # A layer may be in two lists. Its forward is replaced only once, so that the
+                # original is recorded and can be restored.
                 new_layers = [layer for layer in module if layer not in replaced]
                 for group in _groups_of_identical(new_layers):
                     traced_calls: dict[Any, _TracedCall] = {}  # shared by the layers of the group
@@ -79,8 +80,8 @@ class AlikeLayers:
     ) -> Callable[..., Any]:
         """Return a function that runs ``forward`` once per kind of call, and counts further calls.
 
-        ``traced_calls`` maps each kind of call to the call of this kind that was traced. Calls to
-        all layers of a group share it.
+        ``traced_calls`` maps each kind of call to the call of this kind that was traced. All layers
+        of a group share this dictionary.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:

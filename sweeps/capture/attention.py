@@ -113,9 +113,9 @@ def _trace_pytorch(
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
     If the operands have no dimension for heads, the last batch dimension counts as heads. Operands
-    may also have several batch dimensions, which are broadcast. A single query head, or a query
-    without heads, is broadcast to the heads of the keys. The mask, the dropout and the scaling are
-    ignored, because they do not affect shapes.
+    may also have several batch dimensions, which are broadcast. A single query head, or a single
+    matrix of queries without a dimension for heads, is broadcast to the heads of the keys. The
+    mask, the dropout and the scaling are ignored, because they do not affect shapes.
     """
     # The operands are cast first, because casting a broadcast operand would copy it.
     query = _cast(query)

@@ -314,8 +314,8 @@ def _term(dimension: Dimension, slope: float) -> str:
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
     """Return a formula of dimensions for a size, or ``fixed`` if no dimension affects the size.
 
-    ``value`` is the value of the size, which has the name ``size`` and belongs to the product at
-    ``position``.
+    ``size`` is the name of the size, and ``value`` is its value. ``position`` is the position of
+    the product that has the size.
     """
     effects = [
         (dimension, dimension.slopes[position, size])
@@ -324,8 +324,8 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
     ]
     if not effects:
         return "fixed"
-    # A dimension explains the size if the size is the slope times the dimension, except for the
-    # rounding error of a slope such as 7/3.
+    # A dimension explains the size if the size is the slope times the dimension. The comparison is
+    # not exact, because a slope such as 7/3 has a rounding error.
     sufficient = [
         (dimension, slope)
         for dimension, slope in effects

@@ -126,8 +126,8 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
             - The file cannot be read, or has no ``model_type``.
             - transformers is not installed, or does not know the ``model_type``.
             - transformers does not accept the entries of the file or the new sizes.
-            - The configuration has no entry with the name of a new size. The type of an entry is
-              checked only as far as transformers checks it.
+            - The configuration has no entry with the name of a new size. Whether that entry is a
+              whole number is not checked.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:

@@ -139,14 +139,15 @@ class Trace(TorchDispatchMode):
             layers = tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.
             self._places.setdefault(node_number, (module, layers))
-        # 3. Record what the operation reads and writes. Unless the operation changes its inputs, an
-        # output that shares the storage of an input is a view of it, and nothing is written.
+        # 3. Record what the operation reads and writes. If the operation does not change its
+        # inputs, an output that shares the storage of an input is a view of that input, and is not
+        # written.
         reads = tuple(map(self._access, inputs))
         input_storages = {access.storage for access in reads}
         writes = tuple(map(self._access, outputs))
         if not func._schema.is_mutable:
             if all(access.storage in input_storages for access in writes):
-                return result  # the operation only makes views, which moves nothing
+                return result  # the operation only makes views, so it moves nothing
             writes = tuple(access for access in writes if access.storage not in input_storages)
         operation = TracedOperation(
             name=func._schema.name,

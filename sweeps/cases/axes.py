@@ -94,9 +94,10 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
 
 
 def parse_size_axis(declared: Any, where: str, along: str, sizes: Sequence[str]) -> Axis:
-    """Parse an axis of sizes, which may also be a multiple of another size, one of ``sizes``.
+    """Parse an axis of sizes, which may also be a multiple of another size.
 
-    An error message lists the names in ``sizes`` in their order.
+    ``sizes`` has the names of the sizes that the axis may be a multiple of. An error message lists
+    them in the same order.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
@@ -205,9 +206,10 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, _KEYS)}")
-    # The keys must be those that a form requires, with or without its optional ones.
+    # The keys must be those that a form requires, with or without its optional ones. A form is a
+    # candidate if all its required keys are given. For each candidate, collect the given keys that
+    # do not belong to it.
     keys = set(table)
-    # For each form whose required keys are all given, the keys that do not belong to the form.
     extra_keys_by_form = [
         keys - required - optional for required, optional in _FORMS if required <= keys
     ]
@@ -216,12 +218,12 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
             f"{where} must be a range (with the keys from, to and step), powers (from, to and "
             "times) or a neighbourhood (around and by)."
         )
-    if all(extra_keys_by_form):  # no form takes all the keys
+    if all(extra_keys_by_form):  # no form has all the keys
         extra = _listed(sorted(extra_keys_by_form[0]))
         rest = _listed(sorted(keys - extra_keys_by_form[0]))
         raise UserError(f"{where}: {extra} cannot be combined with {rest}; remove {extra}.")
     for key, value in table.items():
-        if key == "edges":  # the only key whose value is a word; it is checked below
+        if key == "edges":  # the only key that takes a word, which is checked below
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{where}.{key} must be a whole number of at least 1, not {value!r}.")

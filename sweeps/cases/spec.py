@@ -20,7 +20,8 @@
 - the text of one config.
 
 Dtypes that the machine emulates are left out, unless the user requested them or the block has no
-other dtypes. ``dtype = "emulated"`` selects only the emulated dtypes.
+other dtypes. ``dtype = "emulated"`` selects only the emulated dtypes. The words ``all`` and
+``emulated`` cannot be combined with other dtypes.
 
 ``cache`` is ``cold`` or ``warm``. For GEMMs in bursts, it may also be ``weights-cold``: the first
 operand is then warm and the second cold, as in inference.
@@ -259,7 +260,7 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _check_dtypes(axes: Mapping[str, Axis], where: str) -> None:
-    """Refuse a list of dtypes with ``all`` or ``emulated``, which must be the axis's only word."""
+    """Refuse ``all`` or ``emulated`` in a list that has other words, too."""
     words = _words(axes["dtype"])
     for word in words:
         if word in _DTYPE_GROUPS and len(words) > 1:

@@ -76,8 +76,8 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     """Run all comparisons, and return the content of ``clock.json`` (see results/README.md).
 
     At most ``count`` cases are timed with a standard timer, and at most ``count`` GEMMs with CUDA
-    graphs. The effect of a profiler is always measured on :data:`_PROFILER_CASES` cases. ``note``
-    is called before each step with a sentence for the user.
+    graphs. The effect of a profiler is measured on at most :data:`_PROFILER_CASES` cases,
+    whatever ``count`` is. ``note`` is called before each step with a sentence for the user.
     """
     machine, gpu = device.machine, device.gpu
     passes = []
@@ -215,13 +215,13 @@ def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """Sample up to ``count`` short cases before and after a profiler session.
+    """Sample at most ``count`` short cases, before and after one of them runs in a profiler.
 
-    On a CPU, the session is one in the verbose mode of the vendor libraries. The cases are those
-    with the fewest FLOPs among four times as many.
+    The cases are those with the fewest FLOPs among four times as many of :func:`clock_cases`. On a
+    CPU, the verbose mode of the vendor libraries takes the place of the profiler.
 
-    Return rows with ``problem``, and with ``before_us`` and ``after_us``, the median µs per launch.
-    A case that has no time before or after the session is left out.
+    Return rows with ``problem``, ``before_us`` and ``after_us`` (the median µs per launch before
+    and after the profiler). A case without one of the two times is left out.
     """
     # A profiler slows launches, which shows most in the shortest ones.
     by_size = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)
@@ -231,7 +231,7 @@ def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[di
     if not subjects:
         return []
     before, _ = in_rounds(bench.sampler, subjects)
-    # One launch is enough, because a profiler that was loaded slows all later launches.
+    # One launch is enough, because a profiler slows all later launches once it is loaded.
     if gpu is None:
         with cpu_tracer() as trace:
             trace(lambda: subjects[0].launch(0))
@@ -273,8 +273,9 @@ def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str
         assert isinstance(problem, Gemm)
         dtype = TORCH_DTYPES[problem.dtype]
         # Together the weights should be larger than twice the L2 cache, so that none stays in it.
-        # Even if one is that large, a second one is used in turn. The upper limit keeps the graph
-        # short; it lets small weights stay in the cache.
+        # Even if one is that large, there is a second one, so that no two launches in a row use the
+        # same weights. The upper limit keeps the graph short, but small weights then stay in the
+        # cache.
         weight_bytes = problem.n * problem.k * dtype.itemsize
         weight_count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
         try:

@@ -104,9 +104,9 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     The findings are:
 
     - the number of GPUs, if there are several;
-    - differences from machines.toml, or that the GPU is not in it;
-    - whether the GPU is a MIG slice;
-    - the readings of NVML, or a warning that there are none.
+    - differences from machines.toml, or the fact that machines.toml does not list the GPU;
+    - a warning, if the GPU is a MIG slice;
+    - the readings of NVML, or a warning if NVML cannot be used.
     """
     count = torch.cuda.device_count()
     if count > 1:
@@ -173,7 +173,7 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """
 
     def ask(query: Any, *arguments: Any) -> Any:
-        """Return the result of a function of NVML, or None if NVML does not know it."""
+        """Return the result of an NVML function, or None if NVML reports an error."""
         try:
             return query(*arguments)
         except nvml.NVMLError:

@@ -56,7 +56,7 @@ def anchor_rows(
             "worker": worker,
             "gpu": gpu,
             "gpu_id": gpu_record.get("id"),
-            # run.json lists only GPUs. A CPU has no record, and gets the number of the first node.
+            # A CPU has no record in ``gpus``, so its row gets the number of the first node.
             "node": gpu_record.get("node", 0),
             "phase": phase,
             "time_utc": utc(samples[-1]["at"]),

@@ -91,7 +91,8 @@ def health(
 ) -> dict[str, Any]:
     """Return the entry ``health`` of run.json: the verdict on a run, and its reasons, worst first.
 
-    If the run is not quiet, and is not known to have measured a GPU, likely causes come last.
+    If the run is not quiet, the reasons end with likely causes, unless the run is known to have
+    measured a GPU.
 
     ``record`` has the entries of run.json. ``machine`` is None if its facts are not recorded, and
     ``speeds`` has one element for each worker and GPU.

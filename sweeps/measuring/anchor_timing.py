@@ -51,9 +51,9 @@ def time_anchors(
     sampler = bench.sampler
 
     def report(key: str, phase: str, launch_seconds: float, reading: Reading, **more: Any) -> None:
-        """Emit an event for a sample or a window of the anchor ``key``.
+        """Emit an event for a sample or a window of the anchor with the id ``key``.
 
-        The event costs nothing, because anchors do not count towards the budget.
+        The event's cost is 0, because anchors do not count towards the budget.
         """
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         emit(
