@@ -49,10 +49,14 @@ class Arena:
         """Announce that ``copies`` operand sets of a problem are needed.
 
         All problems of a dtype must be announced before :meth:`capacity` or :meth:`sets` is called
-        for that dtype, because the largest need determines the size of the memory.
+        for that dtype, because the largest need determines the size of the memory. A problem of
+        which not even one set fits in the arena is ignored, so that it takes no memory that other
+        problems do not need.
+
+        With ``shared_a``, all sets share one first operand.
         """
         a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
-        if max(a_bytes + b_bytes, out_bytes) > self._max_bytes:  # not even one set fits
+        if max(a_bytes + b_bytes, out_bytes) > self._max_bytes:
             return
         input_bytes = a_bytes + b_bytes + (copies - 1) * set_bytes(problem, shared_a, storage)
         result_bytes = copies * out_bytes

@@ -107,7 +107,10 @@ class CpuClock:
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
-        """Time the batch on the calling thread."""
+        """Time the batch on the calling thread.
+
+        ``paced`` has no effect, because the gaps between launches are always part of the time.
+        """
         settling_began = time.perf_counter_ns()
         while settle and (time.perf_counter_ns() - settling_began) < settle * 1e9:
             launch(indices[0])

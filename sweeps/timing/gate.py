@@ -64,15 +64,20 @@ class HostFlag:
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
-        """Pin the word in the host's memory, and hold the stream once as a test.
+        """Pin the word, hold the stream once as a test, and start the thread that watches it.
 
-        ``driver`` is the CUDA driver's library, as ctypes loads it.
+        Args:
+            torch: the imported module.
+            driver: the CUDA driver's library, as ctypes loads it.
+            now: function that returns the time of a monotonic clock in seconds.
 
         Raises:
             OSError: if the driver cannot hold a stream in this way.
             AttributeError: if the driver lacks a function that the gate needs.
         """
-        self._cuda, self._driver, self._now = torch.cuda, driver, now
+        self._cuda = torch.cuda
+        self._driver = driver
+        self._now = now
         self._memory = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._word = ctypes.c_uint32.from_address(self._memory.data_ptr())
         self._address = ctypes.c_uint64()

@@ -249,6 +249,10 @@ class Sampler:
     def sample(self, subject: Subject) -> Sample:
         """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
 
+        A sample with visible gaps is counted in the subject's ``exposed`` instead. In both cases,
+        ``cost`` becomes the measured cost, and ``checked_late`` is updated. If the check finds a
+        wrong result, only ``cost`` changes.
+
         A batch during which the hardware throttled is timed again after a pause, up to three times.
         If the hardware still throttles, the last batch is kept with the throttle reasons. Later
         batches are then not timed again until one of them runs at full speed.
@@ -270,7 +274,8 @@ class Sampler:
             seconds = timing.seconds / subject.launches
             # 3. Check the results. The measuring loop reserves the time for the check separately
             # (Subject.checking).
-            subject.cost = self.now() - begin
+            cost_without_check = self.now() - begin
+            subject.cost = cost_without_check
             if checker is not None:
                 checker.batch(indices, timing.last)
         finally:
@@ -291,7 +296,7 @@ class Sampler:
             reading=reading,
             hidden=timing.hidden,
             checked=checked,
-            checking=cost - subject.cost,
+            checking=cost - cost_without_check,
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
@@ -300,6 +305,7 @@ class Sampler:
         Between two batches, the device waits until the host has read the sensors. This pause is
         part of the next window, which therefore lasts longer than its launches. A batch is not
         timed again if the hardware slows itself down, because that is part of the steady state.
+        After the last batch, the subject's checker launches once more and checks the result.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -313,6 +319,8 @@ class Sampler:
                 # Each batch starts one set further, as in _indices.
                 indices = [(len(windows) + i) % subject.sets for i in range(subject.launches)]
                 subject.renew(subject.launches)
+                # Hiding the gaps between launches would need a closed gate, behind which the device
+                # is idle while the batch is queued. It would then leave its steady state.
                 timing = clock.time(subject.launch, indices, paced=True)
                 # A window lasts from the end of the window before it to the end of its own batch.
                 window_begin = window_end

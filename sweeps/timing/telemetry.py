@@ -198,7 +198,8 @@ def open_nvml() -> Any | None:
 def nvml_handle(nvml: Any, properties: Any) -> Any | None:
     """Return NVML's handle of a GPU, given what PyTorch's ``get_device_properties`` returned.
 
-    Return None if NVML finds the GPU neither by its UUID nor by its PCI address.
+    For a MIG slice, this is the handle of the GPU that the slice belongs to. Return None if NVML
+    finds the GPU neither by its UUID nor by its PCI address.
     """
     uuid = str(getattr(properties, "uuid", ""))
     domain = getattr(properties, "pci_domain_id", 0)
