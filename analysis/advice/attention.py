@@ -6,8 +6,9 @@ from typing import Any
 
 from analysis.model.attention_basis import FRAMEWORKS, find_attention
 from analysis.model.basis import Basis
-from kernels.common.checks import check_option, check_size, is_whole
+from kernels.common.checks import check_option, check_size, check_word, is_whole
 from kernels.common.errors import UserError
+from kernels.problem import DTYPE_BYTES
 from sweeps.capture.captured import Attention
 
 CAUSAL, FULL, DECODE = "causal", "full", "decode"
@@ -25,8 +26,8 @@ def parse_attention(text: str) -> Attention:
     With ``decode``, each sequence has only one query, which attends to the S keys of the sequence.
 
     Raises:
-        UserError: if the text does not have this form, if a size is 0 or too large, or if the
-            number of KV heads does not divide the number of heads.
+        UserError: if the text does not have this form, if a size is 0 or too large, if the dtype or
+            the mask is unknown, or if the number of KV heads does not divide the number of heads.
     """
     fields = [field.strip().lower() for field in text.split(",")]
     if len(fields) < _FIELDS_WITH_MASK:
@@ -39,6 +40,7 @@ def parse_attention(text: str) -> Attention:
         )
     for name, size in zip(_SIZES, sizes, strict=True):
         check_size(int(size), name)
+    check_word("dtype", dtype, DTYPE_BYTES)
     check_option("--attention", mask, (CAUSAL, FULL, DECODE))
     batch, tokens, heads, kv_heads, head_width = [int(size) for size in sizes]
     return Attention(
@@ -56,6 +58,8 @@ def parse_attention(text: str) -> Attention:
 
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
     """Return the row that ``predict --json`` prints for an attention call.
+
+    ``framework`` is the framework that computes the attention, or None if it is unknown.
 
     Raises:
         UserError: in any of these cases:

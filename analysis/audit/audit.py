@@ -93,7 +93,8 @@ class LeverSearch:
         multiple: number that widths have to be multiples of; None to use the numbers that
             :func:`analysis.audit.candidates.candidates` prefers.
         tries: values to try for each dimension. If given, only combinations of these values are
-            compared.
+            compared. ``vary`` and ``multiple`` are then refused, and ``more_parameters`` has no
+            effect.
     """
 
     vary: tuple[str, ...] = ()
@@ -141,6 +142,7 @@ def audit(
             - Attention was measured, but not with the kernel that the user names.
             - No operation has a time that can be counted on a machine.
             - Layers are to be recomputed in a step that does not train.
+            - The search has ``tries`` together with ``vary`` or ``multiple``.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.sources import Factory
@@ -205,16 +207,27 @@ def audit(
 def _check_options(
     source: ModelSource, trains: bool, runtime: Runtime, search: LeverSearch
 ) -> None:
-    """Refuse to recompute layers in a step that does not train, or to try unknown dimensions.
+    """Refuse options that do not fit the model, the step or one another.
 
     Raises:
-        UserError: if the options would recompute layers in such a step, or name an unknown
-            dimension.
+        UserError: in any of these cases:
+
+            - Layers are to be recomputed in a step that does not train.
+            - Values are given together with an option that would limit a search.
+            - Values are given for an unknown dimension.
     """
     if runtime.recompute and not trains:
         raise UserError(
             "--recompute is only for training, because no other mode computes layers twice; leave "
             "it out."
+        )
+    if search.tries and search.vary:
+        raise UserError(
+            "--try compares given values, and --vary limits a search; give one of them."
+        )
+    if search.tries and search.multiple is not None:
+        raise UserError(
+            "--try compares given values, and --multiple limits a search; give one of them."
         )
     for name in search.tries:
         if not source.sizes:

@@ -18,6 +18,7 @@ from analysis.units import signed_percent, three_digits
 from kernels.common.counts import counted
 
 _MOST_ROWS = 16  # maximum number of matrix operations on a terminal
+_COMPARED_LEVERS = 2  # maximum number of levers of each machine in a comparison
 _MARKDOWN_ROWS = 10  # maximum number of rows, with other operations, on a Markdown page
 
 
@@ -282,6 +283,8 @@ def sources(report: AuditReport) -> str:
 def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role.
 
+    A paragraph has at most two levers, and says how many more there are.
+
     There is at least one report, and all reports are about the same step, so the warnings and
     assumptions of the first report apply to every report.
     """
@@ -301,12 +304,18 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
             else:  # the role's operations are not counted on this machine
                 cells.append("–")
         table.append([role, *cells])
-    # 2. Write the paragraphs, each with the first two levers and all refused changes, and then the
+    # 2. Write the paragraphs, each with the first levers and all refused changes, and then the
     #    table.
     lines = []
     for report in reports:
         lines += [f"{report.title} on {report.account.machine}", *summary_lines(report)]
-        lines += [*_lever_lines(report.levers[:2]), *_refused_lines(report), ""]
+        lines += _lever_lines(report.levers[:_COMPARED_LEVERS])
+        if len(report.levers) > _COMPARED_LEVERS:
+            more = counted(
+                len(report.levers) - _COMPARED_LEVERS, "more change is", "more changes are"
+            )
+            lines.append(f"{more} left out; --json lists all {len(report.levers)}.")
+        lines += [*_refused_lines(report), ""]
     if reports[0].warnings:
         lines += [*reports[0].warnings, ""]
     lines += [*aligned_lines(table), ""]

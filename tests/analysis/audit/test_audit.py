@@ -324,6 +324,16 @@ def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
     assert comparison.count("layers 12 → 24, hidden 768 → 960 cannot be judged: ") == 2
 
 
+def test_a_comparison_says_how_many_changes_it_leaves_out(h100: Basis) -> None:
+    tries = {"vocab": (50264, 50272, 50304)}
+    audits = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))
+    comparison = as_comparison([result.report for result in audits])
+    assert comparison.count("1 more change is left out; --json lists all 3.") == 2
+    tries = {"vocab": (50264, 50272)}
+    audits = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))
+    assert "left out" not in as_comparison([result.report for result in audits])
+
+
 def test_a_comparison_has_no_time_for_attention_that_a_machine_does_not_count(h100: Basis) -> None:
     cpu = find_basis("cpu-intel-xeon-avx512bf16-1t", RESULTS)
     decode = ModelStep("decode", batch=8, seq=512)

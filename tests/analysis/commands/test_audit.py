@@ -84,6 +84,8 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--causal", "quarter"), "--causal is 'quarter'; use one of half, full"),
         ((*GPT2, "--try", "hidden"), "--try is 'hidden'; give sizes such as hidden=4096,4224"),
         ((*GPT2, "--try", "widht=4"), "gpt2 has no size 'widht'"),
+        ((*GPT2, "--try", "hidden=1024", "--vary", "heads"), "--vary limits a search"),
+        ((*GPT2, "--try", "hidden=1024", "--multiple", "64"), "--multiple limits a search"),
         (
             (
                 *("audit", "torch.nn:Identity", "--machine", "h100-sxm"),

@@ -261,6 +261,11 @@ def test_what_is_no_call_gets_a_sentence(text: str) -> None:
         parse_attention(text)
 
 
+def test_a_mask_without_a_dtype_is_not_taken_for_the_dtype() -> None:
+    with pytest.raises(UserError, match="dtype 'causal' is not known"):
+        parse_attention("8,2048,32,8,128,causal")
+
+
 def test_a_call_may_have_spaces_and_upper_case() -> None:
     assert parse_attention("8, 2048, 32, 8, 128, BF16, Full") == parse_attention(
         "8,2048,32,8,128,bf16,full"
