@@ -92,7 +92,7 @@ def _lines(source: str) -> list[str]:
 
 
 def gather(root: Path, target: Path) -> None:
-    """Copy the modules and data files of a checkout into the folder of the namespace.
+    """Write the rewritten modules of a checkout and its data files to the namespace's folder.
 
     Raises:
         ValueError: if a module has an import that cannot be rewritten.

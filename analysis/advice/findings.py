@@ -46,15 +46,15 @@ class AdviceFinding:
         example = f"{best.problem} with {best.change or best.implementation}"
         if len(gains) > 1:
             example = f"{len(gains):,} shapes, such as {example}"
-        # A gain per FLOP already accounts for more FLOPs.
+        # A gain per FLOP already accounts for more FLOPs. Any other gain is printed with them.
         if best.question == "choose":
-            cost = " per FLOP"
+            qualifier = " per FLOP"
         else:
             extra_flops = max(answer.extra_flops for answer in self.advice)
             is_printable = extra_flops >= 5e-4  # less would be printed as 0.0%
             up_to = "up to " if len(gains) > 1 else ""
-            cost = f" for {up_to}{extra_flops:.1%} more FLOPs" if is_printable else ""
-        return f"**{best.verdict}**, {self._action()}; gain {gain_range}{cost} ({example})."
+            qualifier = f" for {up_to}{extra_flops:.1%} more FLOPs" if is_printable else ""
+        return f"**{best.verdict}**, {self._action()}; gain {gain_range}{qualifier} ({example})."
 
     def _action(self) -> str:
         """Describe the action, for example ``bf16, N: make it a multiple of 64``."""

@@ -125,6 +125,7 @@ def peak(analysis: Analysis) -> Headline | None:
 class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
 
+    ``share`` is at most 1, even if the GEMM was measured to be faster than the peak.
     ``cases`` is the number of GEMMs of this dtype that were compared.
     """
 
@@ -280,9 +281,9 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The value, the interval and the count are those of the first dtype. If even the largest measured
-    size in that dtype is too slow, the value is this largest size. Return None if no dtype has
-    enough square GEMMs.
+    The value, the interval and the count are those of the first dtype. If the value or an end of
+    the interval is larger than every measured size, the largest measured size is reported instead.
+    Return None if no dtype has enough square GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow

@@ -65,6 +65,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
         return []
+    # The user's framework may differ from that of a public table.
     if recording.is_public_table:
         model = for_any_framework(model)
     measured = _table_measurements(recording)

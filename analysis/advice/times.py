@@ -112,8 +112,9 @@ def _with_reported_interval(
     """Return a measured time with the interval that is reported for it.
 
     An interval is widened so that it covers the time that a second run would measure. A time
-    without an interval, such as a time from a public table, gets an interval as wide as the
-    interval of ``row``, the prediction of the same problem.
+    without an interval, such as a time from a public table, gets an interval around the time that
+    is expected with the user's framework. The measured time may lie outside it. Relative to the
+    expected time, this interval is as wide as that of ``row``, the prediction of the same problem.
     """
     seconds = measured_time.time
     has_interval = not math.isnan(measured_time.lo)

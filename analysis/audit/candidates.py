@@ -153,8 +153,12 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     for heads in head_counts:
         if narrows(heads) and not coupled_kv_heads:
             continue  # changing only the number of heads has the same effect
+        # The new number of heads is a value of this dimension only if the dimension is the number
+        # of heads itself, and not, for example, a number of heads per key/value head.
+        if heads.value != before.heads:
+            continue
         for width in HEAD_WIDTHS:
-            if heads.value == before.heads and total_width % width == 0 and width != before.width:
+            if total_width % width == 0 and width != before.width:
                 count = total_width // width
                 coupled = [(head_width, width) for head_width in head_widths]
                 coupled += [(kv_heads, count) for kv_heads in coupled_kv_heads]

@@ -171,6 +171,9 @@ def try_levers(
     The second value maps each change that cannot be judged, in words, to the reason: the model
     cannot be built or divided among the GPUs with these sizes, the model has a different number of
     operations, or no counted operation changes.
+
+    Raises:
+        UserError: if the machine's measurements cannot be read.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     levers: list[Lever] = []
@@ -295,9 +298,11 @@ class _Baseline:
                 spread = max(old.spread, new.spread)
                 interval = ratio * math.exp(-spread), ratio * math.exp(spread)
                 change = SumChange(old.total_us, (ratio, *interval))
-                if not spread:
-                    # The times come from an assumed share of the peak, which may be wrong. It is
-                    # then wrong for all calls in the same way, so their uncertainties add up.
+                # Only times from an assumed share of the peak have no spread.
+                is_assumed = spread == 0
+                if is_assumed:
+                    # The assumed share may be wrong. It is then wrong for all calls in the same
+                    # way, so their uncertainties add up.
                     change_us = abs(new.total_us - old.total_us)
                     unsure_attention_us += change_us * (ATTENTION_RANGE - 1)
             elif (measurement := self._measured_ratio(old, new)) is not None:

@@ -86,8 +86,8 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
 def kv_cache_bytes(captured: Captured) -> int:
     """Return the bytes of the cached keys and values of all sequences.
 
-    A model that generates no tokens needs no cache. If keys and values are compressed, only their
-    compressed form is cached.
+    A model that generates no tokens needs no cache. A layer with a sliding window caches only the
+    tokens in the window. If keys and values are compressed, only their compressed form is cached.
     """
     compressed = [product for product in captured.products if _COMPRESSED.search(product.path)]
     total = 0
@@ -128,6 +128,7 @@ def what_fits(
         memory = memory_of(captured, runtime, machine, trains)
         fixed_bytes = memory.weights + memory.gradients + memory.optimizer
         bytes_per_sequence = (memory.total - fixed_bytes) / batch
+        # The lower limit of 1 byte avoids a division by 0 if no memory grows with the batch.
         largest_batch = int((memory.available - fixed_bytes) // max(bytes_per_sequence, 1.0))
         if largest_batch >= 1:
             options.append(f"--batch {largest_batch}")
