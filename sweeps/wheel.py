@@ -92,7 +92,7 @@ def _lines(source: str) -> list[str]:
 
 
 def gather(root: Path, target: Path) -> None:
-    """Write the rewritten modules of a checkout and its data files to the namespace's folder.
+    """Fill the namespace's folder with a checkout's data files and rewritten modules.
 
     Raises:
         ValueError: if a module has an import that cannot be rewritten.

@@ -46,7 +46,8 @@ class AdviceFinding:
         example = f"{best.problem} with {best.change or best.implementation}"
         if len(gains) > 1:
             example = f"{len(gains):,} shapes, such as {example}"
-        # A gain per FLOP already accounts for more FLOPs. Any other gain is printed with them.
+        # A gain per FLOP already accounts for more FLOPs. Any other gain is printed together
+        # with the share of FLOPs that the change adds.
         if best.question == "choose":
             qualifier = " per FLOP"
         else:

@@ -281,9 +281,9 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The value, the interval and the count are those of the first dtype. If the value or an end of
-    the interval is larger than every measured size, the largest measured size is reported instead.
-    Return None if no dtype has enough square GEMMs.
+    The value, the interval and the count are those of the first dtype with enough square GEMMs. If
+    no measured size is large enough to be the value or an end of the interval, the largest measured
+    size is reported instead. Return None if no dtype has enough square GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow

@@ -57,9 +57,9 @@ class Advice:
     Gains are fractions with the meaning of :class:`analysis.advice.verdict.Gain`.
     ``measured_gain`` and its interval are None for advice to leave the shape as it is, and if the
     gain is only predicted. If ``instead`` is the problem itself but the verdict is not *leave it*,
-    the advice is to use another ``implementation``. Otherwise, ``implementation`` is the one
-    to use for ``instead``: the vendor library, or the fastest one that was measured on ``instead``
-    if that one is significantly faster.
+    the advice is to use another ``implementation``. Otherwise, ``implementation`` is the vendor
+    library, or the fastest implementation that was measured on ``instead`` if this implementation
+    is significantly faster than the library.
     """
 
     problem: Problem

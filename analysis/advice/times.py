@@ -113,8 +113,9 @@ def _with_reported_interval(
 
     An interval is widened so that it covers the time that a second run would measure. A time
     without an interval, such as a time from a public table, gets an interval around the time that
-    is expected with the user's framework. The measured time may lie outside it. Relative to the
-    expected time, this interval is as wide as that of ``row``, the prediction of the same problem.
+    is expected with the user's framework. Relative to the expected time, this interval is as wide
+    as the interval of ``row``, the prediction of the same problem. The measured time may lie
+    outside this interval.
     """
     seconds = measured_time.time
     has_interval = not math.isnan(measured_time.lo)
@@ -122,7 +123,7 @@ def _with_reported_interval(
         lo, hi = measured_time.repetition
         return MeasuredTime(seconds, lo, hi)
     # The user's framework may differ from that of the table, so the interval lies around the time
-    # that is expected with the user's framework. Its ends are multiples of the prediction's spread.
+    # that is expected with the user's framework. The spread is that of the logarithm of a time.
     spread = fit.spread(row["lo_us"], row["hi_us"])
     expected = float(fit.shift.applied(np.array(seconds)))
     lo = expected * math.exp(fit.low * spread)

@@ -223,11 +223,11 @@ def _check_options(
         )
     if search.tries and search.vary:
         raise UserError(
-            "--try compares given values, and --vary limits a search; give one of them."
+            "--try compares given values, and --vary limits a search; give only one of them."
         )
     if search.tries and search.multiple is not None:
         raise UserError(
-            "--try compares given values, and --multiple limits a search; give one of them."
+            "--try compares given values, and --multiple limits a search; give only one of them."
         )
     for name in search.tries:
         if not source.sizes:

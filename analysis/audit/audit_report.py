@@ -283,7 +283,8 @@ def sources(report: AuditReport) -> str:
 def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role.
 
-    A paragraph has at most two levers, and says how many more there are.
+    A paragraph lists at most :data:`_COMPARED_LEVERS` levers. If there are more, the paragraph says
+    how many are left out.
 
     There is at least one report, and all reports are about the same step, so the warnings and
     assumptions of the first report apply to every report.
@@ -310,10 +311,9 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     for report in reports:
         lines += [f"{report.title} on {report.account.machine}", *summary_lines(report)]
         lines += _lever_lines(report.levers[:_COMPARED_LEVERS])
-        if len(report.levers) > _COMPARED_LEVERS:
-            more = counted(
-                len(report.levers) - _COMPARED_LEVERS, "more change is", "more changes are"
-            )
+        left_out = len(report.levers) - _COMPARED_LEVERS
+        if left_out > 0:
+            more = counted(left_out, "more change is", "more changes are")
             lines.append(f"{more} left out; --json lists all {len(report.levers)}.")
         lines += [*_refused_lines(report), ""]
     if reports[0].warnings:

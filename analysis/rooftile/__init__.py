@@ -239,7 +239,7 @@ def audit(
         multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
             64 is near.
         tries: values to compare, by dimension; all their combinations are compared, and there is
-            no search.
+            no search. ``vary`` and ``multiple`` are then refused, and ``parameters`` has no effect.
         sizes: new values of the model's sizes, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
         results: folder of all machines' results.
@@ -254,7 +254,8 @@ def audit(
             - PyTorch is not installed.
             - The model cannot be built.
             - The machine is not known, or its measurements cannot be read.
-            - An argument has an invalid value, or a value that does not fit the model.
+            - An argument has an invalid value, or a value that does not fit the model or another
+              argument.
 
     >>> gpt2 = rooftile.audit("gpt2", "h200", batch=8, seq=1024, vary=["vocab"])
     >>> gpt2.changes[["dimension", "from", "to", "verdict"]]

@@ -49,9 +49,9 @@ class Arena:
         """Announce that ``copies`` operand sets of a problem are needed.
 
         All problems of a dtype must be announced before :meth:`capacity` or :meth:`sets` is called
-        for that dtype, because the largest need determines the size of the memory. A problem of
-        which not even one set fits in the arena is ignored, so that it takes no memory that other
-        problems do not need.
+        for that dtype, because the largest need determines the size of the memory. A problem is
+        ignored if not even one of its sets fits in the arena. The arena would otherwise allocate
+        memory that the problem could not use.
 
         With ``shared_a``, all sets share one first operand.
         """

@@ -64,7 +64,7 @@ class HostFlag:
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
-        """Pin the word, hold the stream once as a test, and start the thread that watches it.
+        """Pin the word, hold the stream once as a test, and start the background thread.
 
         Args:
             torch: the imported module.

@@ -78,9 +78,10 @@ class HostWatch:
         self._last = after
         if before.core_ticks is None or after.core_ticks is None:
             return None
-        # ``<`` means a proper subset: a process is missing, and none is new. Perhaps none of our
-        # processes has reaped the missing one, and its ticks are then lost. A new process is taken
-        # to have replaced the missing one, which its parent reaped before it started the new one.
+        # ``<`` means a proper subset: a process is missing, and none is new. The ticks of the
+        # missing process are lost if none of our processes has reaped it. If there is also a new
+        # process, the new process is assumed to replace the missing one. The parent of both then
+        # reaped the missing process first, so no ticks are lost.
         if after.our_ticks.keys() < before.our_ticks.keys():
             return None
         used_before, stolen_before, all_before = before.core_ticks

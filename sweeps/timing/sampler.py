@@ -250,8 +250,8 @@ class Sampler:
         """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
 
         A sample with visible gaps is counted in the subject's ``exposed`` instead. In both cases,
-        ``cost`` becomes the measured cost, and ``checked_late`` is updated. If the check finds a
-        wrong result, only ``cost`` changes.
+        the subject's ``cost`` becomes the measured cost without the check, and ``checked_late`` is
+        updated. If the check finds a wrong result, only ``cost`` changes.
 
         A batch during which the hardware throttled is timed again after a pause, up to three times.
         If the hardware still throttles, the last batch is kept with the throttle reasons. Later
@@ -305,7 +305,8 @@ class Sampler:
         Between two batches, the device waits until the host has read the sensors. This pause is
         part of the next window, which therefore lasts longer than its launches. A batch is not
         timed again if the hardware slows itself down, because that is part of the steady state.
-        After the last batch, the subject's checker launches once more and checks the result.
+        After the last batch, the subject's checker, if any, launches once more and checks the
+        result.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -319,8 +320,8 @@ class Sampler:
                 # Each batch starts one set further, as in _indices.
                 indices = [(len(windows) + i) % subject.sets for i in range(subject.launches)]
                 subject.renew(subject.launches)
-                # Hiding the gaps between launches would need a closed gate, behind which the device
-                # is idle while the batch is queued. It would then leave its steady state.
+                # The gaps between launches are not hidden. A closed gate would hide them, but the
+                # device would be idle while the batch is queued, and would leave its steady state.
                 timing = clock.time(subject.launch, indices, paced=True)
                 # A window lasts from the end of the window before it to the end of its own batch.
                 window_begin = window_end

@@ -196,7 +196,8 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
     # 2. Take the quantiles between which the true median lies. Of n independent values, a share of
     # 0.5 ± 0.5 / √n (one standard error) is below their true median.
     independent = len(series) / length
-    # Even the whole range of fewer than six values is not a 95% interval of their median.
+    # Even the whole range of fewer than six independent values covers their true median with a
+    # probability below 95%, so no part of the range would be wide enough.
     if independent < 6:
         return float(series.min()), float(series.max())
     reach = Z95 * 0.5 / math.sqrt(independent)
