@@ -452,7 +452,7 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     padding that is predicted to be fastest, so the errors of these pairs show how optimistic such a
     pick is.
 
-    All cases must have the same implementation and dtype.
+    All cases must have the same dtype.
 
     Returns:
         Positions of the GEMMs that have a padding, and positions of their paddings, in the same
@@ -462,8 +462,9 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     same_conditions: dict[tuple[Any, ...], list[int]] = {}
     for index, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
-            conditions = (query.configs[index], query.cached[index], query.sustained[index])
-            key = (problem.layout, problem.batch, *conditions)
+            implementation = (query.implementations[index], query.configs[index])
+            conditions = (query.cached[index], query.sustained[index])
+            key = (problem.layout, problem.batch, *implementation, *conditions)
             same_conditions.setdefault(key, []).append(index)
     # 2. Find the pairs in each group. The empty arrays are for a query without GEMMs.
     small_parts = [np.empty(0, dtype=np.intp)]

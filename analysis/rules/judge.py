@@ -149,7 +149,8 @@ class Evidence:
         # 3. Keep the cases that rules may use. The error of a case with fewer than six samples is
         # NaN.
         kept = np.flatnonzero(_are_bursts_of_libraries(rows) & np.isfinite(error))
-        planned = frozenset(recording.run["plan"]["sweeps"])
+        # A run.json may lack the list of planned sweeps.
+        planned = frozenset(recording.run["plan"].get("sweeps", ()))
         kept_cases = [cases[i] for i in kept]
         return cls(recording.machine, kept_cases, predicted[kept], planned=planned)
 
@@ -183,7 +184,13 @@ class Evidence:
 
     @classmethod
     def from_public(cls, source: PublicRows, model: Model) -> Evidence:
-        """Return the evidence of a public table, whose times have no intervals."""
+        """Return the evidence of a public table, whose times have no intervals.
+
+        Args:
+            source: rows of the table, or of another file that is judged in the same way.
+            model: model that predicts the cases. Unlike in other evidence, its constants may have
+                been fitted to the predicted cases.
+        """
         rows = zip(source.problems, source.implementations, source.seconds, strict=True)
         cases = [
             TimedCase(

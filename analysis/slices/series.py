@@ -10,7 +10,7 @@ from statistics import geometric_mean
 import pandas as pd
 
 from analysis.recordings.load import bursts, library_rows
-from analysis.recordings.repetition import steady_ratio
+from analysis.recordings.repetition import places_of, steady_ratio
 
 DIMENSIONS = ("m", "n", "k")
 NEARLY = 0.9
@@ -78,12 +78,13 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return the speeds at an aligned size (the base) and at sizes just above it.
 
-    Speeds are relative to the speed at the base.
+    Speeds are relative to the speed at the base. Only cases that one run timed on the same GPU are
+    compared.
 
     Returns:
         The columns along (m, n or k), base (an aligned size), offset, dtype, relative (speed over
         the speed at the base), relative_lo and relative_hi (the ends of its interval). The table is
-        empty if no base was measured together with at least two other sizes in one dtype.
+        empty if no base can be compared with at least two other sizes in one dtype.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     parts = []
@@ -95,7 +96,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
         for base in sorted(with_base[fixed].unique()):
             line = with_base[with_base[fixed] == base]
             line = line[line[along].between(base, base + 16)]
-            for dtype, group in line.groupby("dtype", sort=False):
+            for (dtype, _), group in line.groupby(["dtype", places_of(line)], sort=False):
                 at_base = group[group[along] == base]
                 if at_base.empty or len(group) < 3:
                     continue
@@ -141,13 +142,16 @@ def channel_series(table: pd.DataFrame) -> pd.DataFrame:
 def layout_series(table: pd.DataFrame) -> pd.DataFrame:
     """Compare the speed of each convolution in the layout NHWC with its speed in NCHW.
 
+    Only times that one run measured on the same GPU are compared.
+
     Returns:
         The columns label, dtype, pass, ratio (speed in NHWC over speed in NCHW), ratio_lo and
         ratio_hi (the ends of its interval).
     """
     rows = table[table["sweep"] == "conv-layouts"]
+    rows = rows.assign(place=places_of(rows))
     sizes = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups"]
-    keys = [*sizes, "dtype", "pass", "config"]
+    keys = [*sizes, "dtype", "pass", "config", "place"]
     pairs = rows[rows["layout"] == "nhwc"].merge(
         rows[rows["layout"] == "nchw"], on=keys, suffixes=("_nhwc", "_nchw")
     )

@@ -217,6 +217,16 @@ def test_layout_pairs_are_the_same_convolution(analysis: Analysis) -> None:
     assert (pairs["ratio_lo"] < pairs["ratio"]).all()
 
 
+def test_times_of_different_runs_are_not_compared(analysis: Analysis) -> None:
+    table = analysis.table
+    is_nhwc = table["layout"] == "nhwc"
+    other_run = table.assign(run=table["run"].where(~is_nhwc, "2026-01-03T00:00:00Z"))
+    assert series.layout_series(other_run).empty
+    is_base = (table["m"] == 4096) & (table["n"] == 4096) & (table["k"] == 4096)
+    other_run = table.assign(run=table["run"].where(~is_base, "2026-01-03T00:00:00Z"))
+    assert series.alignment_series(other_run).empty
+
+
 def test_channels_are_sorted_and_forward_only(analysis: Analysis) -> None:
     rows = series.channel_series(analysis.table)
     assert rows["c"].tolist() == [32, 60, 63, 64, 65, 72, 128]

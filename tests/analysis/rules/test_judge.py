@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -446,6 +446,13 @@ def test_damaged_verdicts_of_an_import_say_what_to_do(tmp_path: Path, text: str 
         match=r"rules\.json cannot be read\. Move .* away; then run `python -m analysis imp",
     ):
         imported_rules(tmp_path)
+
+
+def test_a_run_without_a_list_of_planned_sweeps_is_judged(tmp_path: Path) -> None:
+    plan: dict[str, Any] = {"cases": []}  # run.json may lack the list
+    cases = gemm_cases([(64, 64, 64)])
+    evidence = Evidence.from_recording(load(record(tmp_path, cases, [1e-6], plan=plan)))
+    assert not evidence.planned
 
 
 def test_sweeps_of_an_unusable_run_are_reported_as_measured() -> None:
