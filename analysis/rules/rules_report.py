@@ -59,6 +59,13 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "confidence level.",
         "",
     ]
+    if any(row.id in SHARES for row in measured):
+        lines += [
+            "The effects of `amdahl` and `tc-used` are shares. The interval of `amdahl` is "
+            "computed from the ends of two medians' 95% intervals. That of `tc-used` extends from "
+            "the lowest share of a step to the highest.",
+            "",
+        ]
     if machine.kind == "cpu":
         lines += ["**This is a CPU: the verdicts hold for it and say nothing about a GPU.**", ""]
     lines += [

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.model.prior import floor_sentences
+from analysis.model.prior import DTYPE, floor_sentences
 from analysis.validation.advice_value import AdviceValue, MeasuredValue
 from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
 from kernels.common.counts import counted
+from kernels.problem import Gemm
 from kernels.timemodel.estimate import LIMITS
 
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)  # edges of the ranges of M that are reported
@@ -68,7 +69,10 @@ def validation_text(validation: Validation) -> str:
     for name, errors in validation.baselines.items():
         if errors is not None:
             lines.append(_error_line(name.replace("_", " "), errors))
-    lines += floor_sentences(validation.machine.slug)
+    # The floor was measured with bf16 GEMMs.
+    is_of_gemms = all(isinstance(problem, Gemm) for problem in validation.tested.problems)
+    if validation.source.dtype == DTYPE and is_of_gemms:
+        lines += floor_sentences(validation.machine.slug)
     lines += _breakdowns(held_out_table(validation))
     if validation.by_algorithm:
         lines += ["", "by algorithm, according to kernel names"]

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.rules.inputs import rule_inputs
 from analysis.rules.judge import NOT_MEASURED
-from analysis.rules.rules_report import effect_text
+from analysis.rules.rules_report import effect_text, rules_markdown
 from analysis.rules.tensor_cores import model_rules, read_profiled_steps, step_markdown
 from kernels.common.errors import UserError
 from sweeps.schema import SCHEMA
@@ -103,6 +103,9 @@ def test_eligible_work_without_tensor_cores_is_reported(tmp_path: Path) -> None:
     assert (row.lo, row.hi) == (0.0, 1.0)
     assert model_rules(steps[:1])["tc-used"].verdict == "holds"
     assert effect_text(row) == f"{row.effect:.0%} [{row.lo:.0%}, {row.hi:.0%}]"
+    # Its interval is not a 95% interval.
+    page = rules_markdown([row], H100, "a trace")
+    assert "That of `tc-used` extends from the lowest share of a step to the highest." in page
 
 
 def test_a_cpus_profile_has_shares_and_a_bound_but_judges_no_rule(tmp_path: Path) -> None:

@@ -240,6 +240,22 @@ def test_more_rows_than_there_are_is_a_sentence(source: PublicRows) -> None:
         validate(source, H100, calibrate=100_000)
 
 
+def test_pairs_of_shapes_have_one_implementation() -> None:
+    shapes = [Gemm(1024, 1024, k, "bf16") for k in (1024, 1100)]
+    seconds = np.array([1e-5, 2e-5])
+    one = PublicRows("x", "bf16", shapes, ["cublas", "cublas"], seconds, [(), ()], {})
+    two = replace(one, implementations=["cublas", "mine"])
+    assert validate(one, H100, calibrate=0).neighbours["pairs"] == 1
+    assert validate(two, H100, calibrate=0).neighbours["pairs"] == 0
+
+
+def test_the_floor_of_versions_is_only_that_of_bf16_gemms(source: PublicRows) -> None:
+    assert "Floor on nvidia-h100-sxm" in validation_text(validate(source, H100, calibrate=0))
+    halves = [replace(problem, dtype="fp16") for problem in source.problems]
+    in_fp16 = replace(source, dtype="fp16", problems=halves)
+    assert "Floor on" not in validation_text(validate(in_fp16, H100, calibrate=0))
+
+
 def test_cliffs_count_what_they_say() -> None:
     base = [Gemm(m, 4096, 4096, "bf16") for m in (1024, 1025, 2048, 2049, 3072, 3073, 4096, 4097)]
     seconds = np.array([1.0, 1.2, 1.0, 1.2, 1.0, 1.0, 1.0, 0.9])
