@@ -85,38 +85,16 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         UserError: if the name is unknown or ambiguous, if the machine has no results to judge
             rules by, or if a recording or a profiled step cannot be read.
     """
-    # 1. Find the folders of the sweeps and of the measurements for rules.
-    slug = ""
-    if machine is not None:
-        recorded = recorded_machines(results / "rules") | recorded_machines(results)
-        slug = slug_meant(machine, [*known_machines(), *sorted(recorded)])
-    elif runs := [*results.glob("*/run.json"), *results.glob("rules/*/run.json")]:
-        slug = max((path.parent for path in runs), key=_time_of_change).name
-    for_rules = _find(slug, results / "rules")
-    sweeps = _find(slug, results)
-    # A published or imported recording is never mixed with a user's own measurements. A published
-    # recording has its measurements for rules next to it.
-    if sweeps is not None and sweeps.parent != results:
-        if for_rules is None:
-            for_rules = _find(slug, sweeps.parent / "rules")
-        else:
-            sweeps = None
-    folders = [folder for folder in (for_rules, sweeps) if folder is not None]
-    if not folders:
-        scope = f" of machine {slug!r}" if slug else ""
-        raise UserError(
-            f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
-        )
-    # 2. Read all usable runs of both folders. If a folder has no usable run, keep its unusable
+    # 1. Read all usable runs of the folders. If a folder has no usable run, keep its unusable
     # recording, so that the results can say so.
     recordings: list[Recording] = []
-    for folder in folders:
+    for folder in _recording_folders(machine, results):
         recording = load(folder)
         if recording.public:
             recordings.append(recording)
         else:
             recordings += usable_runs(recording) or [recording]
-    # 3. Keep the recordings with the machine, PyTorch and driver of the newest recording.
+    # 2. Keep the recordings with the machine, PyTorch and driver of the newest recording.
     newest = max(recordings, key=lambda recording: _time_of_change(recording.folder))
     recorded_slug = newest.machine.slug
     kept = [
@@ -129,11 +107,45 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         for step in read_profiled_steps(recording.folder):
             # A step in the folder of a newer recording replaces that of an older recording.
             steps[step.name, step.dtype] = step
-    # 4. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
+    # 3. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
     parents = (results, results / PUBLISHED, results / PLACE)
     sweep_folders = [recording.folder for recording in kept if recording.folder.parent in parents]
     verdict_folder = sweep_folders[0] if sweep_folders else results / recorded_slug
     return RuleInputs(kept, list(steps.values()), verdict_folder)
+
+
+def _recording_folders(machine: str | None, results: Path) -> list[Path]:
+    """Return the folders of a machine's measurements for rules and of its sweeps, if they exist.
+
+    A published or imported recording is never mixed with a user's own measurements. If the user has
+    measurements for rules, they are used without such a recording.
+
+    The arguments are described in :func:`rule_inputs`.
+
+    Raises:
+        UserError: if the name is unknown or ambiguous, or if there is no such folder.
+    """
+    slug = ""
+    if machine is not None:
+        recorded = recorded_machines(results / "rules") | recorded_machines(results)
+        slug = slug_meant(machine, [*known_machines(), *sorted(recorded)])
+    elif runs := [*results.glob("*/run.json"), *results.glob("rules/*/run.json")]:
+        slug = max((path.parent for path in runs), key=_time_of_change).name
+    for_rules = _find(slug, results / "rules")
+    sweeps = _find(slug, results)
+    if sweeps is not None and sweeps.parent != results:  # it is published or imported
+        if for_rules is None:
+            # A published recording has its measurements for rules next to it.
+            for_rules = _find(slug, sweeps.parent / "rules")
+        else:
+            sweeps = None
+    folders = [folder for folder in (for_rules, sweeps) if folder is not None]
+    if not folders:
+        scope = f" of machine {slug!r}" if slug else ""
+        raise UserError(
+            f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
+        )
+    return folders
 
 
 def _time_of_change(folder: Path) -> float:

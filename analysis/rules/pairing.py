@@ -120,13 +120,15 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
             dense[key, window] = i
         elif conv.groups == conv.c:
             depthwise[key, window] = i
-    for (key, window), first in depthwise.items():
-        second = pointwise.get(key)
-        following = dense.get((key, window))
-        if second is not None and following is not None:
-            flops = cases[first].workload.flops + cases[second].workload.flops
-            work = cases[following].workload.flops / flops
-            yield Match(first, following, work, plus=second)
+    for (key, window), depthwise_position in depthwise.items():
+        pointwise_position = pointwise.get(key)
+        dense_position = dense.get((key, window))
+        if pointwise_position is None or dense_position is None:
+            continue
+        depthwise_flops = cases[depthwise_position].workload.flops
+        separable_flops = depthwise_flops + cases[pointwise_position].workload.flops
+        work = cases[dense_position].workload.flops / separable_flops
+        yield Match(depthwise_position, dense_position, work, plus=pointwise_position)
 
 
 def rounded(
@@ -308,7 +310,8 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    Each of these layers only moves data, except the linear layer with the same N and K at batch 1.
+    Each layer is represented by its case with the most bytes, and each pair has one dtype. Each of
+    these layers only moves data, except the linear layer with the same N and K at batch 1.
     The claim is the ratio of the speeds that the machine's roofline allows. There are no pairs in a
     dtype that the machine does not support. Several GPUs of one run may have timed the cases of a
     pair.

@@ -184,7 +184,8 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
     """Return half the width of the mean log ratio's interval, from the scatter of the ratios.
 
     The result is infinite for a single pair, and for pairs that share cases in such a way that s²
-    cannot be estimated. :func:`mean_effect` explains the symbols; ``contrast`` is D.
+    cannot be estimated. :func:`mean_effect` explains the symbols; ``contrast`` is D. ``ratios`` are
+    log ratios, and ``weights`` has the weight of each case in their mean.
     """
     n = len(ratios)
     # Covariance of the ratios, divided by s². Pairs that share a case are correlated.

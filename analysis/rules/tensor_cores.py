@@ -210,8 +210,12 @@ class _SpeedUp(NamedTuple):
 def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``amdahl`` rule by the model whose speed-up comes closest to Amdahl's bound.
 
-    TF32 speeds up only matrix operations, so the speed-up of TF32 over FP32 must stay below the
-    bound of the FP32 step.
+    TF32 speeds up only matrix operations, so the speed-up of TF32 over FP32 must not exceed the
+    bound of the FP32 step. A model is left out in any of these cases:
+
+    - It lacks the FP32 step or the TF32 step.
+    - One of the two steps was timed too few times for an interval of its median.
+    - Its bound is infinite, because all operations of the FP32 step are matrix operations.
     """
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}
@@ -263,8 +267,9 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by each step's :attr:`~TimedStep.used_share`.
 
-    Steps in FP32 are left out. The effect is the mean share, and its interval extends from the
-    lowest share to the highest.
+    Steps in FP32 are left out, and so are steps whose share is not known. The effect is the mean
+    share, and its interval extends from the lowest share to the highest. The rule holds if all
+    shares reach :data:`_MIN_USED_SHARE`, and no longer holds if none does.
     """
     rule = all_rules()["tc-used"]
     shares = {

@@ -461,7 +461,9 @@ def _by_pass(
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
-    If any kernel uses Tensor Cores, GEMMs and convolutions in fp32 are returned in tf32.
+    A kernel whose name does not show its gradient is divided in proportion to the times of the
+    gradients' other kernels. If any kernel uses Tensor Cores, GEMMs and convolutions in fp32 are
+    returned in tf32.
 
     Args:
         works: problems that the call computes.
@@ -470,37 +472,45 @@ def _by_pass(
     Returns:
         Problems with their kernels: one entry for each gradient, or one entry with all kernels.
     """
-    # 1. Correct the dtype: fp32 operands that Tensor Cores multiply are multiplied in tf32.
     names = [name for name, _ in kernels]
     if any_tensor_cores(names):
-        works = tuple(
-            replace(work, dtype="tf32")
-            if isinstance(work, Gemm | Conv) and work.dtype == "fp32"
-            else work
-            for work in works
-        )
-    # 2. Sum the times of the kernels that name one pass. If either sum is 0, the kernels cannot be
-    # divided.
+        works = _in_tf32(works)
+    # 1. For each pass, sum the times of the kernels whose names contain only this pass. If either
+    # sum is 0, the kernels cannot be divided.
     passes = {work.pass_: work for work in works if isinstance(work, Conv)}
     named_passes = {name: [pass_ for pass_ in passes if pass_ in name.lower()] for name in names}
-    times = dict.fromkeys(passes, 0.0)
+    named_ns = dict.fromkeys(passes, 0.0)
     for name, ns in kernels:
         if len(named_passes[name]) == 1:
-            times[named_passes[name][0]] += ns
-    if len(passes) < 2 or not all(times.values()):
+            named_ns[named_passes[name][0]] += ns
+    if len(passes) < 2 or not all(named_ns.values()):
         return [(works, list(kernels))]
-    # 3. Give each pass its kernels, and a share of the others, such as transposes.
-    total = sum(times.values())
+    # 2. Give each pass its kernels, and a share of the others, such as transposes.
+    total_ns = sum(named_ns.values())
     divided: list[tuple[tuple[Work, ...], list[tuple[str, float]]]] = []
     for pass_, work in passes.items():
         pass_kernels = []
         for name, ns in kernels:
             if len(named_passes[name]) != 1:
-                pass_kernels.append((name, ns * times[pass_] / total))
+                pass_kernels.append((name, ns * named_ns[pass_] / total_ns))
             elif pass_ in named_passes[name]:
                 pass_kernels.append((name, ns))
         divided.append(((work,), pass_kernels))
     return divided
+
+
+def _in_tf32(works: tuple[Work, ...]) -> tuple[Work, ...]:
+    """Return problems with GEMMs and convolutions in tf32 instead of fp32.
+
+    Tensor Cores multiply fp32 operands in tf32. Other problems, such as attention, keep their
+    dtype.
+    """
+    return tuple(
+        replace(work, dtype="tf32")
+        if isinstance(work, Gemm | Conv) and work.dtype == "fp32"
+        else work
+        for work in works
+    )
 
 
 def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:

@@ -77,6 +77,9 @@ def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
     """Yield the events of a JSON document: a list of events, or a mapping with such a list.
 
     ``header`` is described in :func:`read_events`.
+
+    Raises:
+        UserError: if the document is damaged, or has no list of events.
     """
     first = window.next_character()
     if first == "[":

@@ -285,6 +285,11 @@ def _gradients(
 
 
 _Reader = Callable[[OperationInputs], list[Work]]
+"""Function that derives the problems that an operation computes from the operation's inputs.
+
+It raises a LookupError, a ValueError or an ArithmeticError if the inputs do not determine a valid
+problem."""
+
 _SDPA = "_scaled_dot_product_"
 _READERS: dict[str, _Reader] = {
     "mm": lambda inputs: _gemm(inputs, 0),

@@ -228,12 +228,15 @@ class MeasuredValue:
 def judge_measured(
     validation: Validation, repeated: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
-    """Judge the rule that measures the model's best candidates and picks the fastest.
+    """Judge the rule that measures the original and the best candidates, and picks the fastest.
 
-    The fastest candidate is picked with the times in the table ``repeated``. The pick is then
-    judged with the times in the table of the validation. With only one table, a pick would seem
-    better than it is, because the same noise would affect both the pick and its judgement. At most
-    ``draws`` shapes are drawn for each kind of query.
+    The candidates are those that the model predicts to be best. The original shape is kept if the
+    fastest candidate gains less than :data:`MIN_GAIN`.
+
+    A shape is picked with the times in the table ``repeated``. The pick is then judged with the
+    times in the table of the validation. With only one table, a pick would seem better than it is,
+    because the same noise would affect both the pick and its judgement. At most ``draws`` shapes
+    are drawn for each kind of query.
 
     Returns:
         The value of measuring, for each number of candidates in ``counts``.

@@ -36,8 +36,14 @@ def baseline_errors(
 
     The errors of ``four_fitted`` are None if there are no calibration measurements. Those of
     ``physics`` are None if trees of public tables correct the model, because the constants of the
-    formula then apply only together with these trees. ``query`` contains the same cases as
-    ``tested``.
+    formula then apply only together with these trees.
+
+    Args:
+        model: the model that the baselines are compared with.
+        calibrated: the measurements that the model was calibrated on; without rows if it was not
+            calibrated.
+        tested: the held-out measurements.
+        query: the same cases as ``tested``.
     """
     machine = model.machine
     has_offsets = any(fit.offsets is not None for fit in model.fits.values())

@@ -261,8 +261,8 @@ def warm_query(rows: pd.DataFrame) -> Query:
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
     """Write the errors of an imported table's model to validation.json in ``folder``.
 
-    The arguments are described in :func:`other_collections`. The document has these entries besides
-    the source:
+    The arguments are described in :func:`errors_on_other_tables`. The document has these entries
+    besides the source:
 
     - ``software`` is the 90% range of the errors on other frameworks. The intervals of answers are
       widened to this range.
