@@ -67,8 +67,8 @@ def load_runs(folder: Path) -> Recording:
     parts = []
     for recording in recordings:
         parts += [part for part in recording.parts if counts.get(part.run["run"], 0)]
-    # Only the damaged lines of the folder's own measurements.csv are reported.
     main = max(recordings, key=lambda recording: counts.get(recording.run["run"], 0))
+    # Only the damaged lines of the folder's own measurements.csv are reported.
     return replace(main, folder=folder, rows=rows, damaged=folder_run.damaged, parts=tuple(parts))
 
 

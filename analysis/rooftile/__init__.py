@@ -133,7 +133,7 @@ def recommend(
         choose: largest increase or decrease of each size and of the FLOPs, in the same form as
             ``pad``.
         change: the only dimensions that may change, such as ``"n"``, ``"m,k"`` or ``["m", "k"]``;
-            all if the sequence is empty. Empty text is refused.
+            ``()`` for all dimensions. An empty string is refused.
         fix: dimensions that must not change.
         multiple: number that divides every changed size.
         any_size: if False, every changed size is a multiple of 8, or of 4 if it is below 16.
@@ -234,8 +234,8 @@ def audit(
             ``sglang``); None if the framework is not known.
         causal_half: if True, a causal mask halves the FLOPs of attention.
         skew: expert skew, 1 or more. A skew of 4 means that only one in four experts gets tokens.
-        vary: the only dimensions to vary, such as ``hidden``; all if the sequence is empty. Empty
-            text is refused.
+        vary: the only dimensions to vary, such as ``hidden``; ``()`` for all dimensions. An empty
+            string is refused.
         parameters: largest growth of the number of parameters when several changes are combined, as
             a fraction.
         multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
@@ -243,8 +243,8 @@ def audit(
         tries: values to compare, by dimension; all their combinations are compared, and there is
             no search. ``vary`` and ``multiple`` are then refused, and ``parameters`` has no effect.
         sizes: new values of the model's sizes, by name.
-        inputs: inputs of a factory's module, such as ``int64[8,2048]``. Several inputs need a
-            sequence of strings, because a comma is part of a shape.
+        inputs: inputs of a factory's module, such as ``int64[8,2048]``. Several inputs are given as
+            a sequence of strings, because the commas in a string separate the sizes of a shape.
         results: folder of all machines' results.
 
     Returns:

@@ -51,10 +51,10 @@ class KernelBenchmark:
     ) -> Any:
         """Time a kernel on the device of its arguments, and return its result.
 
-        The test fails if the result differs from the reference's result by more than ``tolerance``,
-        or if the test requested the fixture ``benchmark`` before this fixture. If benchmarks are
-        disabled, for example by ``--benchmark-disable``, the result is checked, but the kernel is
-        not timed.
+        The test fails if the result differs from the reference's result by more than ``tolerance``.
+        If benchmarks are disabled, for example by ``--benchmark-disable``, the result is checked,
+        but the kernel is not timed. Otherwise, the test also fails if it requested the fixture
+        ``benchmark`` before this fixture.
 
         Args:
             kernel: function that launches the kernel once, without synchronising.

@@ -85,8 +85,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         UserError: if the name is unknown or ambiguous, if the machine has no results to judge
             rules by, or if a recording or a profiled step cannot be read.
     """
-    # 1. Read all usable runs of the folders. If a folder has no usable run, keep its unusable
-    # recording, so that the results can say so.
+    # 1. Read all usable runs of the machine's folders. If a folder has no usable run, keep its
+    # unusable recording, so that the results can say so.
     recordings: list[Recording] = []
     for folder in _recording_folders(machine, results):
         recording = load(folder)
@@ -118,12 +118,12 @@ def _recording_folders(machine: str | None, results: Path) -> list[Path]:
     """Return the folders of a machine's measurements for rules and of its sweeps, if they exist.
 
     A published or imported recording is never mixed with a user's own measurements. If the user has
-    measurements for rules, they are used without such a recording.
+    measurements for rules but no sweeps, only the folder of the measurements for rules is returned.
 
     The arguments are described in :func:`rule_inputs`.
 
     Raises:
-        UserError: if the name is unknown or ambiguous, or if there is no such folder.
+        UserError: if the name is unknown or ambiguous, or if neither folder exists.
     """
     slug = ""
     if machine is not None:
@@ -133,7 +133,8 @@ def _recording_folders(machine: str | None, results: Path) -> list[Path]:
         slug = max((path.parent for path in runs), key=_time_of_change).name
     for_rules = _find(slug, results / "rules")
     sweeps = _find(slug, results)
-    if sweeps is not None and sweeps.parent != results:  # it is published or imported
+    # A recording that is not directly in the folder of results is published or imported.
+    if sweeps is not None and sweeps.parent != results:
         if for_rules is None:
             # A published recording has its measurements for rules next to it.
             for_rules = _find(slug, sweeps.parent / "rules")

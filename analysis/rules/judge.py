@@ -187,9 +187,9 @@ class Evidence:
         """Return the evidence of a public table, whose times have no intervals.
 
         Args:
-            source: rows of the table, or of another file that is judged in the same way.
-            model: model that predicts the cases. Unlike in other evidence, its constants may have
-                been fitted to the predicted cases.
+            source: rows of a public table, or of a user's file, which is judged in the same way.
+            model: model that predicts the cases. It may have been fitted to these cases, whereas
+                each prediction in other evidence comes from a fit without the predicted case.
         """
         rows = zip(source.problems, source.implementations, source.seconds, strict=True)
         cases = [

@@ -310,11 +310,11 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    Each layer is represented by its case with the most bytes, and each pair has one dtype. Each of
-    these layers only moves data, except the linear layer with the same N and K at batch 1.
-    The claim is the ratio of the speeds that the machine's roofline allows. There are no pairs in a
-    dtype that the machine does not support. Several GPUs of one run may have timed the cases of a
-    pair.
+    Each of these layers only moves data, except the linear layer with the same N and K at batch 1.
+    A layer is represented in each dtype by its case with the most bytes, and both cases of a pair
+    have the same dtype. The claim is the ratio of the speeds that the machine's roofline allows.
+    There are no pairs in a dtype that the machine does not support. Several GPUs of one run may
+    have timed the cases of a pair.
     """
 
     def roof(workload: Workload) -> float:

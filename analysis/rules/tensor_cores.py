@@ -269,7 +269,7 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
 
     Steps in FP32 are left out, and so are steps whose share is not known. The effect is the mean
     share, and its interval extends from the lowest share to the highest. The rule holds if all
-    shares reach :data:`_MIN_USED_SHARE`, and no longer holds if none does.
+    shares reach :data:`_MIN_USED_SHARE`, and no longer holds if no share does.
     """
     rule = all_rules()["tc-used"]
     shares = {

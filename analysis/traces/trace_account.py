@@ -461,9 +461,9 @@ def _by_pass(
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
-    A kernel whose name does not show its gradient is divided in proportion to the times of the
-    gradients' other kernels. If any kernel uses Tensor Cores, GEMMs and convolutions in fp32 are
-    returned in tf32.
+    If a kernel's name does not show which gradient the kernel computes, its time is divided in
+    proportion to the times of the kernels whose names do. If any kernel uses Tensor Cores, GEMMs
+    and convolutions in fp32 are returned in tf32.
 
     Args:
         works: problems that the call computes.
@@ -475,8 +475,8 @@ def _by_pass(
     names = [name for name, _ in kernels]
     if any_tensor_cores(names):
         works = _in_tf32(works)
-    # 1. For each pass, sum the times of the kernels whose names contain only this pass. If either
-    # sum is 0, the kernels cannot be divided.
+    # 1. For each pass, sum the times of the kernels whose names contain only this pass. If there is
+    # only one pass, or if a sum is 0, the kernels cannot be divided.
     passes = {work.pass_: work for work in works if isinstance(work, Conv)}
     named_passes = {name: [pass_ for pass_ in passes if pass_ in name.lower()] for name in names}
     named_ns = dict.fromkeys(passes, 0.0)
@@ -500,7 +500,7 @@ def _by_pass(
 
 
 def _in_tf32(works: tuple[Work, ...]) -> tuple[Work, ...]:
-    """Return problems with GEMMs and convolutions in tf32 instead of fp32.
+    """Return the problems, with all GEMMs and convolutions in fp32 changed to tf32.
 
     Tensor Cores multiply fp32 operands in tf32. Other problems, such as attention, keep their
     dtype.

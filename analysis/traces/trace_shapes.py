@@ -285,7 +285,7 @@ def _gradients(
 
 
 _Reader = Callable[[OperationInputs], list[Work]]
-"""Function that derives the problems that an operation computes from the operation's inputs.
+"""Function that takes an operation's inputs, and returns the problems that the operation computes.
 
 It raises a LookupError, a ValueError or an ArithmeticError if the inputs do not determine a valid
 problem."""

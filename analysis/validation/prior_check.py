@@ -59,7 +59,7 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
             - A name is empty, or fits no machine or several machines.
             - A name has no times in this dtype except the times under test.
-            - A public table that is named by its file belongs to a machine that is not known.
+            - A name is the file of a public table whose machine is not known.
             - A file or the package of public tables cannot be read.
             - A file has rows that are not GEMMs.
     """
@@ -113,8 +113,8 @@ def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collectio
     ``machine`` are read.
 
     Raises:
-        UserError: if the file cannot be read, or has rows that are not GEMMs, or if the machine of
-            a public table is not known.
+        UserError: if the file cannot be read, if it has rows that are not GEMMs, or if it is a
+            public table whose machine is not known.
     """
     if path.suffix == ".parquet":
         return _collection_from_table(read_table(path), dtype)

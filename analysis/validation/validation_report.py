@@ -70,8 +70,8 @@ def validation_text(validation: Validation) -> str:
         if errors is not None:
             lines.append(_error_line(name.replace("_", " "), errors))
     # The floor was measured with bf16 GEMMs.
-    is_of_gemms = all(isinstance(problem, Gemm) for problem in validation.tested.problems)
-    if validation.source.dtype == DTYPE and is_of_gemms:
+    has_only_gemms = all(isinstance(problem, Gemm) for problem in validation.tested.problems)
+    if validation.source.dtype == DTYPE and has_only_gemms:
         lines += floor_sentences(validation.machine.slug)
     lines += _breakdowns(held_out_table(validation))
     if validation.by_algorithm:

@@ -103,7 +103,7 @@ def test_eligible_work_without_tensor_cores_is_reported(tmp_path: Path) -> None:
     assert (row.lo, row.hi) == (0.0, 1.0)
     assert model_rules(steps[:1])["tc-used"].verdict == "holds"
     assert effect_text(row) == f"{row.effect:.0%} [{row.lo:.0%}, {row.hi:.0%}]"
-    # Its interval is not a 95% interval.
+    # The report says that the interval is not a 95% interval.
     page = rules_markdown([row], H100, "a trace")
     assert "That of `tc-used` extends from the lowest share of a step to the highest." in page
 

@@ -254,6 +254,9 @@ def test_the_floor_of_versions_is_only_that_of_bf16_gemms(source: PublicRows) ->
     halves = [replace(problem, dtype="fp16") for problem in source.problems]
     in_fp16 = replace(source, dtype="fp16", problems=halves)
     assert "Floor on" not in validation_text(validate(in_fp16, H100, calibrate=0))
+    conv = Conv.parse("32,64,28,28,64,3,3,1,1,1,1,bf16,nhwc")
+    with_conv = replace(source, problems=[conv, *source.problems[1:]])
+    assert "Floor on" not in validation_text(validate(with_conv, H100, calibrate=0))
 
 
 def test_cliffs_count_what_they_say() -> None:
