@@ -90,7 +90,10 @@ def show_command(
     gpu: GpuOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """List the sweeps, show the cases of one sweep, or show what a plan would measure."""
+    """List the sweeps, show the cases of one sweep, or show what a plan would measure.
+
+    ``--device`` and ``--gpu`` are ignored with ``--machine``, and in the list of sweeps.
+    """
     from kernels.machine import known_machine
     from sweeps.planning.ceilings import measured_device
 
@@ -262,7 +265,11 @@ def doctor_command(
 
 
 def _name_machine(selected: Device, results: Path, json: bool) -> None:
-    """Print the machine's name and its results folder."""
+    """Print the machine's name and its results folder.
+
+    With ``json``, the kind of the machine, the number of its GPU and the versions of its software
+    are printed, too.
+    """
     from kernels.device import software
 
     machine = selected.machine
@@ -291,7 +298,7 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
     selected = measured_device(device, gpu)
     folder = results / selected.machine.slug
     make_folder(folder)
-    default_cases = 11 if selected.gpu is None else 60
+    default_cases = 11 if selected.gpu is None else 60  # a CPU has only eleven cases
     report = check_clock(selected, cases or default_cases, note)
     write_json(folder / "clock.json", report)
     if json:
@@ -442,6 +449,7 @@ def run_command(
     note_broken()
     devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
     single_run = None
+    begun_folders: list[Path] = []  # the folder of a run with --gpus, once the run has begun
     try:
         with LiveReporter() as live:
             # With --gpus, share() begins the run and starts a worker for each GPU.
@@ -452,13 +460,13 @@ def run_command(
                 if finding.warning:
                     note(f"warning: {finding.text}")
             if single_run is None:
-                folder = share(request, devices, request.shard, live, note)
+                folder = share(request, devices, request.shard, live, note, begun_folders.append)
             else:
                 folder = single_run.folder
                 carry_out(single_run, live, note)
     except KeyboardInterrupt:
         # Until a run has begun, the old one is not set aside, so --fresh is still needed.
-        has_begun = bool(gpus) or single_run is not None
+        has_begun = bool(begun_folders) or single_run is not None
         command_words = same_command(fresh and has_begun)
         if has_begun:
             note(f"Stopped. Measurements are saved. Run {command_words} to resume.")

@@ -79,7 +79,11 @@ def test_a_run_tells_a_script_what_became_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [((), "the same command"), (("--fresh",), "the same command without --fresh")],
+    [
+        ((), "the same command"),
+        (("--fresh",), "the same command without --fresh"),
+        (("--fresh", "--gpus", "0"), "the same command without --fresh"),
+    ],
 )
 def test_an_interrupted_run_says_how_to_resume_it(
     tmp_path: Path, options: tuple[str, ...], words: str
@@ -92,10 +96,13 @@ def test_an_interrupted_run_says_how_to_resume_it(
     assert ("without" in answer.stderr) == bool(options)
 
 
-def test_a_run_that_is_interrupted_before_it_begins_claims_no_measurements(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--gpus", "0")])
+def test_a_run_that_is_interrupted_before_it_begins_claims_no_measurements(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     """The old run is not set aside yet, so --fresh is still needed."""
     sweep = 'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\ndtype = "fp32"\n'
-    answer = run_mine(tmp_path, sweep, "--fresh", script=INTERRUPTED_EARLY)
+    answer = run_mine(tmp_path, sweep, "--fresh", *options, script=INTERRUPTED_EARLY)
     assert answer.returncode == 130
     assert "Stopped before this call measured a case. Run the same command again." in answer.stderr
     assert "saved" not in answer.stderr
