@@ -89,8 +89,9 @@ def check_command(
     """Check the results of implementations against a float64 reference.
 
     On a CPU, Triton's interpreter runs the Triton kernels. Without ``--gemm`` and ``--conv``, small
-    problems with awkward sizes are checked. The exit code is 1 if a result is wrong, a check
-    failed, or nothing was checked.
+    problems with awkward sizes are checked. Problems that an implementation does not support are
+    listed only if an implementation or a problem is given. The exit code is 1 if a result is wrong,
+    a check failed, or nothing was checked.
     """
     from kernels.device import select_device
 
@@ -106,9 +107,9 @@ def check_command(
         *map(Gemm.parse, SUITE["gemm"]),
         *map(Conv.parse, SUITE["conv"]),
     ]
-    is_selected = bool(implementation or gemm or conv)
+    user_chose = bool(implementation or gemm or conv)
     rows = check_all(names, problems, selected)
-    if not is_selected:
+    if not user_chose:
         # No implementation supports all built-in problems, so unsupported ones are not listed.
         rows = [row for row in rows if row.status != "unsupported"]
     if json:
@@ -120,7 +121,7 @@ def check_command(
     passed = sum(row.status == "ok" for row in rows)
     unsupported = len(rows) - passed - failures
     summary = f"{counted(passed, 'check')} passed, {failures:,} failed"
-    if is_selected:
+    if user_chose:
         summary += f", {unsupported:,} not supported"
     note(f"{summary}.")
     if failures or not passed:
@@ -194,6 +195,11 @@ def compile_command(
 
     names = implementation or []
     _check_names(names, HAND_WRITTEN)
+    if every and (write or compare):
+        raise UserError(
+            "--all does not work with --write and --compare, because their table covers only the "
+            "preferred configs; leave --all out."
+        )
     if write is not None:
         check_folder(write)
     try:

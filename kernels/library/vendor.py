@@ -120,10 +120,13 @@ class Library:
         """Return a launch on the operand sets, which must be stored as the config specifies.
 
         Raises:
+            TypeError: if the config is neither None nor a :class:`LibraryConfig`.
             UserError: if ``ld_multiple`` is above 1 and the problem is not a GEMM.
             RuntimeError: if the config sets ``graph``, and PyTorch cannot capture the call.
         """
-        library_config = config if isinstance(config, LibraryConfig) else LibraryConfig()
+        library_config = LibraryConfig() if config is None else config
+        if not isinstance(library_config, LibraryConfig):
+            raise TypeError(f"{self.name} needs a LibraryConfig; use one from configs().")
         if library_config.ld_multiple > 1 and not isinstance(problem, Gemm):
             raise UserError(
                 f"config ld_multiple applies only to GEMMs, not to {problem.op}; leave it out."

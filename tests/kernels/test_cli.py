@@ -88,6 +88,8 @@ def test_check_fails_if_nothing_is_supported() -> None:
         (("compile", "--arch", "sm_70"), 2, "--arch sm_70 is too old"),
         (("compile", "--implementation", "mkl"), 2, "'mkl' has no Triton kernels to compile"),
         (("compile", "--compare", sys.executable), 2, "is not text in UTF-8"),
+        (("compile", "--all", "--write", "a.md"), 2, "--all does not work with --write"),
+        (("compile", "--all", "--compare", "a.md"), 2, "--all does not work with --write"),
         (("compile", "--write", "missing/a.md"), 2, "missing is not a folder, so a.md cannot be"),
         (("chekc",), 2, "No such command"),
         (("check", "--nonsense"), 2, "No such option"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.common.errors import UserError
+from kernels.config import TileConfig
 from kernels.correctness.check import SUITE
 from kernels.correctness.reference import check
 from kernels.device import select_device, software, this_cpu
@@ -51,6 +52,14 @@ def test_precision_is_restored_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), library_settings("tf32", LibraryConfig(autotune=True)):
         raise ZeroDivisionError
     assert settings() == before
+
+
+def test_a_config_of_another_type_is_refused() -> None:
+    """The library would otherwise be timed with its default config."""
+    problem = Gemm(16, 16, 16, "fp32")
+    library = all_implementations()[library_for(problem, this_cpu().machine)]
+    with pytest.raises(TypeError, match=r"LibraryConfig; use one from configs\(\)"):
+        library.prepare(problem, [random_operands(problem, "cpu")], TileConfig())
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.spec())
