@@ -105,7 +105,7 @@ def run(app: typer.Typer, program: str) -> None:
 
     The exit code is one of these:
 
-    - 0: the work was done,
+    - 0: the work was done, or the reader of the output has exited,
     - 1: the work failed,
     - 2: the command line or another input is invalid, or PyTorch or Triton is missing,
     - 3: a gate cannot decide (only ``compare``),

@@ -481,7 +481,8 @@ def cpu_threads() -> int:
 def usable_cores(cpuinfo: str | None = None) -> int:
     """Count the physical cores that this process may use, within its container's CPU quota.
 
-    ``cpuinfo`` is described in :func:`instruction_set`.
+    A quota that is not a whole number of cores is rounded up. ``cpuinfo`` is described in
+    :func:`instruction_set`.
     """
     usable = _usable_processors()
     text = _cpuinfo() if cpuinfo is None else cpuinfo

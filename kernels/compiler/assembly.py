@@ -87,7 +87,12 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 
 
 def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict[str, int]) -> int:
-    """Count the multiply-adds that the instructions in a loop's lines compute for one CTA."""
+    """Count the multiply-adds that the instructions in a loop's lines compute for one CTA.
+
+    ``instruction`` and ``warps`` are described in :class:`InnerLoop` and :func:`inner_loop`.
+    ``constants`` has the value of each register that holds a constant, such as ``%r12``. One of
+    them is the instruction descriptor of a tcgen05 instruction.
+    """
     total = 0
     for line in loop:
         if not instruction or not re.search(_PATTERN[instruction], line):
@@ -116,8 +121,8 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
 
 def _loops(ptx: str) -> list[list[str]]:
     """Return the lines of each innermost loop, without the lines of other loops."""
-    lines: dict[str, list[str]] = defaultdict(list)
-    inner: set[str] = set()
+    lines_by_header: dict[str, list[str]] = defaultdict(list)
+    innermost_headers: set[str] = set()
     # LLVM's notes on a block are comments in the block's first line and in the lines after it. They
     # say that the block is the header of a loop, or they name the header of the loop around it.
     loop_header = ""  # header of the innermost loop around the current line, or empty
@@ -140,7 +145,7 @@ def _loops(ptx: str) -> list[list[str]]:
             if _HEADER.search(notes):
                 loop_header = label
             if "This Inner Loop" in notes:
-                inner.add(label)
+                innermost_headers.add(label)
         elif loop_header:
-            lines[loop_header].append(line.strip())
-    return [lines[header] for header in lines if header in inner]
+            lines_by_header[loop_header].append(line.strip())
+    return [lines for header, lines in lines_by_header.items() if header in innermost_headers]

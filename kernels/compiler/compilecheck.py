@@ -132,7 +132,8 @@ def compile_rows(
     Args:
         arches: architectures such as ``sm_90``; each stands for the first machine in
             ``machines.toml`` that has it.
-        every_candidate: whether to compile all valid configs instead of only the chosen config.
+        every_candidate: whether to compile all valid configs, experimental ones included, instead
+            of only the chosen config.
         names: names of the families to compile; all families if empty.
         done: function that is called with each row, in the order of the result, while later rows
             are still being compiled.
@@ -182,8 +183,9 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
         for problem in problems:
             if family.refusal(problem) is not None:
                 continue
-            configs = family.configs(problem, machine, every_candidate)
-            # The first config is the one that would be chosen.
+            configs = family.configs(problem, machine, experimental=every_candidate)
+            # The first config is the one that would be chosen. It is never experimental, because
+            # an experimental config follows an ordinary one with the same estimated time.
             if not every_candidate:
                 configs = configs[:1]
             for rank, config in enumerate(configs):
@@ -419,6 +421,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
             f"The kernel uses {facts.shared_bytes:,} bytes of shared memory; {predicted:,} were "
             "predicted from the config."
         )
+    # Only a PersistentConfig has the next two settings.
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
         complaints.append("The kernel has no TMA copies.")
     if getattr(job.config, "specialize", False) and not facts.moves_registers:

@@ -30,6 +30,9 @@ _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a re
 # Number of sampled filters in a filter's gradient, and of sampled taps (channel, row and column) in
 # each filter. Both are small, because each tap is a sum over all pixels.
 _TAPS = 16
+# Number of sampled images of a layer, channels of a batch norm or sequences of an LSTM. It is
+# small, because each of them is computed whole.
+_WHOLE_SLICES = 4
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,10 @@ def _layer(
     """Return images (for batch norm, channels) of a layer's result, and their reference."""
     x, parameters = operands.a, operands.b.double()
     if layer.op == "batchnorm":
-        channels = _sample_indices(rng, layer.c, 4, x.device)
+        channels = _sample_indices(rng, layer.c, _WHOLE_SLICES, x.device)
         sample, parameters = x[:, channels].double(), parameters[:, channels]
         return result[:, channels], _normalised(sample, (0, 2, 3), parameters)
-    images = _sample_indices(rng, layer.n, 4, x.device)
+    images = _sample_indices(rng, layer.n, _WHOLE_SLICES, x.device)
     sample = x[images].double()
     if layer.op == "layernorm":
         expected = _normalised(sample, (1,), parameters)
@@ -159,7 +162,7 @@ def _lstm(
     lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return the hidden states (steps, sequences, hidden) of a sample, and their reference."""
-    sequences = _sample_indices(rng, lstm.minibatch, 4, operands.a.device)
+    sequences = _sample_indices(rng, lstm.minibatch, _WHOLE_SLICES, operands.a.device)
     x = operands.a[:, sequences].double()  # (steps, sequences, features)
     weights = operands.b.double() * lstm.weight_scale  # for the input, then for the hidden state
     hidden = cell = x.new_zeros(len(sequences), lstm.hidden)

@@ -47,7 +47,8 @@ def verify(
 
     Layers and LSTMs are not linear. Their entries are therefore always compared, and their results
     are searched for infinities and NaNs. For all other workloads, entries are compared only if
-    ``entries`` is set. The arguments ``results`` and ``side`` are described in :func:`remainders`.
+    ``entries`` is set. ``seed`` decides the random signs, and which entries of which result are
+    compared. All other arguments are described in :func:`remainders`.
     """
     # 1. Compare sampled entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)

@@ -296,7 +296,7 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
     slowdown = np.divide(slowed, busy)  # the reported parts are lengthened like the whole kernel
     return Estimate(
         time=launch + helpers + slowed,
-        launch=launch + np.zeros_like(busy),
+        launch=launch,
         compute=(work.waves * (work.steps * work.compute + work.epilogue)) * slowdown,
         feed=np.maximum(work.waves * work.steps * work.feed, work.intake) * slowdown,
         latency=work.waves * work.steps * work.latency * slowdown,
@@ -341,31 +341,31 @@ def candidate_times(
     changes the ranking. There must be at least one shape.
     """
     # 1. Estimate the time of every candidate without splitting K.
-    columns = shapes.take((slice(None), np.newaxis))
-    times = _busy_seconds(columns, tiles, machine, peak, c)
-    split = np.ones_like(times)
+    shape_column = shapes.take((slice(None), np.newaxis))
+    seconds = _busy_seconds(shape_column, tiles, machine, peak, c)
+    parts = np.ones_like(seconds)
     if machine.kind == "cpu":
-        return times, split
+        return seconds, parts
     # 2. Select the shapes with few tiles, because splitting K pays only for those.
     largest = int(np.argmax(tiles.bm * tiles.bn))
     tile_counts = tile_count(shapes.m, shapes.n, tiles.bm[largest], tiles.bn[largest], shapes.batch)
     rows = np.flatnonzero(tile_counts <= _SPLIT_WAVES * machine.sms)
     if not len(rows):
-        return times, split
+        return seconds, parts
     # 3. Estimate the time of every split of these shapes, and keep the fastest that is possible.
-    few_tiles = columns.take((rows, slice(None)))
-    best_seconds, best_parts = times[rows], split[rows]
-    for parts in SPLITS[1:]:
-        split_tiles = replace(tiles, split=np.array(float(parts)))
-        seconds = c.split + _busy_seconds(few_tiles, split_tiles, machine, peak, c)
+    split_shapes = shape_column.take((rows, slice(None)))
+    best_seconds, best_parts = seconds[rows], parts[rows]
+    for split in SPLITS[1:]:
+        split_tiles = replace(tiles, split=np.array(float(split)))
+        split_seconds = c.split + _busy_seconds(split_shapes, split_tiles, machine, peak, c)
         # K must be long enough, and a kernel for misaligned rows must be able to split it.
-        possible = few_tiles.k * few_tiles.element >= _STEP_BYTES * _MIN_STEPS * parts
-        possible &= (few_tiles.alignment >= WIDE_BYTES) | (c.fallback_split >= 0.5)
-        better = possible & (seconds < best_seconds)
-        best_seconds = np.where(better, seconds, best_seconds)
-        best_parts = np.where(better, float(parts), best_parts)
-    times[rows], split[rows] = best_seconds, best_parts
-    return times, split
+        possible = split_shapes.k * split_shapes.element >= _STEP_BYTES * _MIN_STEPS * split
+        possible &= (split_shapes.alignment >= WIDE_BYTES) | (c.fallback_split >= 0.5)
+        better = possible & (split_seconds < best_seconds)
+        best_seconds = np.where(better, split_seconds, best_seconds)
+        best_parts = np.where(better, float(split), best_parts)
+    seconds[rows], parts[rows] = best_seconds, best_parts
+    return seconds, parts
 
 
 def _busy_seconds(
@@ -403,16 +403,19 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     steps = ceil_div(shapes.k, depth * tiles.split)
     # 2. Estimate the time of the arithmetic in a K step. The factors that depend on the shape are
     # usually the same for all shapes. They are then one number, which is cheaper to multiply.
-    misaligned = (WIDE_BYTES / shapes.alignment) ** c.misalignment
+    # Three factors, each at least 1, lengthen the times of misaligned rows.
+    arithmetic_slowdown = (WIDE_BYTES / shapes.alignment) ** c.misalignment
     rate = peak / machine.sms * c.compute * np.where(shapes.sustained > 0, c.sustained, 1.0)
     compute = (
-        tiles.bm * tiles.bn * _scalar_if_uniform(2 * depth * shapes.density * misaligned / rate)
+        tiles.bm
+        * tiles.bn
+        * _scalar_if_uniform(2 * depth * shapes.density * arithmetic_slowdown / rate)
     )
     # 3. Estimate the loads of a K step and its latency, which take longer without bulk copies.
-    fallback = np.where(shapes.alignment < WIDE_BYTES, 1 + c.fallback, 1.0)
-    loading = np.maximum(misaligned, fallback)
-    feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * loading / c.feed)
-    latency = _scalar_if_uniform(c.step * fallback)
+    latency_slowdown = np.where(shapes.alignment < WIDE_BYTES, 1 + c.fallback, 1.0)
+    load_slowdown = np.maximum(arithmetic_slowdown, latency_slowdown)
+    feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * load_slowdown / c.feed)
+    latency = _scalar_if_uniform(c.step * latency_slowdown)
     step = _norm4(compute, feed, latency)
     # 4. Add up the K steps, the epilogue and the waves.
     epilogue = c.epilogue + tiles.bm * tiles.bn * _scalar_if_uniform(shapes.element / c.store)

@@ -119,9 +119,8 @@ def conv_data(
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
     row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
     and (part, image, row, column, channel) for out. ``depth`` is in units of UNITS[0], ``width`` in
-    units of UNITS[1], and strides are in units of UNITS[2]. A stride of None means 1. PRECISION and
-    UPCAST are as in :func:`kernels.triton.blocks.product`. The grid is (tiles × groups × phases,
-    parts).
+    units of UNITS[1], and strides are in units of UNITS[2]. A stride of None means 1. The grid is
+    (tiles × groups × phases, parts).
 
     - BACKWARD: compute the input's gradient.
     - WHOLE: every K step stays within one tap, and there are at most 32 taps along an axis.
@@ -289,7 +288,7 @@ def conv_filter(
 
     ``grad`` is the gradient of the convolution's output, and the source is the convolution's input.
     The rows of the GEMM are the channels of ``grad``, and its columns are the channels of the
-    source, repeated for each tap. Sizes, units, PRECISION, WIDE and UPCAST are as in
+    source, repeated for each tap. Sizes, units, GROUP, PRECISION, WIDE and UPCAST are as in
     :func:`conv_data`. The strides of the source and of ``grad`` are (group, image, row, column,
     channel); those of out are (part, channel of ``grad``, channel of the source, r, s). The grid is
     (tiles × groups, parts).
@@ -404,8 +403,11 @@ class TritonConv(TritonFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return tiles of up to 128×256, each once with an unsplit sum and once per useful split.
 
-        A split is useful if it gives at most two waves of CTAs, and at least two K steps to each
-        CTA. The largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre
+        In fp32, the largest tile is 64×64. With misaligned channels, it is 128×64, because larger
+        tiles spill in the forward pass. A split is useful if it gives at most two waves of CTAs,
+        and at least two K steps to each CTA.
+
+        The largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre
         Blackwell, whose Tensor Cores read their operands from shared memory. The condition of
         :func:`_stays_in_tap` must also hold for the largest tiles, because the kernel otherwise
         computes divisions, which take too many registers. If the convolution is a GEMM, configs of

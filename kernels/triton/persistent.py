@@ -101,11 +101,16 @@ def matmul_persistent(
     Units are as in :func:`kernels.triton.tiled.matmul_tiled`.
 
     - A_T, B_T: the descriptor describes the stored transpose.
+    - BATCHED: there are several matrices, so the descriptors have a batch axis.
     - STORE: C is a descriptor, too; otherwise it is a pointer.
     - HALVES: a tile of C is stored as two blocks, each with half of the columns.
     - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides
       the blocks of a specialised kernel among groups of warps, which it cannot do if the host built
       the descriptors.
+    - FLATTEN: the loops over tiles and over K become one pipeline.
+
+    The other options are those of :func:`kernels.triton.blocks.product` and
+    :func:`kernels.triton.blocks.grouped`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     if SPECIALIZE:
@@ -151,12 +156,16 @@ def matmul_persistent_plain(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the GEMM of :func:`matmul_persistent` with plain loads, for any strides."""
+    """Compute the GEMM of :func:`matmul_persistent` with plain loads, for any strides.
+
+    Units and options are as in :func:`kernels.triton.tiled.matmul_tiled`.
+    """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
     tiles = batch * rows * columns
+    # Addresses hoisted out of this loop would be held, and spilled, throughout the inner loop.
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), disable_licm=True):
         z = (tile // (rows * columns)).to(tl.int64)
         row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
@@ -221,6 +230,7 @@ class TritonPersistent(GemmFamily):
                 variants.append(replace(variants[0], flatten=False))
             is_large = area == 128 * 128 or (area > 128 * 128 and not tf32)
             if may_specialise and is_large and problem.k > tile.bk:
+                # Two groups of warps multiply, so four warps per group give the usual eight.
                 variants.append(replace(whole, specialize=True, warps=4))
             configs += variants
         return configs

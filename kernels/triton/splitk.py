@@ -32,7 +32,7 @@ def matmul_splitk(
     """Compute the dense partial results parts[p] (batch, M, N) of A (batch, M, K) B (batch, K, N).
 
     Part p is the sum over the p-th share of the K steps. The grid is (batch × tiles, parts). Units
-    are as in :func:`kernels.triton.tiled.matmul_tiled`.
+    and options are as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
