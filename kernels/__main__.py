@@ -197,8 +197,8 @@ def compile_command(
     _check_names(names, HAND_WRITTEN)
     if every and (write or compare):
         raise UserError(
-            "--all does not work with --write and --compare, because their table covers only the "
-            "preferred configs; leave --all out."
+            "--all does not work with --write or --compare, because the table of kernels covers "
+            "only the preferred configs; leave --all out."
         )
     if write is not None:
         check_folder(write)

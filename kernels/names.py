@@ -148,9 +148,10 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
     - ``fft``,
     - "" if no name shows the algorithm.
 
-    Winograd's algorithm counts as ``winograd-2x2`` unless a name contains ``nonfused`` or ``4x4``.
-    The three digits in the name of a fused Winograd kernel, as in ``tile148`` or ``tile442``, are
-    not used: their product is 32 in every name, so they are not the size of an output tile.
+    Winograd's algorithm counts as ``winograd-2x2`` unless a name contains ``winograd_nonfused``, or
+    ``4x4`` after ``winogradForward``. The three digits in the name of a fused Winograd kernel, as
+    in ``tile148`` or ``tile442``, are not used. Their product is 32 in every name, so they are not
+    the size of an output tile.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:

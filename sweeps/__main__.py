@@ -92,7 +92,7 @@ def show_command(
 ) -> None:
     """List the sweeps, show the cases of one sweep, or show what a plan would measure.
 
-    ``--device`` and ``--gpu`` are ignored with ``--machine``, and in the list of sweeps.
+    ``--device`` and ``--gpu`` are ignored with ``--machine`` and for the list of sweeps.
     """
     from kernels.machine import known_machine
     from sweeps.planning.ceilings import measured_device
@@ -267,8 +267,8 @@ def doctor_command(
 def _name_machine(selected: Device, results: Path, json: bool) -> None:
     """Print the machine's name and its results folder.
 
-    With ``json``, the kind of the machine, the number of its GPU and the versions of its software
-    are printed, too.
+    With ``json``, the machine's kind, the GPU's number and the versions of the software are printed
+    as well.
     """
     from kernels.device import software
 
@@ -298,7 +298,7 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
     selected = measured_device(device, gpu)
     folder = results / selected.machine.slug
     make_folder(folder)
-    default_cases = 11 if selected.gpu is None else 60  # a CPU has only eleven cases
+    default_cases = 11 if selected.gpu is None else 60  # a CPU has only 11 cases
     report = check_clock(selected, cases or default_cases, note)
     write_json(folder / "clock.json", report)
     if json:
@@ -452,7 +452,7 @@ def run_command(
     begun_folders: list[Path] = []  # the folder of a run with --gpus, once the run has begun
     try:
         with LiveReporter() as live:
-            # With --gpus, share() begins the run and starts a worker for each GPU.
+            # With --gpus, share() begins the run and measures on all of these GPUs.
             single_run = None if gpus else begin(request, note)
             # One device is examined for all, because all devices of a run are of one model.
             first_device = next(iter(devices.values()))

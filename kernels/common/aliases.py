@@ -34,7 +34,7 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
     for candidate in (word, dashed, _MAKER + dashed):
         if candidate in unique_slugs:
             return candidate
-    # A word without letters and digits matches no slug.
+    # A word without letters or digits would match every slug, so it is made to match none.
     matches = [slug for slug in unique_slugs if dashed and _matches(slug, _words(word))]
     if len(matches) == 1:
         return matches[0]

@@ -89,9 +89,9 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict[str, int]) -> int:
     """Count the multiply-adds that the instructions in a loop's lines compute for one CTA.
 
-    ``instruction`` and ``warps`` are described in :class:`InnerLoop` and :func:`inner_loop`.
-    ``constants`` has the value of each register that holds a constant, such as ``%r12``. One of
-    them is the instruction descriptor of a tcgen05 instruction.
+    ``instruction`` is described in :class:`InnerLoop`, and ``warps`` in :func:`inner_loop`.
+    ``constants`` maps the names of registers, such as ``%r12``, to the constants that they hold. A
+    tcgen05 instruction has its instruction descriptor in such a register.
     """
     total = 0
     for line in loop:

@@ -421,7 +421,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
             f"The kernel uses {facts.shared_bytes:,} bytes of shared memory; {predicted:,} were "
             "predicted from the config."
         )
-    # Only a PersistentConfig has the next two settings.
+    # Only a PersistentConfig has the settings ``tma`` and ``specialize``.
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
         complaints.append("The kernel has no TMA copies.")
     if getattr(job.config, "specialize", False) and not facts.moves_registers:

@@ -229,8 +229,9 @@ def scaled_constants(
 
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s, and the
     latency of a K step is assumed to scale inversely with its FLOP/s. The ratio of the two SMs'
-    FLOP/s is raised to ``exponent``. An exponent below 1 lets these rates differ less than the
-    FLOP/s: the 16-bit FLOP/s of graphics GPUs are halved, but their read and write rates are not.
+    FLOP/s is raised to ``exponent``. With an exponent below 1, the read and write rates of the two
+    SMs differ less than their FLOP/s. For example, the 16-bit FLOP/s of graphics GPUs are halved,
+    but their read and write rates are not.
 
     Raises:
         UserError: if ``here`` does not compute the dtype.

@@ -323,10 +323,10 @@ def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Cons
     best = Tiles(bm=np.empty(count), bn=np.empty(count), split=np.empty(count))
     for start in range(0, count, _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        times, split = candidate_times(shapes.take(chunk), tiles, machine, peak, c)
-        best_tile = np.argmin(times, axis=1)  # the index of a tile for each shape
+        seconds, parts = candidate_times(shapes.take(chunk), tiles, machine, peak, c)
+        best_tile = np.argmin(seconds, axis=1)  # the index of a tile for each shape
         best.bm[chunk], best.bn[chunk] = tiles.bm[best_tile], tiles.bn[best_tile]
-        best.split[chunk] = split[np.arange(len(best_tile)), best_tile]
+        best.split[chunk] = parts[np.arange(len(best_tile)), best_tile]
     return estimate(shapes, best, machine, peak, c)
 
 
@@ -402,8 +402,8 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     depth = _STEP_BYTES / shapes.element
     steps = ceil_div(shapes.k, depth * tiles.split)
     # 2. Estimate the time of the arithmetic in a K step. The factors that depend on the shape are
-    # usually the same for all shapes. They are then one number, which is cheaper to multiply.
-    # Three factors, each at least 1, lengthen the times of misaligned rows.
+    # usually the same for all shapes. They are then one number, which is cheaper to multiply. A
+    # slowdown is a factor of at least 1 by which misaligned rows lengthen a time.
     arithmetic_slowdown = (WIDE_BYTES / shapes.alignment) ** c.misalignment
     rate = peak / machine.sms * c.compute * np.where(shapes.sustained > 0, c.sustained, 1.0)
     compute = (

@@ -403,15 +403,19 @@ class TritonConv(TritonFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return tiles of up to 128×256, each once with an unsplit sum and once per useful split.
 
-        In fp32, the largest tile is 64×64. With misaligned channels, it is 128×64, because larger
-        tiles spill in the forward pass. A split is useful if it gives at most two waves of CTAs,
-        and at least two K steps to each CTA.
+        A split is useful if it gives at most two waves of CTAs, and at least two K steps to each
+        CTA. If the convolution is a GEMM, configs of GEMM kernels come first.
 
-        The largest tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre
-        Blackwell, whose Tensor Cores read their operands from shared memory. The condition of
-        :func:`_stays_in_tap` must also hold for the largest tiles, because the kernel otherwise
-        computes divisions, which take too many registers. If the convolution is a GEMM, configs of
-        GEMM kernels come first.
+        The largest tiles of the convolution kernels depend on the dtype and the alignment:
+
+        - fp32: 64×64.
+        - Other dtypes with misaligned channels: 128×64 and 64×128, because a 128×128 tile would
+          spill, most of all in the forward pass.
+        - Other dtypes with aligned channels: 128×128, except in the next case.
+        - 16-bit dtypes with aligned channels, on Hopper and datacentre Blackwell: 128×256 and
+          256×128, because the Tensor Cores of these GPUs read their operands from shared memory.
+          The condition of :func:`_stays_in_tap` must also hold, because the kernel otherwise
+          computes divisions, which take too many registers.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).

@@ -194,7 +194,7 @@ class TritonFamily(ABC):
         Cases without a tile config are skipped. If a case does not compile, the error is raised at
         the launch of the case, not here.
         """
-        # One processor is left to this thread, which prepares the calls meanwhile.
+        # One processor is left for this thread, which prepares the calls in the meantime.
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
             # 1. Compile the kernels. The inner context waits until all are compiled.
             kernels = []

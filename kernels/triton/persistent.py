@@ -109,7 +109,7 @@ def matmul_persistent(
       the descriptors.
     - FLATTEN: the loops over tiles and over K become one pipeline.
 
-    The other options are those of :func:`kernels.triton.blocks.product` and
+    The other options are as in :func:`kernels.triton.blocks.product` and
     :func:`kernels.triton.blocks.grouped`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
@@ -230,7 +230,8 @@ class TritonPersistent(GemmFamily):
                 variants.append(replace(variants[0], flatten=False))
             is_large = area == 128 * 128 or (area > 128 * 128 and not tf32)
             if may_specialise and is_large and problem.k > tile.bk:
-                # Two groups of warps multiply, so four warps per group give the usual eight.
+                # Two groups of warps multiply. With four warps each, they have as many as the other
+                # variants, which have eight.
                 variants.append(replace(whole, specialize=True, warps=4))
             configs += variants
         return configs

@@ -43,8 +43,8 @@ def matmul_streamk(
 
     The K steps of the first ``streamed`` of the ``tiles`` are dealt out to the CTAs. A CTA shares
     at most the tile inside which its run begins and the tile inside which its run ends. The CTA's
-    sums for these two tiles go to ``parts`` (CTAS, 2, BM, BN), in this order. Units and
-    options are as in :func:`kernels.triton.tiled.matmul_tiled`.
+    sums for these two tiles go to ``parts`` (CTAS, 2, BM, BN), in this order. Units and options
+    are as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
@@ -93,9 +93,9 @@ def add_shared(
 ):  # fmt: skip
     """Add the parts of the tiles that several CTAs share, and store the sums in C.
 
-    The arguments are those of :func:`matmul_streamk`, and the grid has CTAS − 1 programs.
-    Program p adds the parts of the tile inside which the run of CTA p + 1 begins, if no earlier run
-    begins inside that tile.
+    The arguments are as in :func:`matmul_streamk`. The grid has CTAS − 1 programs. Program p adds
+    the parts of the tile inside which the run of CTA p + 1 begins, if no earlier run begins inside
+    that tile.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     c_stride = matrix_stride(c_stride, UNITS[4])
