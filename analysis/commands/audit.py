@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # takes up to about a second.
 _MOST_TRIES = 64
 
+# Default measuring time of --measure.
+_BUDGET = "60s"
+
 # Number of best levers (changes of dimensions) whose GEMMs and convolutions --measure times.
 _MEASURED_LEVERS = 3
 
@@ -189,7 +192,9 @@ def audit_command(
             ),
         ),
     ] = False,
-    budget: Annotated[str, typer.Option(help="Measuring time of --measure, such as 60s.")] = "60s",
+    budget: Annotated[
+        str | None, typer.Option(help="Measuring time of --measure, such as 2m [default: 60s].")
+    ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
@@ -205,6 +210,8 @@ def audit_command(
     # 1. Check the arguments. Importing PyTorch takes seconds, so the names of the model and of the
     # machines are checked first.
     check_model(model)
+    if budget is not None and not measure:
+        raise UserError("--budget needs --measure; add --measure, or leave --budget out.")
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
     bases = [] if measure else [basis_of(name, results) for name in machines]
     from analysis.audit.audit import LeverSearch, audit
@@ -254,7 +261,9 @@ def audit_command(
     if measure:
         if len(machines) > 1:
             raise UserError("--measure runs on this machine; give at most one name with --machine.")
-        request = Request(results=results, device=device, gpu=gpu, budget=parse_seconds(budget))
+        request = Request(
+            results=results, device=device, gpu=gpu, budget=parse_seconds(budget or _BUDGET)
+        )
         audits = measured_audit(audit_on, machines[0], request)
     else:
         audits = audit_on(*bases)
@@ -333,18 +342,18 @@ def measured_audit(
     # 2. Audit again with these times, and re-time the shapes that the best lever changes.
     (measured,) = audit_on(usable(run.folder, request))
     planned = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
-    pairs = []
     best = next(iter(_best_first(measured.levers)), None)
-    if best is not None and best.gain.value > 0:
-        for before, after in best.pairs[:_CONFIRMED_PAIRS]:
-            pair = (before, basis.library(before)), (after, basis.library(after))
-            # With measured times, the best lever may be another one, whose problems were not timed.
-            if planned.issuperset(pair):
-                pairs.append(pair)
+    if best is None or best.gain.value <= 0:
+        note("Nothing was re-timed, because no change brings a gain.")
+        return [measured]
+    pairs = []
+    for before, after in best.pairs[:_CONFIRMED_PAIRS]:
+        pair = (before, basis.library(before)), (after, basis.library(after))
+        # With measured times, the best lever may be another one, whose problems were not timed.
+        if planned.issuperset(pair):
+            pairs.append(pair)
     if not pairs:
-        has_gain = best is not None and best.gain.value > 0
-        reason = "the best change was not timed" if has_gain else "no change brings a gain"
-        note(f"Nothing was re-timed, because {reason}.")
+        note("Nothing was re-timed, because the best change was not timed.")
         return [measured]
     confirm_choices(run, pairs, note)
     return audit_on(usable(run.folder, request))

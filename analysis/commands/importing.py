@@ -164,6 +164,11 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
         return
     timings = None if is_recording else read_timings(path, defaults)
     if timings is None:  # a recording, or the table of a published study
+        if defaults.dtype or defaults.layout:
+            raise UserError(
+                f"{path} is a recording or a published table, which --dtype and --layout do not "
+                "describe; leave them out."
+            )
         timings = read_public(path, target)
     # 3. Write the recording, and all results that are computed from it.
     folder = write_timings(timings, path, defaults, target, results)
@@ -215,6 +220,10 @@ def _import_all(
 
     Print a summary of each table as soon as it is imported. ``tables`` maps the slugs of machines
     to tables, and has at least one table. The imported tables are validated against ``all_tables``.
+
+    Raises:
+        UserError: if an import fails, as in :func:`_import_one`. The other imports are completed
+            first.
     """
     machines = counted(len(tables), "machine")
     note(
@@ -236,6 +245,10 @@ def _import_one(table: PublicTable, all_tables: Sequence[PublicTable], results: 
 
     If a user's file was imported for the machine, the file remains the recording, and the table
     becomes its prior.
+
+    Raises:
+        UserError: if the machine does not support a dtype of the table, if the package with the
+            attention tables is not installed, or if a file cannot be read or written.
     """
     machine = known_machine(table.slug)
     folder = folder_of(results, table.slug)
@@ -258,6 +271,9 @@ def _write_results(
 
     ``table`` is the table that was imported, and ``all_tables`` are all public tables, against
     which the import is validated. For a user's file, ``table`` is None and ``all_tables`` is empty.
+
+    Raises:
+        UserError: if the recording cannot be read, or a file cannot be written.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page

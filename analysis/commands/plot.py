@@ -99,6 +99,8 @@ def plot_command(
     has_size = bool(n or k or m)
     # 2. Draw the wave plot, or list the cliffs that it could show.
     if names == [_WAVE]:
+        if find and (output or formats):
+            raise UserError("`plot wave --find` draws no plot; leave --output and --format out.")
         is_contradictory = (find and has_size) or (json and not find)
         if sweep is not None or is_contradictory:
             raise UserError(

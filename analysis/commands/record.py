@@ -28,6 +28,7 @@ from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, RESULTS, command_words
 from kernels.common.program import command as command_line
+from kernels.machine import known_machine
 from sweeps.process import terminated_as_interrupt
 
 INTERPRETER = [sys.executable]
@@ -103,6 +104,11 @@ def record_command(
             "--cores needs --machine; leave --cores out, because this machine's cores are known."
         )
     if machine is not None:
+        if budget is not None:
+            raise UserError(
+                "a plan for another machine does not depend on a budget; leave --budget or "
+                "--machine out."
+            )
         note("Counting the cases and estimating their times …")
         print("\n".join(plan_lines(parts, machine, cores)))
         return
@@ -157,11 +163,14 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
     """Return the plan of a GPU's recording: one line for each part, each step and the total.
 
-    ``cores`` is the number of CPU cores of the GPU's host, or None if it is unknown.
+    ``machine`` is the GPU's slug, or an unambiguous part of it. ``cores`` is the number of CPU
+    cores of the GPU's host, or None if it is unknown.
 
     Raises:
-        UserError: if the cases cannot be planned, for example because the GPU is not known.
+        UserError: if the GPU is not known, or the cases cannot be planned.
     """
+    # Some parts have no sweep, so planning their sweeps would not show that a GPU is not known.
+    known_machine(machine)
     # 1. Plan each sweep once, although several steps may run it. A budget of a day is enough for
     #    every case of every sweep.
     steps = [step for part in parts for step in part.steps]

@@ -199,6 +199,10 @@ def validate_command(
     # 3. Print everything, as JSON or as text.
     if json:
         document = {**validation.to_json(), "shapes_per_second": rates}
+        if curve:
+            document["curve"] = [asdict(point) for point in points]
+        if floor is not None:
+            document["noise_floor"] = asdict(floor)
         if advice_value is not None:
             document["advice"] = advice_value.to_json()
         if advice_value is not None and measured_values:

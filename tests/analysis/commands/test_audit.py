@@ -102,6 +102,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--attention", "50%", "--attention-kernel", "vllm"), "give only one of them"),
         ((*GPT2, "--skew", "0.5"), "--skew is 0.5; give 1"),
         ((*GPT2, "--skew", "nan"), "--skew is nan; give 1"),
+        ((*GPT2, "--budget", "5s"), "--budget needs --measure"),
         ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is not a folder"),
         (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "does not compute bf16"),
     ],

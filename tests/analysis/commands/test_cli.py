@@ -156,6 +156,21 @@ def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: 
     assert "Shapes predicted per second on one core" in analysis(*command).stdout
 
 
+def test_the_learning_curve_and_the_noise_floor_are_in_the_json_document(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia-h100-sxm"
+    recorded(folder, 60)
+    command = ("validate", folder, "--machine", "nvidia-h100-sxm", "--calibrate", "12", "--json")
+    plain = json.loads(analysis(*command).stdout)
+    assert not {"curve", "noise_floor"} & plain.keys()
+    answer = analysis(*command, "--curve", "--again", folder)
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    assert document["noise_floor"]["median"] == 0
+    point = document["curve"][0]
+    assert (point["holdout"], point["count"]) == ("rows", 32)
+    assert point["errors"].keys() == {"rows", "median", "mean", "p95"}
+
+
 def test_a_recording_is_not_judged_as_another_machines(tmp_path: Path) -> None:
     folder = tmp_path / "nvidia-h100-sxm"
     recorded(folder, 40)

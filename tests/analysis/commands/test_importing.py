@@ -14,9 +14,12 @@ from analysis.commands.importing import _is_imported
 from analysis.imports.tables import PublicTable
 from analysis.model.attention_basis import FILE
 from analysis.recordings.imported import COLLECTIONS, VALIDATION
+from kernels.common.program import RESULTS
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
 from tests.support.synthetic import H100, model_law, random_sizes
+
+PUBLISHED = RESULTS / "published" / "cpu-intel-xeon-avx512bf16-1t"
 
 
 def jumps(sizes: Sequence[tuple[int, ...]]) -> Any:
@@ -227,6 +230,8 @@ def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
         ((tmp_path / "measurements.csv", "--machine", "h200"), "measurements.csv does not exist"),
         ((tmp_path, "--machine", "h200"), "has no measurements.csv"),
         ((a_file(tmp_path), "--dtype", "bf16"), "are only for a CSV file"),
+        ((PUBLISHED, "--machine", "h200", "--dtype", "fp16"), "is a recording or a published"),
+        ((PUBLISHED, "--machine", "h200", "--layout", "nn"), "is a recording or a published"),
     ):
         answer = analysis("import", *arguments, *place)
         assert (answer.returncode, words in answer.stderr) == (2, True), (arguments, answer.stderr)

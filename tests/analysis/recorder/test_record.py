@@ -439,6 +439,8 @@ def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
         (("--budget", "5s"), "--budget is 5 s, but starting the first command takes about 30 s"),
         (("--budget", "soon"), "--budget is 'soon'; give a time"),
         (("--plan", "--machine", "nvidia-h2000"), "nvidia-h200"),
+        (("--plan", "--machine", "nvidia-h2000", "--part", "machine"), "nvidia-h200"),
+        (("--plan", "--machine", "nvidia-h200", "--budget", "9m"), "does not depend on a budget"),
         (("--machine", "nvidia-h200"), "--machine and --cores need --plan"),
         (("--plan", "--cores", "4"), "--cores needs --machine"),
         (("--plan", "--cores", "0"), "--cores"),
