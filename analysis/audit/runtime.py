@@ -96,8 +96,10 @@ class Runtime:
     def products(self, captured: Captured) -> list[Product]:
         """Return the matrix operations as this runtime computes them.
 
-        The operations have the same order as in ``captured``, and a recomputed operation occurs
-        twice in a row.
+        The operations have the same order as in ``captured``. A fused GEMM takes the place of the
+        first GEMM of its group. An output head in chunks becomes two operations in a row if its
+        last chunk is smaller, and a recomputed operation occurs twice in a row. Either makes the
+        ``forward_position`` of later operations invalid.
 
         Raises:
             UserError: if a size that has to be divided equally among GPUs is not a multiple of
@@ -106,6 +108,8 @@ class Runtime:
         products = list(captured.products)
         for role in self.fuse:
             products = _fused(products, role)
+        # Splitting looks up forward operations by ``forward_position``, so it comes before the
+        # steps that insert operations.
         if self.tp > 1:
             products = [
                 _split(product, products[product.forward_position], self.tp) for product in products
@@ -129,9 +133,10 @@ class Runtime:
         fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
         descriptions = [f"{role} as one GEMM" for role in fusing]
         if self.tp > 1:
+            whole = "convolutions and other operations" if "conv" in kinds else "other operations"
             descriptions.append(
-                f"the widths of matrix operations divided by {self.tp} (other operations are not "
-                "divided, and communication is not counted)"
+                f"the widths of matrix operations divided by {self.tp} ({whole} are not divided, "
+                "and communication is not counted)"
             )
         if self.recompute:
             descriptions.append("only the matrix operations of repeated layers are recomputed")
@@ -219,6 +224,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         return _named(part_of_heads, ("heads", "kv_heads"), tp)
     if isinstance(work, GroupedGemm):
         experts = _divided(work.experts, tp, "the number of experts")
+        # All experts get the same share of the rows, so each GPU gets 1/tp of them. Unlike experts,
+        # rows are rounded down to a whole number.
         part_of_experts = product.resized({"experts": experts, "m": max(1, work.m // tp)})
         return _named(part_of_experts, ("experts",), tp)
     # 2. Layers of known roles are divided by their output or their input features, and batched

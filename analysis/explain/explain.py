@@ -299,12 +299,15 @@ def judge_account(
     # 2. Explain each operation. If the whole machine is slow, this is not counted against single
     #    operations.
     slowdown = _slowdown(account, times)
-    explained = [
-        _explained(operation, machine, times, advice, slowdown) for operation in account.operations
-    ]
-    explained.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
+    explained = _largest_saving_first(
+        [
+            _explained(operation, machine, times, advice, slowdown)
+            for operation in account.operations
+        ]
+    )
     # 3. Keep large savings. Small savings are only kept if the same change of a size brings all of
-    #    them, and their sum is large.
+    #    them, and their sum is large. The finding about a group describes its first operation,
+    #    which is the one with the largest saving.
     groups = _grouped_by_size(explained)
     large = [group for group in groups if _saving_of(group) >= _LEAST_SAVING * account.span_us]
     kept = {id(entry) for group in large for entry in group}
@@ -314,7 +317,7 @@ def judge_account(
         else replace(entry, finding="", change="", advice=None, saves_us=0.0)
         for entry in explained
     ]
-    operations.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
+    operations = _largest_saving_first(operations)
     # 4. Add the idle time of the GPU to the findings.
     findings = [*map(_operation_finding, large), *_idle_findings(account)]
     findings.sort(key=lambda finding: -finding.saves_us)
@@ -324,6 +327,11 @@ def judge_account(
     return TraceVerdict(
         files, machine, account, tuple(operations), tuple(findings), source, slowdown
     )
+
+
+def _largest_saving_first(entries: Sequence[ExplainedOperation]) -> list[ExplainedOperation]:
+    """Sort operations by what could be saved, then by their time, in decreasing order."""
+    return sorted(entries, key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
 
 
 def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> float:
@@ -408,7 +416,8 @@ def _advice(
 ) -> dict[Problem, Advice]:
     """Return the advice on the GEMMs and convolutions that take the longest.
 
-    If ``question`` is None, the query for each problem comes from :func:`_padding`.
+    Operations are left out once :data:`_MOST_ASKED` shapes of longer operations are collected. If
+    ``question`` is None, the query for each problem comes from :func:`_padding`.
     """
     machine = basis.model.machine
     # 1. Collect the problems in the order of the account, the longest operation first.

@@ -116,8 +116,8 @@ class TraceExplanation:
 def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, Any]:
     """Return an operation as a record for JSON and CSV.
 
-    ``total_us`` and ``saves_us`` cover all calls; all other times are for one call. Unknown values
-    are None.
+    ``total_us`` and ``saves_us`` cover all calls; all other times are for one call. If the change
+    answers a choose query, ``gain`` is per FLOP. Unknown values are None.
     """
     operation, expected, advice = entry.operation, entry.expected, entry.advice
     return {

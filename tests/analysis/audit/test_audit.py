@@ -157,6 +157,17 @@ def test_a_degree_that_divides_nothing_gets_a_sentence(llama: Captured) -> None:
         Runtime(tp=7).products(llama)
 
 
+def test_convolutions_are_said_to_remain_whole(gpt2: Captured) -> None:
+    sizes = {"stem": 16, "width": 16, "classes": 10}
+    images = capture(find_source("resnet-50", sizes), ModelStep("prefill", batch=1))
+    conv = next(product.work for product in images.products if product.work.op == "conv")
+    assert conv in [product.work for product in Runtime(tp=2).products(images)]
+    (split,) = Runtime(tp=2).changes(images)
+    assert "divided by 2 (convolutions and other operations are not divided, and" in split
+    split = Runtime(tp=2).changes(gpt2)[0]
+    assert "divided by 2 (other operations are not divided, and" in split
+
+
 def test_a_part_of_a_sum_has_the_sum_in_brackets() -> None:
     work = Gemm(512, 4096, 768, "bf16")
     names = {"m": "fixed", "n": "hidden + 1024", "k": "hidden"}
