@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -158,6 +159,9 @@ def _read_changes(
 ) -> tuple[CaseChanges, dict[str, str]]:
     """Read the old and the new results, and estimate how each common case changed.
 
+    Print a note if results of other benchmarks come from different machines, if cases are left out,
+    or if all times are exactly equal.
+
     Returns:
         The changes, and a mapping from the name of each lost case to the reason why the case has no
         time now.
@@ -201,25 +205,7 @@ def _read_changes(
         if name in old_names and name not in new_names
     }
     if not shared:
-        for place, names in ((old, old_names), (new, new_names)):
-            if not names:
-                raise UserError(
-                    f"{place} has no case with a time. Run its sweeps or benchmarks again."
-                )
-        # The first name in alphabetical order is an example that is always the same.
-        common = old_names & new_names
-        if common:  # with several results of a version
-            example = min(common)
-            lacking = next(process.name for process in processes if example not in process.cases)
-            raise UserError(
-                f"no case has a time in every result: for example, {lacking} has no time for "
-                f"{example!r}. Leave {lacking} out, or measure the same cases in every result."
-            )
-        raise UserError(
-            f"{old} and {new} have no timed case in common: for example, {old} has "
-            f"{min(old_names)!r}, and {new} has {min(new_names)!r}. Compare results of the same "
-            "cases, or give a --pattern that matches the cases of both."
-        )
+        raise _no_common_case(old, new, old_processes, new_processes)
     left_out = len((old_names | new_names) - set(shared) - set(lost))
     if left_out:
         cases_are = counted(left_out, "case that is", "cases that are")
@@ -234,11 +220,46 @@ def _read_changes(
     return changes, lost
 
 
+def _no_common_case(
+    old: str,
+    new: str,
+    old_processes: Sequence[TimedProcess],
+    new_processes: Sequence[TimedProcess],
+) -> UserError:
+    """Return the error to raise if no case has a time in all processes, with an example.
+
+    ``old`` and ``new`` are the places of the results, as the user named them.
+    """
+    old_names = {name for process in old_processes for name in process.cases}
+    new_names = {name for process in new_processes for name in process.cases}
+    for place, names in ((old, old_names), (new, new_names)):
+        if not names:
+            return UserError(
+                f"{place} has no case with a time. Run its sweeps or benchmarks again."
+            )
+    # The first name in alphabetical order is an example that is always the same.
+    common = old_names & new_names
+    if common:  # with several results of a version
+        example = min(common)
+        processes = [*old_processes, *new_processes]
+        lacking = next(process.name for process in processes if example not in process.cases)
+        return UserError(
+            f"no case has a time in every result: for example, {lacking} has no time for "
+            f"{example!r}. Leave {lacking} out, or measure the same cases in every result."
+        )
+    return UserError(
+        f"{old} and {new} have no timed case in common: for example, {old} has "
+        f"{min(old_names)!r}, and {new} has {min(new_names)!r}. Compare results of the same "
+        "cases, or give a --pattern that matches the cases of both."
+    )
+
+
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
     """Read the results at one place as timed processes, one process for each result.
 
     ``place`` is a file of benchmark results, a machine's slug, the folder of a recording, or a
-    folder of several results. With a ``pattern``, cases are named by their problems.
+    folder of several results. With a ``pattern``, cases are named by their problems. Print a note
+    for each recording whose run is unusable; its times are compared nevertheless.
 
     Raises:
         UserError: if a result cannot be read, if a folder has no results, or if ``pattern`` does

@@ -73,7 +73,7 @@ def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
         the same kind of anchor.
 
     Raises:
-        UserError: if the anchors cannot be read.
+        UserError: if the anchors cannot be read, or a file cannot be written.
     """
     from analysis.fleet.fleet_report import make_report, write_report
     from analysis.plots.fleet import write_fleet_plot

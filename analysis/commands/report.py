@@ -76,7 +76,9 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     for line in health_of(analysis):
         print(f"{line}\n")
     sentences = [finding.text for finding in findings]
-    for sentence in [UNUSABLE_LINE] if analysis.recording.unusable else sentences:
+    if analysis.recording.unusable:  # an unusable run has no findings
+        sentences = [UNUSABLE_LINE]
+    for sentence in sentences:
         print(f"  • {sentence}")
     print(f"\n{counted(len(plots), 'plot')}: {folder / 'plots'}")
     print(f"What to change: {folder / 'recommendations.md'}")

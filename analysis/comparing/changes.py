@@ -291,8 +291,9 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     def surplus(extra: float, centre: float) -> float:
         """Return the scatter that is left unexplained; negative if ``extra`` is too large."""
         capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
-        degrees = len(values) / (len(values) - 1)  # the centre is estimated from the same values
-        return float(degrees * capped.mean() - _CUT_SQUARE)
+        # The centre is estimated from the same values, which costs one degree of freedom.
+        correction = len(values) / (len(values) - 1)
+        return float(correction * capped.mean() - _CUT_SQUARE)
 
     centre = float(np.median(values))
     extra = 0.0
@@ -305,9 +306,9 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         if surplus(0.0, centre) > 0:
             extra = float(optimize.brentq(surplus, 0.0, widest, args=(centre,), xtol=1e-14))
         # 2. Weight each value by its inverse variance, or by less if it is far from the centre.
-        deviations = np.sqrt(np.maximum(variances + extra, _TINY))
-        distances = np.maximum(np.abs(values - centre) / deviations, _CUT)
-        weights = _CUT / distances / deviations**2
+        standard_deviations = np.sqrt(np.maximum(variances + extra, _TINY))
+        distances = np.maximum(np.abs(values - centre) / standard_deviations, _CUT)
+        weights = _CUT / distances / standard_deviations**2
         centre = float((weights * values).sum() / weights.sum())
         # 3. Stop when neither estimate changes any more.
         if abs(centre - previous_centre) < 1e-9 and abs(extra - previous_extra) < 1e-12:
@@ -373,8 +374,12 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
             error = math.sqrt(variance_factor * squares / freedom)
             shift = CommonShift(centre, error, freedom)
     else:
+        # The scatter of the samples within processes is a part of this variance, so an estimate
+        # below that part is due to chance.
         variances = np.maximum((residuals**2).sum(axis=1) / freedom, within)
     variances = np.maximum(variances, _LEAST)
+    # Divide the variance of each case into the part within processes and the rest. A shrunk
+    # variance may be smaller than the measured part within processes. It then has no other part.
     between = np.maximum(variances - within, 0.0)
     return CaseChanges(
         names=names,
@@ -418,6 +423,9 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     def excess(added: float) -> float:
         return float((logs - np.log(within + added)).mean()) - bias
 
+    #    The added variance is sought between practically 0 and a thousand times the largest
+    #    variance, where the usual variances are far too large. The floor of 1e-12 keeps this range
+    #    open if all variances are 0.
     largest = max(float(variances.max()), float(within.max()), 1e-12) * 1e3
     added = largest * 1e-12
     if excess(added) > 0:

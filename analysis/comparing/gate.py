@@ -168,7 +168,7 @@ def judge_changes(
         adjusted = stats.false_discovery_control(np.where(has_error, p, 1.0))
         found = has_error & (adjusted <= _FALSE_CASES)
     # 2. Find those of them whose ratio reaches the threshold, and the cases that are below it.
-    detectable = _reach(freedom, _FALSE_CASES / len(p)) * error
+    detectable = _reach(freedom, _level_of_one_case(changes)) * error
     log_ratio = changes.deviation + counted_shift
     # The counted shift is a part of each slowdown; this deviation is the rest of the threshold.
     deviation_limit = limit - counted_shift
@@ -228,6 +228,15 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
     return (UNCLEAR if reaches_limit else BELOW), 0.0
 
 
+def _level_of_one_case(changes: CaseChanges) -> float:
+    """Return the largest p value with which a case is found to be slower if no other case is.
+
+    In the procedure of Benjamini and Hochberg, the smallest of all p values then has to be at most
+    the false-discovery rate divided by the number of cases.
+    """
+    return _FALSE_CASES / len(changes.names)
+
+
 def _reach(freedom: Any, probability: float) -> Any:
     """Return the detectable change as a multiple of the standard error.
 
@@ -259,7 +268,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
     """
     # This deviation is detectable if the standard error is at most this large. The variance between
     # processes uses up a part of its square, and rounds can reduce only the variance within them.
-    largest_error = limit / _reach(changes.freedom, _FALSE_CASES / len(changes.names))
+    largest_error = limit / _reach(changes.freedom, _level_of_one_case(changes))
     allowed_within = largest_error**2 - changes.between
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = changes.within / allowed_within
@@ -273,7 +282,7 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
 
     ``limit`` is the logarithm of a ratio, and at least 0.
     """
-    probability = _FALSE_CASES / len(changes.names)
+    probability = _level_of_one_case(changes)
     sizes = changes.processes
     least = max(0, _LEAST_PROCESSES - min(sizes))
     # Variance of a single process; the variance of a difference of means falls with 1/old + 1/new.
@@ -282,7 +291,7 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
     # Count down, so that the smallest sufficient number is the one that remains.
     for extra in range(_MOST_PROCESSES, least - 1, -1):
         larger_sizes = [size + extra for size in sizes]
-        freedom = changes.freedom + 2 * extra
+        freedom = changes.freedom + 2 * extra  # one more for each further process of a version
         error = np.sqrt(variance * sum(1 / size for size in larger_sizes))
         with np.errstate(invalid="ignore"):
             more = np.where(_reach(freedom, probability) * error <= limit, extra, more)
