@@ -164,12 +164,14 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
         return
     timings = None if is_recording else read_timings(path, defaults)
     if timings is None:  # a recording, or the table of a published study
+        timings = read_public(path, target)
+        # This check comes after reading, so that a CSV file with a misspelt column gets the error
+        # about its format.
         if defaults.dtype or defaults.layout:
             raise UserError(
-                f"{path} is a recording or a published table, which --dtype and --layout do not "
-                "describe; leave them out."
+                "--dtype and --layout are only for a CSV file that lacks these columns, but "
+                f"{path} is a recording or a published table; leave them out."
             )
-        timings = read_public(path, target)
     # 3. Write the recording, and all results that are computed from it.
     folder = write_timings(timings, path, defaults, target, results)
     print(f"{target.slug}: {_write_results(folder)}")

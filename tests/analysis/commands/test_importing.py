@@ -14,12 +14,9 @@ from analysis.commands.importing import _is_imported
 from analysis.imports.tables import PublicTable
 from analysis.model.attention_basis import FILE
 from analysis.recordings.imported import COLLECTIONS, VALIDATION
-from kernels.common.program import RESULTS
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
-from tests.support.synthetic import H100, model_law, random_sizes
-
-PUBLISHED = RESULTS / "published" / "cpu-intel-xeon-avx512bf16-1t"
+from tests.support.synthetic import H100, gemm_cases, model_law, random_sizes, record
 
 
 def jumps(sizes: Sequence[tuple[int, ...]]) -> Any:
@@ -219,6 +216,11 @@ def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
 
 def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
     path, place = a_csv(tmp_path), ("--results", tmp_path)
+    misnamed = tmp_path / "misnamed.csv"
+    misnamed.write_text("m,n,k,time\n64,64,64,3\n")
+    deepbench = tmp_path / "v100-fp16-gemm.csv"
+    deepbench.write_text("M,N,K,transA,transB,time_ms\n1760,16,512,T,N,0.02\n")
+    folder = record(tmp_path / "recording", gemm_cases([(64, 64, 64)]), [1e-6])
     for arguments, words in (
         ((path,), "name the machine"),
         ((path, path, "--machine", "h200"), "a file of times has to be imported by itself"),
@@ -230,8 +232,12 @@ def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
         ((tmp_path / "measurements.csv", "--machine", "h200"), "measurements.csv does not exist"),
         ((tmp_path, "--machine", "h200"), "has no measurements.csv"),
         ((a_file(tmp_path), "--dtype", "bf16"), "are only for a CSV file"),
-        ((PUBLISHED, "--machine", "h200", "--dtype", "fp16"), "is a recording or a published"),
-        ((PUBLISHED, "--machine", "h200", "--layout", "nn"), "is a recording or a published"),
+        ((misnamed, "--machine", "h200", "--dtype", "bf16"), "has no known format"),
+        ((folder, "--machine", "h100-sxm", "--dtype", "fp16"), "is a recording or a published"),
+        (
+            (deepbench, "--machine", "v100-sxm2-16gb", "--layout", "nn"),
+            "is a recording or a published",
+        ),
     ):
         answer = analysis("import", *arguments, *place)
         assert (answer.returncode, words in answer.stderr) == (2, True), (arguments, answer.stderr)
