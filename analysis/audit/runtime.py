@@ -98,8 +98,8 @@ class Runtime:
 
         The operations have the same order as in ``captured``. A fused GEMM takes the place of the
         first GEMM of its group. An output head in chunks becomes two operations in a row if its
-        last chunk is smaller, and a recomputed operation occurs twice in a row. Either makes the
-        ``forward_position`` of later operations invalid.
+        last chunk is smaller, and a recomputed operation occurs twice in a row. After such an
+        insertion, the ``forward_position`` of later operations is no longer valid.
 
         Raises:
             UserError: if a size that has to be divided equally among GPUs is not a multiple of
@@ -224,8 +224,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         return _named(part_of_heads, ("heads", "kv_heads"), tp)
     if isinstance(work, GroupedGemm):
         experts = _divided(work.experts, tp, "the number of experts")
-        # All experts get the same share of the rows, so each GPU gets 1/tp of them. Unlike experts,
-        # rows are rounded down to a whole number.
+        # Each GPU gets 1/tp of the rows, because all experts get the same share. The number of
+        # experts has to be a multiple of tp, but the number of rows is rounded down.
         part_of_experts = product.resized({"experts": experts, "m": max(1, work.m // tp)})
         return _named(part_of_experts, ("experts",), tp)
     # 2. Layers of known roles are divided by their output or their input features, and batched

@@ -193,7 +193,8 @@ def audit_command(
         ),
     ] = False,
     budget: Annotated[
-        str | None, typer.Option(help="Measuring time of --measure, such as 2m [default: 60s].")
+        str | None,
+        typer.Option(help=f"Measuring time of --measure, such as 2m [default: {_BUDGET}]."),
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -261,9 +262,8 @@ def audit_command(
     if measure:
         if len(machines) > 1:
             raise UserError("--measure runs on this machine; give at most one name with --machine.")
-        request = Request(
-            results=results, device=device, gpu=gpu, budget=parse_seconds(budget or _BUDGET)
-        )
+        seconds = parse_seconds(budget or _BUDGET)
+        request = Request(results=results, device=device, gpu=gpu, budget=seconds)
         audits = measured_audit(audit_on, machines[0], request)
     else:
         audits = audit_on(*bases)

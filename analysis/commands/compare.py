@@ -160,7 +160,7 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Print a note if results of other benchmarks come from different machines, if cases are left out,
-    or if all times are exactly equal.
+    or if every case has exactly the same time in the old and the new results.
 
     Returns:
         The changes, and a mapping from the name of each lost case to the reason why the case has no
@@ -226,8 +226,9 @@ def _no_common_case(
     old_processes: Sequence[TimedProcess],
     new_processes: Sequence[TimedProcess],
 ) -> UserError:
-    """Return the error to raise if no case has a time in all processes, with an example.
+    """Return the error to raise if no case has a time in every result.
 
+    The error names a result without times, or an example of a case that is not in every result.
     ``old`` and ``new`` are the places of the results, as the user named them.
     """
     old_names = {name for process in old_processes for name in process.cases}

@@ -112,8 +112,8 @@ def measure_best_guesses(
     queries = counted(len(trials), "query", "queries")
     note(f"Measuring the best candidates for {len(chosen):,} of {queries} …")
     confirming_seconds = sum(pair_seconds(trial, cost) for trial in chosen)
-    # If an interrupted call has already timed all candidates, re-timing may need all of the
-    # remaining seconds. A budget has to be above 0, so at least a second is left.
+    # This budget covers only the timing of candidates. If an interrupted call has already timed all
+    # of them, re-timing may need all remaining seconds, so the budget is set to at least a second.
     measure(chosen, replace(request, budget=max(remaining - confirming_seconds, 1.0)))
 
 

@@ -130,7 +130,7 @@ def _judge_and_write(
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
     """Judge the rules by a machine's recordings, and write the report and the cheat sheet.
 
-    Print a note for each recording that is not used, because its run is unusable.
+    Print a note for each recording that is not used because its run is unusable.
 
     Return the results, and the paths of the Markdown files and of the cheat sheet, which is written
     only if an effect is significant.

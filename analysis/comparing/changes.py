@@ -291,7 +291,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     def surplus(extra: float, centre: float) -> float:
         """Return the scatter that is left unexplained; negative if ``extra`` is too large."""
         capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
-        # The centre is estimated from the same values, which costs one degree of freedom.
+        # Estimating the centre from the same values costs one degree of freedom.
         correction = len(values) / (len(values) - 1)
         return float(correction * capped.mean() - _CUT_SQUARE)
 
@@ -378,8 +378,8 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
         # below that part is due to chance.
         variances = np.maximum((residuals**2).sum(axis=1) / freedom, within)
     variances = np.maximum(variances, _LEAST)
-    # Divide the variance of each case into the part within processes and the rest. A shrunk
-    # variance may be smaller than the measured part within processes. It then has no other part.
+    # Divide the variance of each case into the part within processes and the rest. If a shrunk
+    # variance is smaller than the measured part within processes, all of it counts as that part.
     between = np.maximum(variances - within, 0.0)
     return CaseChanges(
         names=names,
@@ -423,9 +423,9 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     def excess(added: float) -> float:
         return float((logs - np.log(within + added)).mean()) - bias
 
-    #    The added variance is sought between practically 0 and a thousand times the largest
-    #    variance, where the usual variances are far too large. The floor of 1e-12 keeps this range
-    #    open if all variances are 0.
+    #    Search from practically 0 to a thousand times the largest variance. At the upper end, the
+    #    usual variances are certainly too large. If all variances are 0, the 1e-12 prevents an
+    #    empty range.
     largest = max(float(variances.max()), float(within.max()), 1e-12) * 1e3
     added = largest * 1e-12
     if excess(added) > 0:

@@ -291,7 +291,8 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
     # Count down, so that the smallest sufficient number is the one that remains.
     for extra in range(_MOST_PROCESSES, least - 1, -1):
         larger_sizes = [size + extra for size in sizes]
-        freedom = changes.freedom + 2 * extra  # one more for each further process of a version
+        # Both versions get the extra processes, and each process adds one degree of freedom.
+        freedom = changes.freedom + 2 * extra
         error = np.sqrt(variance * sum(1 / size for size in larger_sizes))
         with np.errstate(invalid="ignore"):
             more = np.where(_reach(freedom, probability) * error <= limit, extra, more)

@@ -330,7 +330,7 @@ def judge_account(
 
 
 def _largest_saving_first(entries: Sequence[ExplainedOperation]) -> list[ExplainedOperation]:
-    """Sort operations by what could be saved, then by their time, in decreasing order."""
+    """Sort operations by possible saving, then by total time, the largest first."""
     return sorted(entries, key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
 
 
@@ -416,8 +416,8 @@ def _advice(
 ) -> dict[Problem, Advice]:
     """Return the advice on the GEMMs and convolutions that take the longest.
 
-    Operations are left out once :data:`_MOST_ASKED` shapes of longer operations are collected. If
-    ``question`` is None, the query for each problem comes from :func:`_padding`.
+    Once the longest operations have :data:`_MOST_ASKED` different shapes, no further shapes get
+    advice. If ``question`` is None, the query for each problem comes from :func:`_padding`.
     """
     machine = basis.model.machine
     # 1. Collect the problems in the order of the account, the longest operation first.
