@@ -254,6 +254,14 @@ class SampleLog:
         except OSError as error:
             self._claim.release()
             raise _write_error(self.path, error) from None
+        try:
+            self._end_last_line()
+        except BaseException:
+            self.close()
+            raise
+
+    def _end_last_line(self) -> None:
+        """End the last line of the file, if a crash cut it short."""
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             self._write(b"\n")

@@ -67,7 +67,8 @@ class TimedKernel:
         function: function that launches the kernel once, without synchronising; see ``prepares``.
         arguments: arguments of the function; a launch gets copies of the tensors among them.
         reference: function that returns the expected result, a tensor. It gets the arguments, with
-            floating-point tensors converted to float64. None means that results are not checked.
+            copies of the tensors; floating-point tensors are converted to float64. None means that
+            results are not checked.
         tolerance: largest value that :meth:`error` may return. None means the project's tolerance
             for the result's dtype or, if that dtype has none, for fp32.
         prepares: True if the function launches nothing itself, but returns a callable without
@@ -117,7 +118,8 @@ class TimedKernel:
         """
         if self.reference is None:
             return None
-        expected = self.reference(*map(_in_float64, self.arguments))
+        # The reference gets copies, because it may write to its arguments.
+        expected = self.reference(*map(_copied_for_reference, self.arguments))
         if not isinstance(expected, Tensor):
             raise UserError(
                 f"the reference returned an object of type {type(expected).__name__}, not a "
@@ -174,10 +176,15 @@ class TimedKernel:
         return error
 
 
-def _in_float64(argument: Any) -> Any:
-    """Return a floating-point tensor in float64, and any other argument as it is."""
-    is_real = isinstance(argument, Tensor) and argument.is_floating_point()
-    return argument.detach().double() if is_real else argument
+def _copied_for_reference(argument: Any) -> Any:
+    """Return a copy of a tensor, in float64 if it is a floating-point tensor.
+
+    Any other argument is returned as it is.
+    """
+    if not isinstance(argument, Tensor):
+        return argument
+    dtype = torch.float64 if argument.is_floating_point() else argument.dtype
+    return argument.detach().to(dtype, copy=True)
 
 
 class KernelTimer:
@@ -223,6 +230,7 @@ class KernelTimer:
             WrongResultError: if :meth:`TimedKernel.error` refuses a result.
             UserError: if ``cache`` is unknown, the reference does not return a tensor, or every
                 sample shows gaps between its launches.
+            Exception: any error that the kernel or the reference raises.
         """
         if cache not in CACHES:
             raise UserError(f"cache is {cache!r}; use {' or '.join(map(repr, CACHES))}.")
@@ -232,11 +240,12 @@ class KernelTimer:
         result = kernel.launch_on_copies()()
         kernel.error(result, expected)
         # 2. Make a copy of the arguments for each launch of a cold batch.
-        launches = _Launches([kernel.launch_on_copies()])
-        warm_up_result = launches(0)
-        seconds = self._sampler.estimate(launches, warmed_up=True)
+        first_launch = kernel.launch_on_copies()
+        warm_up_result = first_launch()
+        seconds = self._sampler.estimate(_Launches([first_launch]), warmed_up=True)
         set_count = 1 if cache == "warm" else self._set_count(kernel.nbytes, seconds)
-        launches.all += [kernel.launch_on_copies() for _ in range(set_count - 1)]
+        further_launches = [kernel.launch_on_copies() for _ in range(set_count - 1)]
+        launches = _Launches([first_launch, *further_launches])
         subject = Subject("kernel", launches, set_count, cache=cache)
         # A kernel that allocates its result returns another tensor each time. The memory of such
         # results would stay in the cache, so it is rotated, too. Other objects, such as a tuple of
@@ -245,7 +254,7 @@ class KernelTimer:
         if is_rotatable and self._gpu is not None and set_count > 1:
             # Only the comparison is kept: a second result would take up memory while the kernel is
             # sampled.
-            allocates_result = launches(0) is not warm_up_result
+            allocates_result = first_launch() is not warm_up_result
             if allocates_result:
                 rotating = self._rotation.launch(launches, warm_up_result)
                 subject.launch, subject.renew = rotating, rotating.renew
@@ -280,11 +289,11 @@ class KernelTimer:
 class _Launches:
     """Launches of a kernel, one for each copy of the kernel's arguments."""
 
-    def __init__(self, launches: list[Callable[[], Any]]) -> None:
-        self.all = launches
+    def __init__(self, launches: Sequence[Callable[[], Any]]) -> None:
+        self._launches = launches
 
     def __call__(self, index: int) -> Any:
-        return self.all[index]()
+        return self._launches[index]()
 
 
 @functools.cache

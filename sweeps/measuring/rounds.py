@@ -81,12 +81,13 @@ class Rounds:
         self._bench = bench
         self._sampler = bench.sampler
         self._worker = worker
+        # Seconds that are left of the budget or, if that is less, of this process's time.
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
         # A CPU's ceilings were measured for the plan. They are measured again in the middle and at
         # the end. The next time is when this many seconds are left; −∞ means never.
         self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
-        self._planned = {entry.case.id: entry.expected for entry in planned}
+        self._planned_seconds = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest
         self._emit = emit
         self._on_start = on_start
@@ -99,13 +100,14 @@ class Rounds:
         self._round = max(earlier_rounds, default=0)
         self._open: list[Subject] = []
         self._failed: set[str] = set()
+        # Largest number of cases to prepare before the next round. It doubles up to CHUNK.
         self._chunk = FIRST_CHUNK
         # Seconds of one sample of each case opened so far. The subjects themselves are released
         # when they are finished, because their launches hold memory.
-        self._begun: dict[str, float] = {}
+        self._sample_seconds: dict[str, float] = {}
         # Sums over all cases prepared so far: planned seconds, and seconds spent on preparing.
-        self._expected = 0.0
-        self._preparing = 0.0
+        self._expected_seconds = 0.0
+        self._preparing_seconds = 0.0
         self._canary: Subject | None = None
         self._canary_due = 0.0
         # If the canary crashed an earlier process, the run continues without one.
@@ -184,7 +186,7 @@ class Rounds:
                 if subject.checker is not None and not subject.checked_late:
                     subject.checker.after()
             except Exception as error:
-                self._fail(subject, error)
+                self._fail(subject, error, begin)
                 continue
             cost = self._sampler.now() - begin
             self._left -= cost
@@ -229,12 +231,12 @@ class Rounds:
 
     def _pace(self) -> float:
         """Return the time of the prepared cases divided by their planned time, but at least 1."""
-        if not self._expected:
+        if not self._expected_seconds:
             return 1.0
-        sampling = _MIN_SAMPLES * sum(self._begun.values())
+        sampling = _MIN_SAMPLES * sum(self._sample_seconds.values())
         # The ratio is at least 1, so that time saved by a fast machine goes to more samples, not to
         # more cases.
-        return max(1.0, (self._preparing + sampling) / self._expected)
+        return max(1.0, (self._preparing_seconds + sampling) / self._expected_seconds)
 
     def _admit(self) -> int:
         """Prepare the next cases whose six samples fit in the time left; return their number."""
@@ -254,14 +256,14 @@ class Rounds:
         # cases finish early.
         self._waiting.extendleft(reversed(skipped))
         self._chunk = min(2 * self._chunk, CHUNK)
-        self._expected += sum(entry.expected for entry in chosen)
+        self._expected_seconds += sum(entry.expected for entry in chosen)
         # 3. Prepare the chosen cases.
         begin = self._sampler.now()
         cases = [entry.case for entry in chosen]
         for result in self._bench.prepare(cases, self._histories, self._on_start):
             cost = self._sampler.now() - begin
             self._left -= cost
-            self._preparing += cost
+            self._preparing_seconds += cost
             self._open_case(result, cost)
             # Restart the clock after reporting. Reporting waits until the parent reads, and that
             # wait does not count as measuring time.
@@ -288,23 +290,24 @@ class Rounds:
             self._report("too-long", result.case.id, 0.0)
         else:
             self._open.append(result.subject)
-            self._begun[result.case.id] = result.subject.cost
+            self._sample_seconds[result.case.id] = result.subject.cost
 
     def _too_long_seconds(self, case: Case) -> float:
         """Return the largest number of seconds that six samples of a case may take."""
-        return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
+        return max(self._max_seconds, _MISTAKEN * self._planned_seconds[case.id])
 
     def _take_sample(self, subject: Subject) -> None:
         """Take one sample of a subject and report it, or report why it failed."""
         self._on_start([subject.key], subject.cost)
+        begin = self._sampler.now()
         try:
             sample = self._sampler.sample(subject)
         except Exception as error:
-            self._fail(subject, error)
+            self._fail(subject, error, begin)
             return
         self._left -= sample.cost
-        if subject.key in self._begun:  # the canary is not, because it is not in the plan
-            self._begun[subject.key] = subject.cost
+        if subject.key in self._sample_seconds:  # the canary is not, because it is not in the plan
+            self._sample_seconds[subject.key] = subject.cost
         reading = sample.reading
         # A burst is shorter than the time between two power readings, so the power that is read
         # around a burst is mostly that of other cases. Only sustained samples have a power.
@@ -333,11 +336,16 @@ class Rounds:
             **optional,
         )
 
-    def _fail(self, subject: Subject, error: Exception) -> None:
-        """Let the bench recover from an error, and report it as the case's outcome."""
+    def _fail(self, subject: Subject, error: Exception, begin: float) -> None:
+        """Let the bench recover from an error, and report it as the case's outcome.
+
+        The time since ``begin``, when the work that failed was begun, counts as measuring time.
+        """
         status, message = self._bench.failure(error)
+        cost = self._sampler.now() - begin
+        self._left -= cost
         self._failed.add(subject.key)
-        self._report("outcome", subject.key, 0.0, status=status, message=message)
+        self._report("outcome", subject.key, cost, status=status, message=message)
 
     def _watch_drift(self) -> None:
         """Time the canary GEMM if two seconds have passed since its last sample."""

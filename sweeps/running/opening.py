@@ -141,8 +141,8 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return the record after adding cases of the sweeps to its plan.
 
     Unless these cases are timed for advice, the plan's budget is raised, if necessary, to include
-    the time to measure them. The time that the plan keeps for advice then becomes that of the
-    request.
+    the time to measure them. The time that the plan keeps for advice then becomes the time that was
+    spent on advice already, plus the time that the request keeps for it.
     """
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
@@ -401,7 +401,9 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
     # A request without a budget resumes any plan.
     requested_budget = math.inf if request.budget is None else request.budget
-    if not adds and requested_budget < planned_budget:
+    # Rounding may make the sum of the planned parts slightly larger than the budget that was given.
+    is_same = math.isclose(requested_budget, planned_budget)
+    if not adds and requested_budget < planned_budget and not is_same:
         raise UserError(
             f"a budget of {request.budget:,g} s is too small, because the recorded run of this "
             f"machine was planned with {planned_budget:,g} s. Leave the budget out to resume the "

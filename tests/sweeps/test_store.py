@@ -177,6 +177,22 @@ def test_a_full_disk_while_sampling_keeps_every_whole_line(tmp_path: Path) -> No
     assert len(events) > 100
 
 
+def test_a_full_disk_at_the_start_does_not_keep_the_shard_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "samples" / "1-of-1.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b'{"event": ')  # a crash cut this line short
+    write = os.write
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, "write", lambda file, data: 0 if data == b"\n" else write(file, data))
+        with pytest.raises(UserError) as caught:  # the kept error keeps the objects in its frames
+            SampleLog(tmp_path, (1, 1))
+    SampleLog(tmp_path, (1, 1)).close()
+    assert "No space left on device" in str(caught.value)
+    assert path.read_bytes().endswith(b"\n")
+
+
 def test_dev_full_is_a_full_disk(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")

@@ -149,6 +149,15 @@ def test_a_module_with_parameters_is_checked_without_a_warning() -> None:
     assert timer_for(None).time(kernel, "warm").rel_error == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_a_reference_may_write_to_its_arguments(dtype: torch.dtype) -> None:
+    total = torch.zeros(4, dtype=dtype)
+    kernel = TimedKernel(lambda a: a.add_(1), (total,), lambda a: a.add_(1))
+    expected = kernel.expected()
+    assert kernel.error(kernel.launch_on_copies()(), expected) == 0.0
+    assert not total.any()
+
+
 def test_an_empty_result_has_no_error() -> None:
     kernel = TimedKernel(lambda a: a[:0] + 1, (A,), lambda a: a[:0] + 1)
     assert timer_for(None).time(kernel, "warm").rel_error == 0.0

@@ -236,6 +236,23 @@ def test_what_belongs_to_no_case_is_on_the_budget() -> None:
     assert sum(e["cost"] for e in events) == pytest.approx(bench.clock.seconds, rel=1e-3)
 
 
+@pytest.mark.parametrize("behaviour", ["wrong-in-batch", "raise-in-sample", "wrong-after"])
+def test_a_sample_or_check_that_fails_is_on_the_budget(behaviour: str) -> None:
+    class SlowToFail(FakeBench):
+        def failure(self, error: Exception) -> tuple[str, str]:
+            self.clock.pause(3.0)  # the device recovers slowly
+            return super().failure(error)
+
+    events: list[Event] = []
+    cases = planned(3)
+    bench = SlowToFail([entry.case for entry in cases], behaviours={2: behaviour})
+    rounds = Rounds(
+        cases, {}, bench, "1/1", 1e6, 0.0, events.append, lambda case, seconds: None, seed=0
+    )
+    rounds.run()
+    assert sum(e["cost"] for e in events) == pytest.approx(bench.clock.seconds, rel=1e-3)
+
+
 def test_a_broken_context_is_not_an_outcome() -> None:
     with pytest.raises(PoisonedError):
         go(planned(3), behaviours={2: "poison"})

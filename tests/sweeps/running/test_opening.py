@@ -47,6 +47,14 @@ def test_the_same_command_goes_on_with_the_plan(tmp_path: Path) -> None:
     assert not (first.folder / "runs").exists()
 
 
+def test_the_same_command_resumes_if_its_parts_add_up_to_more_than_its_budget(
+    tmp_path: Path,
+) -> None:
+    """80% of 17 s plus the time for advice is 17.000000000000004 s in floating point."""
+    command = replace(request(tmp_path), budget=17.0, leave=0.2)
+    assert ids(begin(command, quiet)) == ids(begin(command, quiet))
+
+
 def test_the_plain_command_means_all_default_sweeps_whatever_was_measured_before(
     tmp_path: Path,
 ) -> None:
