@@ -290,10 +290,11 @@ class TorchBench:
         )
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """Return the status of a case that raised ``error``, and a message.
+        """Recover from an error that a case raised. Return the case's status and a message.
 
-        The status is ``wrong``, ``oom`` or ``error``. After a wrong result, the operands are
-        restored, because the kernel may have overwritten them.
+        On a GPU, wait until its work is done, and free the memory that PyTorch holds without need.
+        After a wrong result, restore the operands, because the kernel may have overwritten them.
+        The status is ``wrong``, ``oom`` or ``error``.
 
         Raises:
             PoisonedError: if the GPU's context is broken.

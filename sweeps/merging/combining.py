@@ -130,18 +130,18 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
     }
 
 
-def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
+def _left_out(sources: Sequence[MergeSource], case_counts: Mapping[str, int]) -> dict[str, int]:
     """Estimate, for each sweep, how many of its cases are in none of the plans.
 
     A recording stores how many cases of a sweep it left out, but not which ones. The size of a
     sweep is therefore estimated as the number of cases that a recording planned plus the number
     that it left out. If several recordings left out cases of the sweep, the largest sum is used.
-    ``planned`` has the number of each sweep's cases in the merged plan.
+    ``case_counts`` has the number of each sweep's cases in the merged plan.
     """
     totals: Counter[str] = Counter()
     for source in sources:
-        source_planned = Counter(entry.case.sweep for entry in source.planned)
+        source_counts = Counter(entry.case.sweep for entry in source.planned)
         for name, count in source.record["plan"]["left_out"].items():
-            totals[name] = max(totals[name], source_planned[name] + count)
-    unplanned = {name: count - planned.get(name, 0) for name, count in totals.items()}
+            totals[name] = max(totals[name], source_counts[name] + count)
+    unplanned = {name: total - case_counts.get(name, 0) for name, total in totals.items()}
     return {name: count for name, count in unplanned.items() if count > 0}

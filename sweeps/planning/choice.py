@@ -99,7 +99,8 @@ def _chosen_configs(
             f"{sweep}.toml: implementation {implementation_name!r} is not known; "
             f"{nearest(implementation_name, implementations())}"
         )
-    # 2. If the word is a valid config itself, return it unchanged.
+    # 2. A word that selects none of the implementation's configs must be a config itself. Return
+    # such a word unchanged.
     count = _candidate_count(declared)
     if count == 0:
         try:

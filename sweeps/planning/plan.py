@@ -160,7 +160,7 @@ class Costs:
         """Build the costs from ``row``, the entry ``costs`` of a plan in run.json.
 
         If a recording has no costs, ``row`` is None, and the default costs of a machine of this
-        ``kind`` are returned.
+        ``kind`` are returned. Otherwise, ``row`` must have passed the checks of :func:`read_plan`.
 
         Raises:
             UserError: if a correction is not a pair.
@@ -329,7 +329,8 @@ class _Room:
     def take(self, entries: Sequence[PlanEntry]) -> bool:
         """Take the time of these cases from their shards' budgets, and return True.
 
-        If they do not all fit, take nothing and return False.
+        If they do not all fit, take nothing and return False. Measuring may fill the share
+        :data:`_ADMITTED` of what naming leaves of a shard's budget.
         """
         # 1. Add up the seconds that would then be taken from the shards of these cases.
         new_measuring: dict[int | None, float] = {}
@@ -443,7 +444,8 @@ def _with_costs(
             if machine.kind == "cpu" and case.cache != "warm":
                 # The cache is flushed before the batch.
                 sample_seconds += 2 * machine.l2_bytes / machine.bandwidth
-        # 2. Add up the case's cost. Four launches come before the samples.
+        # 2. Add up the case's cost. About four launches come before the samples: one whose result
+        # is checked, and some from which the time of a launch is estimated.
         checking = _checking_seconds(case, seconds, machine, costs)
         cost = costs.prepare + 4 * seconds + _SAMPLES * sample_seconds + checking
         if machine.kind == "gpu":

@@ -47,6 +47,9 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
     Dtypes that the device does not support are left out. The traces are written to the subfolder
     :data:`TRACES` of ``folder``. Return the content of ``models.json``. ``note`` is called with
     each sentence for the user.
+
+    Raises:
+        UserError: if a trace cannot be written, for example because the disk is full.
     """
     kind = device.machine.kind
     make_current(device.gpu)

@@ -233,6 +233,20 @@ def last_place(events: Iterable[Event]) -> int | None:
     return latest_place
 
 
+def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | None = None) -> bool:
+    """Return True if a shard was measured last at this place and has anchors from there.
+
+    ``events`` are those of the shard. With ``phase``, only anchors of this phase count.
+    """
+    return place == last_place(events) and any(
+        event["event"] == "anchor"
+        # A CPU's anchors have no GPU. A shard that has moved also has the anchors of another GPU.
+        and event.get("gpu") in (None, place)
+        and phase in (None, event["phase"])
+        for event in events
+    )
+
+
 def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, History]) -> list[str]:
     """Return the ids of the cases that start over when their shard moves to another GPU.
 

@@ -58,6 +58,8 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         subject = prepared.subject
         launch_seconds = bench.sampler.estimate(subject.launch, warmed_up=True)
         (expected,) = expected_seconds([case.problem], machine)
+        # The measured time is 0 if the clock is too coarse for a launch. The expected time is 0 if
+        # the CPU lacks the dtype.
         if launch_seconds and expected:
             factor = min(max(launch_seconds / expected, 1 / _MAX_FACTOR), _MAX_FACTOR)
             factors[kind_of(case)].append((float(case.problem.flops), factor))

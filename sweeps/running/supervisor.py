@@ -30,7 +30,7 @@ from sweeps.planning.plan import PlanEntry, naming_reserve
 from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.running.child_process import Child, how_it_died
-from sweeps.running.devices import begun_elsewhere, last_place
+from sweeps.running.devices import begun_elsewhere, has_timed_anchors, last_place
 from sweeps.running.experimental import (
     Feature,
     crashed_features,
@@ -129,17 +129,15 @@ class _Supervisor:
         self._reporter = reporter
         self._note = note
         self._tally = Tally(run.planned, events)
-        self._idle_crashes = 0
+        self._idle_crashes = 0  # children in a row that crashed without taking a sample
         self._starting = 0.0  # seconds from the last child's start to its first message
         # Cases that are handled one by one, because a child died while several were in flight.
         self._careful: set[str] = set()
         self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"), run.parent)
+        # True once this call or an earlier one has taken a sample.
         self._measured = any(event["event"] == "sample" for event in events)
-        self._place = last_place(events)
-        # A CPU's anchors have no GPU. A shard that has moved also has the anchors of another GPU.
-        self._anchored = run.place == self._place and any(
-            event["event"] == "anchor" and event.get("gpu") in (None, run.place) for event in events
-        )
+        self._place = last_place(events)  # place of the latest earlier call that measured the shard
+        self._anchored = has_timed_anchors(events, run.place)
         self._blamed: set[str] = set()  # cases in flight when a confirming process died
         # Number of blocks that the present confirming process has taken of each pair.
         self._blocks: Counter[tuple[str, ...]] = Counter()
@@ -292,7 +290,13 @@ class _Supervisor:
         return naming_reserve(cases, max(0.0, seconds)) if self._run.names else 0.0
 
     def _repeat(self) -> None:
-        """Re-time some cases in another process, to see how well their medians repeat."""
+        """Re-time some cases in another process, to see how well their medians repeat.
+
+        Do nothing if the run does not repeat cases, if :func:`choose_repeats` chooses none, or if
+        too little time is left for those that it chooses.
+        """
+        if not self._run.repeats:
+            return
         # 1. Choose the cases.
         histories = self._tally.histories
         machine = self._run.arguments.get("machine")
@@ -301,7 +305,7 @@ class _Supervisor:
             # A peak is raised to what a case reached only if another process reaches it as well.
             above_peak = gemms_above_peak(self._run.planned, histories, machine.peaks)
         chosen = choose_repeats(self._run.planned, histories, self._run.budget, above_peak.values())
-        if not chosen or not self._run.repeats:
+        if not chosen:
             return
         # 2. Leave them out if too little time is left.
         if self._run.stop_at is not None:

@@ -11,6 +11,18 @@ from sweeps.progress import Reporter
 from sweeps.store import Event, parse_event, samples_path
 
 
+def shards_of_node(node: tuple[int, int], total: int) -> range:
+    """Return the numbers of the shards that a node measures, counted from 1.
+
+    ``node`` is the number of the node, counted from 1, and the number of nodes. ``total`` is the
+    run's number of shards, a multiple of the number of nodes.
+    """
+    number, nodes = node
+    shards_per_node = total // nodes
+    first_shard = (number - 1) * shards_per_node + 1
+    return range(first_shard, first_shard + shards_per_node)
+
+
 class Follower:
     """Progress of selected shards of a run, read from their growing sample files."""
 

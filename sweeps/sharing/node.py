@@ -29,12 +29,18 @@ from sweeps.planning.plan import read_plan
 from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.running.child_process import how_it_died
-from sweeps.running.devices import DifferentLimitsError, last_place, read_places, take_part
+from sweeps.running.devices import (
+    DifferentLimitsError,
+    has_timed_anchors,
+    last_place,
+    read_places,
+    take_part,
+)
 from sweeps.running.opening import begin, refuse_other_sweeps
 from sweeps.running.request import Request
 from sweeps.running.supervisor import carry_out
 from sweeps.schema import TOGETHER
-from sweeps.sharing.following import Follower, report
+from sweeps.sharing.following import Follower, report, shards_of_node
 from sweeps.sharing.interference import interference
 from sweeps.sharing.node_gates import Gates
 from sweeps.sharing.worker import WorkerJob, work
@@ -80,17 +86,15 @@ def share(
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     # 1. Count the shards, and number those of this node.
-    node_number, nodes = node
+    _, nodes = node
     # All GPUs are of one model, so the run's folder is the same for each of them. The run is
     # planned on the first GPU.
     first_gpu = next(iter(gpus))
     folder = request.results / gpus[first_gpu].machine.slug
     total = _shards_to_share(folder, request, nodes, len(gpus))
-    shards_per_node = total // nodes
-    first_shard = (node_number - 1) * shards_per_node + 1
-    shards = range(first_shard, first_shard + shards_per_node)
+    shards = shards_of_node(node, total)
     # 2. Plan the run, or resume the one that another node or an earlier call has planned.
-    run = begin(replace(request, shard=(first_shard, total), gpu=first_gpu), note)
+    run = begin(replace(request, shard=(shards[0], total), gpu=first_gpu), note)
     begun(run.folder)
     # 3. Measure the shards. A single shard on a single GPU needs no worker.
     if total == nodes and len(gpus) == 1:
@@ -192,7 +196,8 @@ class _Parent:
     def carry_out(self) -> None:
         """Start a worker for each GPU that gets a shard, and later workers for the other shards.
 
-        When all workers have ended, fold the samples into the tables.
+        When all workers have ended, fold the samples into the tables. After an error or an
+        interrupt, stop the workers first.
 
         Raises:
             UserError: in any of these cases:
@@ -200,6 +205,8 @@ class _Parent:
                 - Failures left some shards unfinished, although there was time for them.
                 - The power or clock limits of most of the GPUs differ from those of the run.
                 - A file of the run cannot be read or written.
+
+            KeyboardInterrupt: if the user interrupts, or this process is told to end.
         """
         self._reporter.begin("Measuring", self._budget)
         try:
@@ -244,12 +251,7 @@ class _Parent:
         # so if several GPUs have a shard and there is time, unless each of these GPUs has timed
         # them together with others before, in the shard that it resumes.
         all_timed_before = all(
-            last_places[shard] == self._places[gpu]
-            and any(
-                # A CPU's anchors have no GPU. A shard that has moved also has those of another GPU.
-                event.get("phase") == TOGETHER and event.get("gpu") in (None, self._places[gpu])
-                for event in shard_events[shard]
-            )
+            has_timed_anchors(shard_events[shard], self._places[gpu], TOGETHER)
             for gpu, shard in assigned.items()
         )
         has_time = self._seconds_left() > _ANCHOR_SECONDS

@@ -19,7 +19,7 @@ from sweeps.planning.plan import read_plan
 from sweeps.progress import Reporter
 from sweeps.running.opening import refuse_other_sweeps
 from sweeps.running.request import Request
-from sweeps.sharing.following import Follower, report
+from sweeps.sharing.following import Follower, report, shards_of_node
 from sweeps.store import make_folder, read_run, write_json
 from sweeps.submitting.clusters import Cluster, NoAnswerError, Resources
 from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
@@ -110,8 +110,12 @@ class _Submission:
     def carry_out(self) -> Outcome:
         """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold the samples.
 
+        The samples are folded even after an error or an interrupt. An interrupt also cancels jobs
+        on this machine.
+
         Raises:
             UserError: as in :func:`submit`.
+            KeyboardInterrupt: if the user interrupts.
         """
         # 1. Find the nodes that have a job (``living``) and those that need one (``due``).
         living = self._find_jobs()
@@ -335,13 +339,13 @@ class _NodeRun:
         plan = read_run(folder)["plan"]
         self.budget = plan["budget_s"]
         planned = read_plan(plan)
-        number, nodes = self._node
+        _, nodes = self._node
         total = plan.get("shards", 1)
-        shards_per_node = total // nodes
-        first_shard = (number - 1) * shards_per_node + 1
-        shards = range(first_shard, first_shard + shards_per_node)
-        can_share = total % nodes == 0
-        self.follower = Follower(folder, planned, shards, total) if can_share else None
+        if total % nodes:
+            self.follower = None
+        else:
+            shards = shards_of_node(self._node, total)
+            self.follower = Follower(folder, planned, shards, total)
 
     def is_open(self, budget: float) -> bool:
         """Return True if any of the node's shards needs a job.
