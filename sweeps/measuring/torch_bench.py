@@ -292,8 +292,8 @@ class TorchBench:
     def failure(self, error: Exception) -> tuple[str, str]:
         """Recover from an error that a case raised. Return the case's status and a message.
 
-        On a GPU, wait until its work is done, and free the memory that PyTorch holds without need.
-        After a wrong result, restore the operands, because the kernel may have overwritten them.
+        On a GPU, wait until it is idle, and release the unused memory that PyTorch caches. After a
+        wrong result, restore the operands, because the kernel may have overwritten them.
         The status is ``wrong``, ``oom`` or ``error``.
 
         Raises:

@@ -212,7 +212,7 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
     # pending.
     living: dict[str, str] = {}
     for line in answer.stdout.splitlines():
-        if line.count("|") < 2:
+        if line.count("|") < 2:  # not the line of a job
             continue
         job_id, state, reason = line.split("|", 2)
         if job_id in ids:

@@ -31,6 +31,8 @@ def test_sizes_share_a_kernel_where_triton_sees_no_difference() -> None:
     assert kernel_key(conv) is not None
     assert kernel_key(gemm(512, "cublas", "")) is None
     assert kernel_key(gemm(512, "triton-tiled", "")) is None  # an unsupported problem
+    for zero in ("bm=0", "bn=0", "bk=0"):
+        assert kernel_key(gemm(512, config=zero)) is None  # an invalid config
 
 
 def test_compiling_leaves_the_run_its_cores_and_the_card_its_memory() -> None:
