@@ -66,9 +66,9 @@ class TimedKernel:
     Attributes:
         function: function that launches the kernel once, without synchronising; see ``prepares``.
         arguments: arguments of the function; a launch gets copies of the tensors among them.
-        reference: function that returns the expected result, a tensor. It gets the arguments, with
-            copies of the tensors; floating-point tensors are converted to float64. None means that
-            results are not checked.
+        reference: function that returns the expected result, a tensor. Like a launch, it gets
+            copies of the tensors among the arguments; copies of floating-point tensors are in
+            float64. None means that results are not checked.
         tolerance: largest value that :meth:`error` may return. None means the project's tolerance
             for the result's dtype or, if that dtype has none, for fp32.
         prepares: True if the function launches nothing itself, but returns a callable without

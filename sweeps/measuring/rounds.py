@@ -81,7 +81,7 @@ class Rounds:
         self._bench = bench
         self._sampler = bench.sampler
         self._worker = worker
-        # Seconds that are left of the budget or, if that is less, of this process's time.
+        # Seconds left of the budget or of this process's time, whichever is less.
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
         # A CPU's ceilings were measured for the plan. They are measured again in the middle and at
@@ -100,7 +100,8 @@ class Rounds:
         self._round = max(earlier_rounds, default=0)
         self._open: list[Subject] = []
         self._failed: set[str] = set()
-        # Largest number of cases to prepare before the next round. It doubles up to CHUNK.
+        # Largest number of cases to prepare before the next round. It doubles each time, up to
+        # CHUNK.
         self._chunk = FIRST_CHUNK
         # Seconds of one sample of each case opened so far. The subjects themselves are released
         # when they are finished, because their launches hold memory.
@@ -339,7 +340,7 @@ class Rounds:
     def _fail(self, subject: Subject, error: Exception, begin: float) -> None:
         """Let the bench recover from an error, and report it as the case's outcome.
 
-        The time since ``begin``, when the work that failed was begun, counts as measuring time.
+        The time since ``begin``, the moment when the failed work began, counts as measuring time.
         """
         status, message = self._bench.failure(error)
         cost = self._sampler.now() - begin

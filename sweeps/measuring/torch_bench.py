@@ -292,9 +292,9 @@ class TorchBench:
     def failure(self, error: Exception) -> tuple[str, str]:
         """Recover from an error that a case raised. Return the case's status and a message.
 
-        On a GPU, wait until it is idle, and release the unused memory that PyTorch caches. After a
-        wrong result, restore the operands, because the kernel may have overwritten them.
-        The status is ``wrong``, ``oom`` or ``error``.
+        The status is ``wrong``, ``oom`` or ``error``. On a GPU, wait until the GPU is idle, and
+        release the unused memory that PyTorch caches. After a wrong result, restore the operands,
+        because the kernel may have overwritten them.
 
         Raises:
             PoisonedError: if the GPU's context is broken.

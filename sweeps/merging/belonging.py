@@ -40,7 +40,8 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
         UserError: in any of these cases:
 
             - Two recordings are of different machines.
-            - Two recordings describe their machine differently, for example its number of SMs.
+            - The machines of two recordings differ in a fact that must be equal, such as the number
+              of SMs.
             - Two recordings have GPUs with different limits.
             - Two recordings have different versions of PyTorch or the driver.
             - Two recordings have samples in common.

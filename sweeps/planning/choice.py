@@ -99,8 +99,8 @@ def _chosen_configs(
             f"{sweep}.toml: implementation {implementation_name!r} is not known; "
             f"{nearest(implementation_name, implementations())}"
         )
-    # 2. A word that selects none of the implementation's configs must be a config itself. Return
-    # such a word unchanged.
+    # 2. A word that selects none of the implementation's configs must be a config itself. Check
+    # such a word, and return it unchanged.
     count = _candidate_count(declared)
     if count == 0:
         try:

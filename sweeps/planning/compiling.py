@@ -41,7 +41,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
     """Return an approximate key of the kernels that Triton compiles for a case.
 
     Cases with equal keys are assumed to share their kernels. Return None if the case does not run a
-    hand-written kernel, or if a block size in its config is 0.
+    hand-written kernel, or if it is a GEMM with a block size of 0.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
@@ -50,9 +50,10 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
         return None
     if isinstance(problem, Gemm):
         config = HAND_WRITTEN[case.implementation].parse(case.config)
-        if 0 in (config.bm, config.bn, config.bk):  # the kernel refuses this when it is prepared
+        # ``bm``, ``bn`` and ``bk`` are the sizes of a tile along m, n and k. A config with a size
+        # of 0 is refused only when its case is prepared, but 0 cannot be a divisor here.
+        if 0 in (config.bm, config.bn, config.bk):
             return None
-        # ``bm``, ``bn`` and ``bk`` are the sizes of a tile along m, n and k.
         has_partial_tiles = problem.m % config.bm > 0 or problem.n % config.bn > 0
         has_partial_step = problem.k % config.bk > 0
         divided_sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)

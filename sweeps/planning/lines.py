@@ -188,7 +188,7 @@ def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
 
     Each problem is given by the positions of its cases in ``cases``. The two problems of a pair
     differ only in sizes that a recommendation changes, each by a factor of at most :data:`NEAR`.
-    Recommendations change only GEMMs and convolutions, so no pair has another operation.
+    Recommendations change only GEMMs and convolutions, so other operations have no pairs.
     """
     # 1. Group the problems that differ only in these sizes.
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)

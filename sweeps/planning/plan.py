@@ -329,8 +329,9 @@ class _Room:
     def take(self, entries: Sequence[PlanEntry]) -> bool:
         """Take the time of these cases from their shards' budgets, and return True.
 
-        If they do not all fit, take nothing and return False. Measuring may fill the share
-        :data:`_ADMITTED` of what naming leaves of a shard's budget.
+        If they do not all fit, take nothing and return False. The time for naming kernels is
+        subtracted from a shard's budget first. Measuring may take the share :data:`_ADMITTED` of
+        the rest.
         """
         # 1. Add up the seconds that would then be taken from the shards of these cases.
         new_measuring: dict[int | None, float] = {}
@@ -444,8 +445,9 @@ def _with_costs(
             if machine.kind == "cpu" and case.cache != "warm":
                 # The cache is flushed before the batch.
                 sample_seconds += 2 * machine.l2_bytes / machine.bandwidth
-        # 2. Add up the case's cost. About four launches come before the samples: one whose result
-        # is checked, and some from which the time of a launch is estimated.
+        # 2. Add up the case's cost. Before the samples, the result of one launch is checked, and
+        # further launches are timed to estimate the time of a launch. Together, they are assumed to
+        # take the time of four launches.
         checking = _checking_seconds(case, seconds, machine, costs)
         cost = costs.prepare + 4 * seconds + _SAMPLES * sample_seconds + checking
         if machine.kind == "gpu":

@@ -87,10 +87,10 @@ def explore(
 ) -> Run:
     """Time candidates in shuffled rounds, and fold the samples into the machine's recording.
 
-    Return the run, which :func:`confirm_choices` needs. Six samples of one candidate may take half
-    of the budget. If the recording does not say how well medians repeat, that is measured as well.
-    If ``quickly``, naming the kernels is left to a later call, because the user is waiting.
-    ``note`` is called with each sentence for the user.
+    Return the run, which :func:`confirm_choices` needs. If the request has a budget, six samples of
+    one candidate may take half of it. If the recording does not say how well medians repeat, that
+    is measured as well. If ``quickly``, naming the kernels is left to a later call, because the
+    user is waiting. ``note`` is called with each sentence for the user.
 
     Raises:
         UserError: if the run cannot be opened (:func:`sweeps.running.opening.begin`) or carried out

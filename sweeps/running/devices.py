@@ -234,9 +234,10 @@ def last_place(events: Iterable[Event]) -> int | None:
 
 
 def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | None = None) -> bool:
-    """Return True if a shard was measured last at this place and has anchors from there.
+    """Return True if a shard was last measured at ``place``, and its anchors were timed there.
 
-    ``events`` are those of the shard. With ``phase``, only anchors of this phase count.
+    ``events`` are the events of the shard. If ``phase`` is given, only anchors that were timed in
+    this phase count.
     """
     return place == last_place(events) and any(
         event["event"] == "anchor"

@@ -142,7 +142,7 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
 
     Unless these cases are timed for advice, the plan's budget is raised, if necessary, to include
     the time to measure them. The time that the plan keeps for advice then becomes the time that was
-    spent on advice already, plus the time that the request keeps for it.
+    already spent on advice, plus the time that the request keeps for it.
     """
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
@@ -402,8 +402,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     # A request without a budget resumes any plan.
     requested_budget = math.inf if request.budget is None else request.budget
     # Rounding may make the sum of the planned parts slightly larger than the budget that was given.
-    is_same = math.isclose(requested_budget, planned_budget)
-    if not adds and requested_budget < planned_budget and not is_same:
+    is_equal = math.isclose(requested_budget, planned_budget)
+    if not adds and requested_budget < planned_budget and not is_equal:
         raise UserError(
             f"a budget of {request.budget:,g} s is too small, because the recorded run of this "
             f"machine was planned with {planned_budget:,g} s. Leave the budget out to resume the "

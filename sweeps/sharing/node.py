@@ -206,7 +206,7 @@ class _Parent:
                 - The power or clock limits of most of the GPUs differ from those of the run.
                 - A file of the run cannot be read or written.
 
-            KeyboardInterrupt: if the user interrupts, or this process is told to end.
+            KeyboardInterrupt: if the user interrupts, or the process receives SIGTERM or SIGHUP.
         """
         self._reporter.begin("Measuring", self._budget)
         try:

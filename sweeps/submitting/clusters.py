@@ -151,8 +151,8 @@ class Cluster:
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
     """Return the parameters of submitit's executor for one job per node.
 
-    submitit ignores a parameter that is None, so the cluster's default applies. Cores are requested
-    for each GPU, so the number of cores is None for a job without GPUs, too.
+    submitit ignores a parameter that is None, so the cluster's default applies. The resources state
+    the number of cores per GPU, so a job without GPUs gets the default number of cores.
     """
     # In a checkout, Python finds the package only from the checkout's folder. Jobs start there.
     start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}

@@ -110,8 +110,8 @@ class _Submission:
     def carry_out(self) -> Outcome:
         """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold the samples.
 
-        The samples are folded even after an error or an interrupt. An interrupt also cancels jobs
-        on this machine.
+        The samples are folded even if an error or an interrupt ends the submitting or following of
+        jobs. An interrupt also cancels the jobs that run on this machine.
 
         Raises:
             UserError: as in :func:`submit`.

@@ -186,7 +186,8 @@ def test_a_full_disk_at_the_start_does_not_keep_the_shard_claimed(
     write = os.write
     with monkeypatch.context() as full_disk:
         full_disk.setattr(os, "write", lambda file, data: 0 if data == b"\n" else write(file, data))
-        with pytest.raises(UserError) as caught:  # the kept error keeps the objects in its frames
+        # ``caught`` keeps the unfinished log alive, so the claim is not released by its deletion.
+        with pytest.raises(UserError) as caught:
             SampleLog(tmp_path, (1, 1))
     SampleLog(tmp_path, (1, 1)).close()
     assert "No space left on device" in str(caught.value)

@@ -11,7 +11,8 @@ from kernels.device import Device
 from kernels.machine import known_machine
 from sweeps.folding.history import History, histories
 from sweeps.running import devices
-from sweeps.running.devices import arrive, begun_elsewhere, last_place
+from sweeps.running.devices import arrive, begun_elsewhere, has_timed_anchors, last_place
+from sweeps.schema import ALONE, PHASES, TOGETHER
 from tests.support.fakes import FakeNvml, planned
 
 
@@ -94,6 +95,18 @@ def test_on_another_gpu_unfinished_series_begin_anew() -> None:
     assert begun_elsewhere(entries, done) == []
     where = [{"event": "place", "at": at, "place": place} for at, place in ((2.0, 5), (1.0, 3))]
     assert (last_place(where), last_place([])) == (5, None)
+
+
+def test_anchors_count_only_from_the_place_that_measured_the_shard_last() -> None:
+    moves = [{"event": "place", "at": at, "place": place} for at, place in ((1.0, 3), (2.0, 5))]
+    alone, together = ({"event": "anchor", "gpu": 5, "phase": phase} for phase in PHASES)
+    assert has_timed_anchors([*moves, alone], 5)
+    assert not has_timed_anchors([*moves, alone], 5, TOGETHER)
+    assert has_timed_anchors([*moves, alone, together], 5, TOGETHER)
+    assert not has_timed_anchors([*moves, alone], 3)  # the shard has left this place
+    assert not has_timed_anchors([*moves, {**alone, "gpu": 3}], 5)  # timed before the move
+    assert not has_timed_anchors(moves, 5)
+    assert has_timed_anchors([{"event": "anchor", "phase": ALONE}], None)  # on a CPU
 
 
 @pytest.mark.parametrize("damaged", [{}, {"gpu": 0}, {"gpu": "0", "id": "a", "host": "b"}, 7])
