@@ -336,7 +336,7 @@ def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
 
 
 def test_a_comparison_says_how_many_changes_it_leaves_out(h100: Basis) -> None:
-    tries = {"vocab": (50264, 50272, 50304)}
+    tries: dict[str, tuple[int, ...]] = {"vocab": (50264, 50272, 50304)}
     audits = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))
     comparison = as_comparison([result.report for result in audits])
     assert comparison.count("1 more change is left out; --json lists all 3.") == 2

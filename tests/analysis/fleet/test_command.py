@@ -162,7 +162,9 @@ def test_the_legend_of_a_fleet_counts_gpus_without_a_clock(tmp_path: Path) -> No
     kind.clock[:] = np.where(np.arange(len(kind.clock)) == 0, 0.0, np.nan)
     figure = draw_fleet(report)
     assert figure is not None
-    labels = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+    legend = figure.axes[-1].get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
     counts = [int(label.partition(", ")[2]) for label in labels if ", " in label]
     assert sum(counts) == len(report.verdicts)
 

@@ -148,7 +148,7 @@ def test_the_legend_of_steps_names_the_dtypes_and_edges_of_all_panels(analysis: 
     table = pd.concat([analysis.table, along_n])
     figure = scaling.draw_steps(replace(analysis, table=table))
     assert figure is not None
-    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    (legend,) = filter(None, (axes.get_legend() for axes in figure.axes))
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["bf16", "tile edge in bf16", "wave edge in bf16", "predicted",
                       "tf32", "tile edge in tf32", "wave edge in tf32"]  # fmt: skip
@@ -191,7 +191,7 @@ def test_the_legend_of_alignment_names_the_dtypes_of_all_panels(analysis: Analys
     figure = scaling.draw_alignment(replace(analysis, table=table))
     assert figure is not None
     assert [axes.get_xlabel()[0] for axes in figure.axes] == ["M", "N", "K"]
-    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    (legend,) = filter(None, (axes.get_legend() for axes in figure.axes))
     assert {text.get_text() for text in legend.get_texts()} == {"bf16", "fp16"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -444,8 +445,8 @@ def test_one_query_head_attends_to_the_keys_of_every_head() -> None:
     module, x = Pooled(), torch.randn(2, 3, 5, 8)
     assert module(x).shape == (2, 3, 1, 8)
     works = [p.work for p in of("pooled", "x[2,3,5,8]", step=ModelStep("prefill"))]
-    sizes = {"queries": 1, "keys": 5, "width": 8, "value_width": 8, "dtype": "bf16"}
-    assert works == [Attention(batch, heads=3, kv_heads=3, **sizes) for batch in (2, 1)]
+    batched = Attention(2, 3, 3, queries=1, keys=5, width=8, value_width=8, dtype="bf16")
+    assert works == [batched, replace(batched, batch=1)]
 
 
 class SharedQuery(nn.Module):
@@ -465,8 +466,7 @@ def shared_query() -> nn.Module:
 def test_queries_without_heads_attend_to_the_keys_of_every_head() -> None:
     SharedQuery()(torch.randn(3, 5, 8))
     (work,) = {p.work for p in of("shared_query", "x[3,5,8]", step=ModelStep("prefill"))}
-    sizes = {"queries": 5, "keys": 5, "width": 8, "value_width": 8, "dtype": "bf16"}
-    assert work == Attention(1, heads=3, kv_heads=3, **sizes)
+    assert work == Attention(1, 3, 3, queries=5, keys=5, width=8, value_width=8, dtype="bf16")
 
 
 def test_an_operand_is_cast_before_it_is_broadcast() -> None:

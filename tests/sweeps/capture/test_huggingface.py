@@ -178,7 +178,7 @@ def test_warnings_of_transformers_are_not_printed(tmp_path: Path) -> None:
 
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[assignment, method-assign]
     transformers_logging.set_verbosity_warning()
     transformers_logging.add_handler(handler)
     try:

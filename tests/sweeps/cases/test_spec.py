@@ -45,7 +45,7 @@ def write(tmp_path: Path) -> Any:
 
 
 def values(declared: Any, known: dict[str, Any] | None = None) -> list[Any]:
-    axis = parse_size_axis(declared, "x.toml: m", "m", {"n", "k"})
+    axis = parse_size_axis(declared, "x.toml: m", "m", ("n", "k"))
     return resolve_axis(axis, {"dtype": "bf16", **(known or {})}, H200, "m")
 
 
@@ -59,7 +59,7 @@ def test_axes() -> None:
     assert values({"around": 2, "by": 3, "step": 2}) == [1, 3, 5]  # nothing below 1
     assert values("4*k", {"k": 8}) == [32]
     assert values("k", {"k": 8}) == [8]
-    assert parse_size_axis("2 * n", "", "m", {"n"}) == Multiple(2, "n")
+    assert parse_size_axis("2 * n", "", "m", ("n",)) == Multiple(2, "n")
     assert parse_size_axis([1, "2x1"], "", "stride", ()) == (1, "2x1")
     assert parse_size_axis(0, "", "padding", ()) == (0,)
     assert parse_axis("bf16", "") == ("bf16",)
@@ -137,7 +137,7 @@ def test_both_numbers_of_a_pair_and_factors_are_checked(
     declared: str, name: str, words: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        parse_size_axis(declared, f"mine.toml: block 1: {name}", name, {"m"})
+        parse_size_axis(declared, f"mine.toml: block 1: {name}", name, ("m",))
     assert str(caught.value).startswith(f"mine.toml: block 1: {name}")
     assert words in str(caught.value)
     assert parse_size_axis("0x1", "", "padding", ()) == ("0x1",)
