@@ -158,9 +158,9 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
     Args:
         wanted: requirements as ``name>=version``.
-        optional: True to make ``.venv`` only on top of this interpreter, even if its PyTorch does
-            not see a GPU. The set-up then fails if the package index does not answer within five
-            seconds.
+        optional: True if the caller can go on without the requirements. ``.venv`` is then made
+            only on top of this interpreter, even if its PyTorch does not see a GPU, and the set-up
+            fails if the package index does not answer within five seconds.
         offline: True to install nothing.
 
     Raises:
@@ -171,36 +171,48 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
     if Path(sys.prefix).resolve() == VENV.resolve():
         # This interpreter is the one in .venv, for example because the user activated .venv. A new
         # .venv would remove the packages of this interpreter, so the missing ones are added here.
-        missing, _ = probe(sys.executable, wanted)
-        if missing and (offline or not install(missing, _venv_pins(), hurried=optional)):
-            return None
-        return str(PYTHON)
+        missing_here, _ = probe(sys.executable, wanted)
+        return str(PYTHON) if _added_to_venv(missing_here, optional, offline) else None
     recorded_digest, installed = read_stamp()
     if recorded_digest == _venv_digest():
         # 1. If .venv was made for this interpreter, install the requirements that .venv lacks.
-        missing = [requirement for requirement in wanted if requirement not in installed]
-        if missing and (offline or not install(missing, _venv_pins(), hurried=optional)):
+        missing_in_venv = [requirement for requirement in wanted if requirement not in installed]
+        if not _added_to_venv(missing_in_venv, optional, offline):
             return None
+        if missing_in_venv:
+            _write_stamp([*installed, *wanted])
+        return str(PYTHON)
+    # 2. Otherwise use this interpreter if it has all requirements.
+    missing_here, sees_gpu = probe(sys.executable, wanted)
+    if not missing_here and (sees_gpu or not needs_gpu()):
+        return sys.executable
+    # 3. Otherwise make .venv: on top of this interpreter if its PyTorch sees the GPU or if no
+    # package may be replaced, else with all requirements.
+    if offline:
+        return None
+    if sees_gpu or optional:
+        is_made = replace_venv(sys.executable, missing_here, optional)
     else:
-        # 2. Otherwise use this interpreter if it has all requirements.
-        missing, sees_gpu = probe(sys.executable, wanted)
-        if not missing and (sees_gpu or not needs_gpu()):
-            return sys.executable
-        # 3. Otherwise make .venv: on top of this interpreter if its PyTorch sees the GPU or if no
-        # package may be replaced, else with all requirements.
-        if offline:
-            return None
-        installed = []
-        if sees_gpu or optional:
-            is_made = replace_venv(sys.executable, missing, optional)
-        else:
-            is_made = replace_venv(None, wanted, optional)
-        if not is_made:
-            return None
-    # Record what .venv has now. A new .venv is recorded even if it lacked nothing.
-    if missing or not installed:
-        STAMP.write_text("\n".join([_venv_digest(), *installed, *wanted]), encoding="utf-8")
+        is_made = replace_venv(None, wanted, optional)
+    if not is_made:
+        return None
+    _write_stamp(wanted)
     return str(PYTHON)
+
+
+def _added_to_venv(missing: list[str], optional: bool, offline: bool) -> bool:
+    """Install missing requirements in ``.venv``; return True if it then lacks none of them.
+
+    ``optional`` and ``offline`` are as in :func:`set_up`.
+    """
+    if not missing:
+        return True
+    return not offline and install(missing, _venv_pins(), hurried=optional)
+
+
+def _write_stamp(requirements: list[str]) -> None:
+    """Record which interpreter ``.venv`` was made for, and the requirements that it has."""
+    STAMP.write_text("\n".join([_venv_digest(), *requirements]), encoding="utf-8")
 
 
 def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = False) -> bool:

@@ -428,10 +428,12 @@ def sizes_line(advice: Sequence[Advice]) -> str:
 
 
 def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
-    """Return the geometric mean of at least two ratios, and the 95% interval of the mean.
+    """Return the geometric mean of at least two ratios, and an interval of at least 95% for it.
 
     The interval combines the scatter of the ratios with the uncertainty of each ratio, which
-    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``.
+    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. The scatter
+    already includes errors that differ from ratio to ratio. The interval is therefore wider than
+    95%, except for errors that ratios share, such as that of a common base.
     """
     logs = np.log(rows[name].to_numpy(float))
     log_lo = np.log(rows[f"{name}_lo"].to_numpy(float))

@@ -49,10 +49,13 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks about fp8 and about too little memory, or "" if neither applies."""
-    memory = basis.model.machine.memory_bytes
+    """Return remarks about fp8 and about too little memory, each after ``; ``.
+
+    Return "" if neither applies.
+    """
+    memory = basis.model.machine.memory_bytes  # 0 if it is unknown
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
-    if problem.bytes > memory:
+    if 0 < memory < problem.bytes:
         needed = f"{problem.bytes / 1e9:,.0f} GB"
         remarks += (
             f"; the problem needs {needed} of memory, and the machine has {memory / 1e9:,.0f} GB"

@@ -231,9 +231,13 @@ def _check_options(
         )
     for name in search.tries:
         if not source.sizes:
-            raise UserError(f"{source.name} has no size that --try could change; leave --try out.")
+            raise UserError(
+                f"{source.name} has no dimension that --try could change; leave --try out."
+            )
         if name not in source.sizes:
-            raise UserError(f"{source.name} has no size {name!r}; {nearest(name, source.sizes)}")
+            raise UserError(
+                f"{source.name} has no dimension {name!r}; {nearest(name, source.sizes)}"
+            )
 
 
 def _check_not_empty(source: ModelSource, captured: Captured) -> None:

@@ -338,7 +338,7 @@ def narrows(dimension: Dimension) -> bool:
 
 
 def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
-    """Return True if the given size of attention or of experts grows with a dimension."""
+    """Return True if ``size`` of attention or of a grouped GEMM grows with a dimension."""
     return bool(_slopes(dimension, captured, size))
 
 
@@ -352,7 +352,7 @@ def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
-    """Return the positive slopes of the given size of attention or of experts.
+    """Return the positive slopes of ``size``, a size of attention or of grouped GEMMs.
 
     A slope is the increase of the size per unit of the dimension. It can differ between operations.
     """

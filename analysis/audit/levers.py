@@ -34,7 +34,7 @@ from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.common.errors import UserError
 from kernels.problem import Problem
-from sweeps.capture.captured import Captured, Dimension, Product
+from sweeps.capture.captured import FORWARD, Captured, Dimension, Product
 
 _CAPTURED = 2  # number of the best estimated candidates for which the model is captured
 _CLOSE = 0.01  # largest difference from the best estimated gain at which the second is captured
@@ -473,7 +473,7 @@ def _net_gain(gain: float, more_flops: float) -> float:
 def _resized(
     captured: Captured, dimension: Dimension, value: int, runtime: Runtime
 ) -> list[tuple[Problem, int]] | None:
-    """Return the forward problems for a new value of one dimension, with their counts.
+    """Return the forward GEMMs and convolutions for a new value of a dimension, with their counts.
 
     Return None if the problems cannot have such sizes, for instance because the number of heads is
     not a multiple of the number of GPUs.
@@ -482,12 +482,15 @@ def _resized(
     difference = value - dimension.value
     forward: list[Product] = []
     for position, product in enumerate(captured.products):
-        if product.forward_position != position:  # the operation is a gradient
+        # The slopes of a dimension describe only the original forward pass.
+        is_forward = product.forward_position == position and product.pass_ == FORWARD
+        if not is_forward or product.recomputed:
             continue
         sizes = {
             name: round(size + dimension.slopes.get((position, name), 0.0) * difference)
             for name, size in product.sizes.items()
         }
+        # The position refers to the list without gradients.
         try:
             forward.append(replace(product.resized(sizes), forward_position=len(forward)))
         except UserError:
@@ -577,7 +580,7 @@ def _reason(
         roles = [*roles[:_NAMED_ROLES], "…"]
     direction = "faster" if products_gain >= 0 else "slower"
     percent = f"{abs(products_gain):.1%}"
-    effect = "stays about as fast" if percent == "0.0%" else f"becomes {percent} {direction}"
+    effect = "is about as fast as before" if percent == "0.0%" else f"becomes {percent} {direction}"
     sentences = [f"{share:.0%} of the step ({', '.join(roles)}) {effect}."]
     alignment = _better_alignment(pairs)
     if alignment is not None:

@@ -161,7 +161,7 @@ def recommend_command(
         typer.Option(
             "--budget",
             help=(
-                "Measuring time of --measure without a shape, such as 30s [default: the rest of "
+                "Time budget, such as 30s, for --measure without a shape [default: the rest of "
                 "the sweep's budget]."
             ),
         ),

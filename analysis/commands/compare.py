@@ -259,12 +259,13 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     """Read the results at one place as timed processes, one process for each result.
 
     ``place`` is a file of benchmark results, a machine's slug, the folder of a recording, or a
-    folder of several results. With a ``pattern``, cases are named by their problems. Print a note
-    for each recording whose run is unusable; its times are compared nevertheless.
+    folder of several results. With a ``pattern``, cases are named by their problems, which the
+    pattern finds in the names of benchmarks. A recording states the problems of its cases. Print a
+    note for each recording whose run is unusable; its times are compared nevertheless.
 
     Raises:
-        UserError: if a result cannot be read, if a folder has no results, or if ``pattern`` does
-            not give each case a different problem.
+        UserError: if a result cannot be read, if a folder has no results, if ``pattern`` matches no
+            name or finds an invalid problem, or if two cases of a result have the same problem.
     """
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
     from analysis.recordings.named_cases import lost_by_problem, timed_process
@@ -272,7 +273,7 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     path = Path(place)
     if path.is_file():
         return [read_benchmarks(path, pattern)]
-    # A place that is neither a file nor a folder is a machine's slug.
+    # The place is a machine's slug, or the folder of one recording.
     if not path.is_dir() or (path / "run.json").exists():
         recording = recording_at(place, results)
         if recording.unusable:

@@ -184,8 +184,10 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
 def _is_imported(table: PublicTable, folder: Path) -> bool:
     """Return True if a folder has a complete import of this table, with up-to-date intervals.
 
-    If a user's file was imported into the folder, the table only has to be among the collections
-    that serve as the file's prior.
+    Collections and readable attention fits are always needed. If a user's file was imported into
+    the folder, the table only has to be among the collections, which serve as the file's prior.
+    Otherwise the recording has to be of this table, and the range that widens its intervals has to
+    be the current one.
 
     Raises:
         UserError: if the folder has a run.json that cannot be read.
@@ -203,7 +205,8 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
         except UserError:  # a damaged file has to be rewritten
             return False
     try:
-        software = json.loads((folder / VALIDATION).read_bytes())["software"]
+        # Range of other frameworks' times, which may have changed with the shipped constants.
+        imported_range = json.loads((folder / VALIDATION).read_bytes())["software"]
     except (ValueError, KeyError, TypeError):  # a damaged file has to be rewritten
         return False
     public: dict[str, Any] = load_run(folder).get("public", {})
@@ -212,7 +215,7 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
         and public.get("framework") == table.framework
         and public.get("version") == table.version
     )
-    return is_same_table and software == software_of(table.slug).to_json()
+    return is_same_table and imported_range == software_of(table.slug).to_json()
 
 
 def _import_all(

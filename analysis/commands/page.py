@@ -34,7 +34,7 @@ def page_command(
         list[str] | None,
         typer.Argument(
             help=(
-                "Slugs of machines or folders of recordings to show together [default: the "
+                "Folders of recordings, or machines' slugs, to show together [default: the "
                 "machine measured last]."
             )
         ),

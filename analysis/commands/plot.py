@@ -245,8 +245,8 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     rows = _plain_gemms(basis, dtype)
     if rows.empty:
         raise UserError(
-            f"there are no {dtype} GEMM measurements for {basis.model.machine.slug}; give another "
-            "--dtype, or measure some GEMMs first."
+            f"no unbatched {dtype} GEMMs in layout nt were measured for "
+            f"{basis.model.machine.slug}; give another --dtype, or measure some first."
         )
     pairs = neighbouring_pairs(rows)
     others = read_collections(folder_of(results, basis.model.machine.slug))

@@ -215,9 +215,9 @@ def _pair_sentences(report: FleetReport) -> list[str]:
     least = 1 - ratio * math.exp(half_width)
     most = 1 - ratio * math.exp(-half_width)
     if math.isnan(least):  # at least one of the speeds or intervals is unknown
-        return [f"It is unknown whether {slower_name} and {faster_name} differ in {kind}."]
+        return [f"It is unknown whether {slower_name} and {faster_name} differ in speed ({kind})."]
     if least <= 0:
-        return [f"{slower_name} and {faster_name} do not differ significantly in {kind}."]
+        return [f"{slower_name} and {faster_name} do not differ significantly in speed ({kind})."]
     return [
         f"{slower_name} is {1 - ratio:.1%} slower than {faster_name} in {kind} ({least:.1%} to "
         f"{most:.1%}); with only two {report.noun}s, it is unknown which {report.noun} is normal."

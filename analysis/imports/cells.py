@@ -109,7 +109,7 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
 def our_dtype(name: str) -> str:
     """Return Rooftile's name of a dtype such as ``torch.bfloat16``.
 
-    Any other word is returned in lower case and without ``torch.``.
+    An unknown name is returned in lower case, without the prefix ``torch.``.
     """
     name = name.removeprefix("torch.").lower()
     return _DTYPES.get(name, name)

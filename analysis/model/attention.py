@@ -93,12 +93,14 @@ class AttentionConstants:
         # 1. Arithmetic: tiles of queries fill the SMs in waves, and more keys per query amortise
         #    the fixed cost of a tile.
         tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
-        waves = tiles / machine.sms
+        wave_count = tiles / machine.sms
         # Fewer tiles than SMs still take the time of one wave.
-        timed_waves = np.maximum(self.waves * np.ceil(waves) + (1 - self.waves) * waves, 1.0)
+        rounded_count = self.waves * np.ceil(wave_count) + (1 - self.waves) * wave_count
+        timed_count = np.maximum(rounded_count, 1.0)
         peak_share = self.share * (shapes.width / 128) ** self.width / (1 + self.half / shapes.seen)
-        # waves / timed_waves is the share of the SMs' time in which they have a tile.
-        arithmetic = shapes.flops(kind) / (peak_of(machine) * peak_share * waves / timed_waves)
+        # wave_count / timed_count is the share of the SMs' time in which they have a tile.
+        reached_flops = peak_of(machine) * peak_share * wave_count / timed_count
+        arithmetic_seconds = shapes.flops(kind) / reached_flops
         # 2. Memory: a call that moves only a few bytes does not reach the full bandwidth.
         moved_bytes = shapes.bytes()
         hits: Array | float = 0.0  # share of the bytes that come from the cache
@@ -106,14 +108,14 @@ class AttentionConstants:
             hits = 1 / (1 + (moved_bytes / (self.fits * machine.l2_bytes)) ** _SHARPNESS)
         # The cache is faster than memory, so its bytes count for less.
         effective_bytes = moved_bytes * (1 - hits + hits / self.cached)
-        memory = (effective_bytes + self.ramp) / (machine.bandwidth * self.memory)
+        memory_seconds = (effective_bytes + self.ramp) / (machine.bandwidth * self.memory)
         # 3. Keep the longer of the two.
-        is_arithmetic_longer = arithmetic >= memory
+        is_arithmetic_longer = arithmetic_seconds >= memory_seconds
         return np.stack(
             [
                 np.full(len(moved_bytes), self.launch),
-                np.where(is_arithmetic_longer, arithmetic, 0.0),
-                np.where(is_arithmetic_longer, 0.0, memory),
+                np.where(is_arithmetic_longer, arithmetic_seconds, 0.0),
+                np.where(is_arithmetic_longer, 0.0, memory_seconds),
             ]
         )
 

@@ -159,7 +159,7 @@ def _calibrate_group(
     log_ratio = np.log(times.measured / times.predicted)
     spread = np.concatenate([part.spread for part in fold_estimates])
     # Each pair is a small GEMM and the padding of it that is predicted to be fastest.
-    small, large = neighbours(query.take(positions), times.predicted)
+    small, large = fastest_paddings(query.take(positions), times.predicted)
     pair_spread = np.hypot(spread[small], spread[large])
     ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
     fit = _fit_with_errors(fitted, log_ratio, spread, ratio_errors, prior)
@@ -254,7 +254,7 @@ def _fit_with_sum_errors(
 
     ``times`` has the held-out prediction and the measured time of each case, and ``spread`` has the
     relative spread of each prediction's error. ``small`` and ``large`` are the two arrays that
-    :func:`neighbours` returns for the same cases.
+    :func:`fastest_paddings` returns for the same cases.
     """
     # 1. Sums in which nothing is replaced need the interval of each case, in seconds.
     lo = times.predicted * np.exp(fit.low * spread)
@@ -335,7 +335,10 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
-    """Return the 90% range that is assumed for errors of log time ratios until pairs are measured.
+    """Return the 90% range of errors of log time ratios that the prior implies.
+
+    The range is a multiple of the combined spread of the two predictions. It is used alone until
+    pairs are measured, and is then averaged with the measured errors.
 
     Single measured times mostly determine the scale of all times. An error in this scale cancels in
     the ratio of two times, so single times do not refine the prior's range for pairs. They only
@@ -348,6 +351,7 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     # Errors of pairs are multiples of the root of the sum of both squared spreads. For two equal
     # spreads, this root is √2 times one of them.
     limit = width / math.sqrt(2)
+    # The prior's ends are multiples of its own spreads. The new fit's typical spread is 1.
     low = prior.fit.pair_low * prior.fit.typical_spread
     high = prior.fit.pair_high * prior.fit.typical_spread
     return max(low, -limit), min(high, limit)
@@ -423,7 +427,7 @@ def _leave_one_out_ranges(
 def pair_errors(
     query: Query, predicted: Array, log_ratio: Array, spread: Array, min_gain: float = -1.0
 ) -> Array:
-    """Return the errors of predicted time ratios, for the pairs that :func:`neighbours` finds.
+    """Return the errors of predicted time ratios for the pairs of :func:`fastest_paddings`.
 
     An error is the log of the measured ratio minus the log of the predicted ratio. Each error is
     divided by the square root of the sum of the two squared spreads, as if the errors of the two
@@ -438,13 +442,13 @@ def pair_errors(
             time. The larger a predicted gain is, the more optimistic it tends to be. The default
             includes all pairs.
     """
-    small, large = neighbours(query, predicted)
+    small, large = fastest_paddings(query, predicted)
     is_included = predicted[small] > (1 + min_gain) * predicted[large]
     small, large = small[is_included], large[is_included]
     return (log_ratio[small] - log_ratio[large]) / np.hypot(spread[small], spread[large])
 
 
-def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def fastest_paddings(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Pair each GEMM that has paddings with the padding that is predicted to be fastest.
 
     A padding of a GEMM is another case of the query that differs only in size: no dimension is
@@ -452,7 +456,7 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     padding that is predicted to be fastest, so the errors of these pairs show how optimistic such a
     pick is.
 
-    All cases must have the same dtype.
+    All cases must have the same dtype. ``predicted`` has the predicted seconds of each case.
 
     Returns:
         Positions of the GEMMs that have a padding, and positions of their paddings, in the same
@@ -471,7 +475,7 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     large_parts = [np.empty(0, dtype=np.intp)]
     for indices in same_conditions.values():
         members = np.array(indices, dtype=np.intp)
-        gemms = [query.problems[i].implied_gemm for i in indices]
+        gemms = [query.problems[i].implied_gemm for i in indices]  # the GEMMs themselves
         sizes = np.array([(gemm.m, gemm.n, gemm.k) for gemm in gemms])
         small, large = _best_pads(sizes, predicted[members])
         small_parts.append(members[small])
@@ -482,7 +486,7 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
 def _best_pads(
     sizes: NDArray[np.int_], predicted: Array
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Find the pairs of :func:`neighbours` among shapes that differ only in size.
+    """Find the pairs of :func:`fastest_paddings` among shapes that differ only in size.
 
     ``sizes`` has M, N and K (columns) of each shape (rows).
     """

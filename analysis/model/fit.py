@@ -48,10 +48,10 @@ smaller size."""
 SOFTWARE_ERROR = 0.05
 """Standard deviation of the error that another framework adds to a prediction, as a log ratio.
 
-The disagreement of trees does not show this error. Trees agree about the shapes from which they
-grew, and on some machines about most shapes, but another framework's times differ for all shapes.
-With a smaller value, the 90% interval would contain too few of the times for shapes from which the
-trees grew (``coverage_90_seen`` in results/accuracy/software.json)."""
+The disagreement of trees does not show this error. Trees agree about the shapes on which they were
+trained, and on some machines about most shapes, but another framework's times differ for all
+shapes. With a smaller value, the 90% interval would contain too few of the measured times of
+training shapes (``coverage_90_seen`` in results/accuracy/software.json)."""
 
 _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standard deviations
 

@@ -68,7 +68,9 @@ class Shift:
 
     @classmethod
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
-        """Learn a shift from siblings, or return a zero shift if their tables share no shapes.
+        """Learn a shift from siblings.
+
+        Return a zero shift if no sibling's table shares a shape with another of its collections.
 
         Args:
             siblings: for each sibling, the pairs of its table with each of its other collections.

@@ -338,7 +338,7 @@ class Recorder:
         # The caller runs each step before it asks for the next one, so a step may have failed since
         # the loop above yielded it.
         for step in promising:
-            planned, _ = self._open_cases(step)
+            planned, _ = self._count_open_cases(step)
             if planned and not self._failed(step):
                 yield step
         yield from failed
@@ -374,20 +374,20 @@ class Recorder:
             return f"{step.name} did not finish in time"
         if ended["exit"]:
             return f"{step.name} failed with exit code {ended['exit']}"
-        planned, left_out = self._open_cases(step)
+        planned, left_out = self._count_open_cases(step)
         if planned:
-            return f"{step.name} has {counted(planned, 'unmeasured case')}"
+            return f"{step.name} has {counted(planned, 'unfinished case')}"
         if left_out:
             return f"{step.name} left out {counted(left_out, 'case')} for lack of time"
         return ""
 
-    def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
-        """Count the unmeasured cases of a step's sweeps.
+    def _count_open_cases(self, step: RecorderStep) -> tuple[int, int]:
+        """Count the open cases of a step's sweeps, and the cases that the plan left out.
 
         Returns:
-            The number of cases that are planned but not yet measured, and the number of cases that
-            the plan left out for lack of time. Both are 0 for a step that has no sweeps, or whose
-            folder has no run.
+            The number of planned cases that need more samples, a check or the names of their
+            kernels, and the number of cases that the plan left out for lack of time. Both are 0 for
+            a step that has no sweeps, or whose folder has no run.
         """
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
@@ -396,6 +396,7 @@ class Recorder:
         counts = run.get("sweeps", {})
         left_out = run["plan"].get("left_out", {})
         names = set(step.sweeps)  # a step may name a sweep twice
+        # A sweep without a case in the plan has no counts.
         planned = sum(counts[name]["open"] for name in names if name in counts)
         return planned, sum(left_out.get(name, 0) for name in names)
 

@@ -76,7 +76,7 @@ class KernelBenchmark:
             if self._benchmark.disabled:
                 result = self._benchmark.pedantic(timed.launch_on_copies())
                 # This raises an error if the result is wrong.
-                timed.error(result, timed.expected())
+                timed.checked_error(result, timed.expected())
                 return result
             samples = timer_for(timed.gpu).time(timed, cache)
         except WrongResultError as error:

@@ -267,7 +267,7 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add an event of the host to its columns; times are in ns.
+        """Add a host event to the host columns; times are in ns.
 
         ``event`` is the whole event as the trace has it, and ``arguments`` is its entry ``args``.
         """
@@ -298,7 +298,7 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add an event of a device to its columns; times are in ns.
+        """Add a device event to the device columns; times are in ns.
 
         ``event`` is the whole event as the trace has it, and ``arguments`` is its entry ``args``.
         """

@@ -235,7 +235,7 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Concatenate ``compute(group, channels of the group)`` of all groups on the last axis.
+    """Concatenate ``compute(group, channels of the group)`` for all groups along the last axis.
 
     ``channels`` must be sorted, so that the results are in the order of the channels.
     """

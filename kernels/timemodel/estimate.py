@@ -436,7 +436,8 @@ def _memory_seconds(
 ) -> Array:
     """Return the seconds of the memory traffic; ``count`` is the number of tiles of each shape."""
     # 1. Add up the traffic in bytes. The share of A that hits the cache falls smoothly, from
-    # ``resident`` for a small A to 0 for one that is much larger than the cache.
+    # ``resident`` for a small A to 0 for one that is much larger than the cache. In a batch, only
+    # one A is counted; the constants were fitted in this way.
     resident_bytes = _RESIDENT_SHARE * machine.l2_bytes
     miss_odds = (shapes.a_bytes / max(resident_bytes, 1.0)) ** 4
     hit_bytes = shapes.a_bytes * (c.resident / (1 + miss_odds))

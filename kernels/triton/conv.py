@@ -52,15 +52,17 @@ _TAP_BITS = 32  # largest number of taps along an axis: `taps_inside` has a bit 
 
 
 @triton.jit
-def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
+def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
     """Return the taps and source pixels that the destinations along one axis use.
 
     The first three values are the first tap, the number of taps, and the source position of
     destination 0 at the first tap. The last two values are the steps by which the source position
-    moves per destination and per tap.
+    moves per destination and per tap. ``taps`` is the filter's number of taps along this axis.
+    ``phase`` is the position of the destinations modulo the stride, and 0 in the forward pass.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
-    padding − t · dilation`` is a multiple of the stride. These taps are ``tap_step`` apart.
+    padding − t · dilation`` is a multiple of the stride. These taps are ``tap_step`` apart. This is
+    the stride divided by its greatest common divisor with the dilation.
     """
     if BACKWARD:
         # A loop over scalars finds the first tap, not a reduction of a block. The compiler would
@@ -128,8 +130,9 @@ def conv_data(
     - EVEN_N: ``width`` is a multiple of BN.
     - WIDE: offsets inside a tensor may need 64 bits.
 
-    ``tap_step`` is described in :func:`axis`, GROUP in :func:`kernels.triton.blocks.grouped`, and
-    PRECISION and UPCAST in :func:`kernels.triton.blocks.product`.
+    ``tap_step`` is described in :func:`taps_along_axis`, GROUP in
+    :func:`kernels.triton.blocks.grouped`, and PRECISION and UPCAST in
+    :func:`kernels.triton.blocks.product`.
     """
     # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
@@ -153,12 +156,12 @@ def conv_data(
     phase_row = phase // stride[1]
     phase_column = phase % stride[1]
     # 3. Find the taps that pixels of the phase use, and the number of these pixels. For each axis,
-    # `axis` returns the first tap, the number of taps, the source position of pixel 0 at the first
-    # tap, and the steps of the source position per pixel and per tap.
-    r0, r_taps, h0, h_step, h_tap = axis(
+    # `taps_along_axis` returns the first tap, the number of taps, the source position of pixel 0 at
+    # the first tap, and the steps of the source position per pixel and per tap.
+    r0, r_taps, h0, h_step, h_tap = taps_along_axis(
         phase_row, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD
     )
-    s0, s_taps, w0, w_step, w_tap = axis(
+    s0, s_taps, w0, w_step, w_tap = taps_along_axis(
         phase_column, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD
     )
     rows, columns = out_size[0], out_size[1]

@@ -108,7 +108,9 @@ def images_of(step: ModelStep, height: int, width: int) -> tuple[str, ...]:
 
 
 def refuse_decoding(name: str, step: ModelStep) -> None:
-    """Refuse a decoding step for a model that does not generate tokens one by one.
+    """Refuse a decoding step of a model for which decoding is not supported.
+
+    ``name`` is the model's name in the message.
 
     Raises:
         UserError: if the step decodes.

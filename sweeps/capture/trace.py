@@ -75,13 +75,15 @@ class Trace(TorchDispatchMode):
     """
 
     def __init__(self, layers: AlikeLayers) -> None:
+        """Create a recorder. While it records, ``layers`` must be skipping identical layers."""
         super().__init__()
         self.operations: list[TracedOperation] = []
         self._layers = layers
-        self._path: list[str] = []
+        # Paths of the modules that are being called, the innermost last.
+        self._module_paths: list[str] = []
         # Module and layers of each forward operation, by the number of its autograd node.
         self._places: dict[int, tuple[str, tuple[TracedLayer, ...]]] = {}
-        # Storages are kept alive, so that no new storage gets the address of an earlier one.
+        # Storages by address. They are kept alive, so that no new storage gets the same address.
         self._kept: dict[int, Any] = {}
 
     @contextmanager
@@ -91,10 +93,10 @@ class Trace(TorchDispatchMode):
 
         def enter(module: nn.Module, args: Any) -> None:
             # A module that is not part of the model counts as part of the module that calls it.
-            self._path.append(names.get(module, self._current_path()))
+            self._module_paths.append(names.get(module, self._current_path()))
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
-            self._path.pop()
+            self._module_paths.pop()
 
         hooks = [
             register_module_forward_pre_hook(enter),
@@ -108,7 +110,7 @@ class Trace(TorchDispatchMode):
 
     def _current_path(self) -> str:
         """Return the path of the innermost module that is being called, or an empty string."""
-        return self._path[-1] if self._path else ""
+        return self._module_paths[-1] if self._module_paths else ""
 
     def __torch_dispatch__(
         self,

@@ -45,9 +45,10 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
     Operations of the kind ``nothing``, such as ``empty``, are left out.
 
-    If ``fused`` is True, all operations between two products are one kernel, which reads each
-    tensor once and writes only the results that are used later. The bytes are then a lower bound,
-    because a compiler may be unable to keep all intermediate results on the chip.
+    If ``fused`` is True, consecutive operations of a layer without a matrix operation between them
+    count as one kernel, which reads each tensor once and writes only the results that are used
+    later. The bytes are then a lower bound, because a compiler may be unable to keep all
+    intermediate results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:

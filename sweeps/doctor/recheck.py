@@ -89,7 +89,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
             try:
                 bench.sampler.sample(subject)
             except Exception as error:
-                bench.failure(error)  # raises an error if the device has not recovered
+                bench.recover_from(error)  # raises an error if the device has not recovered
                 subjects.remove(subject)
     # A subject whose samples all showed launch gaps has no time.
     ratios = [

@@ -77,7 +77,7 @@ def time_anchors(
         try:
             taken = sampler.sample(subject)
         except Exception as error:
-            bench.failure(error)  # raises an error if the device has not recovered
+            bench.recover_from(error)  # raises an error if the device has not recovered
             return
         if taken.hidden:
             report(subject.key, phase, taken.seconds, taken.reading)
@@ -89,7 +89,7 @@ def time_anchors(
         try:
             windows = sampler.hold(subject, seconds)
         except Exception as error:
-            bench.failure(error)  # raises an error if the device has not recovered
+            bench.recover_from(error)  # raises an error if the device has not recovered
             return
         for window in windows:
             report(

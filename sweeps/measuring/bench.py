@@ -84,8 +84,8 @@ class Bench(Protocol):
         """
         ...
 
-    def failure(self, error: Exception) -> tuple[str, str]:
-        """Return the status and message of a case's error, once the device has recovered from it.
+    def recover_from(self, error: Exception) -> tuple[str, str]:
+        """Let the device recover from a case's error, and return the case's status and a message.
 
         Raises:
             PoisonedError: if the device did not recover.

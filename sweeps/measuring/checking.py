@@ -117,14 +117,17 @@ class ResultChecker:
             self._launch.sets[self._unseen].a.neg_()
             self._unseen = None
 
-    def after(self) -> None:
-        """Launch once more on the last set, with its first operand negated, and check the result.
+    def check_after_timing(self) -> None:
+        """Launch on the last set with its first operand negated, and check the result.
 
-        The negation changes the result, so a kernel that returns an old result is detected.
+        This method is called after the last sample. The negation changes the result, so a kernel
+        that returns an old result is detected. It does not change the norms by which operands are
+        compared.
 
         Raises:
             WrongResultError: if the result is wrong, or if the operands have changed.
         """
+        self.release()  # otherwise an operand may already be negated
         index = len(self._launch.sets) - 1
         a, _, out = self._launch.sets[index]
         out.zero_()  # not NaN: a kernel might compute only where it finds NaN

@@ -51,7 +51,7 @@ def repeat_cases(
             try:
                 sample = sampler.sample(result.subject)
             except Exception as error:
-                bench.failure(error)
+                bench.recover_from(error)
                 ready.remove(result)
                 continue
             if sample.hidden:
@@ -124,7 +124,7 @@ def _confirm_batch(
                 for case in (first, second):
                     _check_after(ready[case], on_start)
         except Exception as error:  # including a WrongResultError
-            fail(case, *bench.failure(error))
+            fail(case, *bench.recover_from(error))
             return []
         return [sample.seconds for sample in samples]
 
@@ -168,7 +168,7 @@ def _check_after(subject: Subject, on_start: OnStart) -> None:
     """Check a case after the last block of its pair, if the case has a checker."""
     on_start([subject.key], subject.cost + subject.checking)
     if subject.checker is not None:
-        subject.checker.after()
+        subject.checker.check_after_timing()
 
 
 def name_kernels(

@@ -48,8 +48,8 @@ class KernelSamples:
         seconds: seconds per launch of each sample, in the order in which the samples were taken.
         launches: number of launches in each sample.
         sets: number of copies of the arguments that the launches of a sample rotate through.
-        rel_error: error of a launch after the samples, as returned by :meth:`TimedKernel.error`;
-            None if there is no reference.
+        rel_error: error of a launch after the samples, as :meth:`TimedKernel.checked_error` returns
+            it; None if there is no reference.
     """
 
     result: Any
@@ -69,8 +69,8 @@ class TimedKernel:
         reference: function that returns the expected result, a tensor. Like a launch, it gets
             copies of the tensors among the arguments; copies of floating-point tensors are in
             float64. None means that results are not checked.
-        tolerance: largest value that :meth:`error` may return. None means the project's tolerance
-            for the result's dtype or, if that dtype has none, for fp32.
+        tolerance: largest value that :meth:`checked_error` may return. None means the project's
+            tolerance for the result's dtype or, if that dtype has none, for fp32.
         prepares: True if the function launches nothing itself, but returns a callable without
             arguments that launches the kernel.
     """
@@ -128,11 +128,12 @@ class TimedKernel:
             )
         return expected
 
-    def error(self, result: Any, expected: Tensor | None) -> float | None:
-        """Return the largest error of a result, relative to the largest absolute expected value.
+    def checked_error(self, result: Any, expected: Tensor | None) -> float | None:
+        """Check a result against the expected one, and return its largest error.
 
-        The error is absolute if all expected values are 0, and it is 0 if there are no values. It
-        is None if ``expected``, the result of :meth:`expected`, is None.
+        The error is relative to the largest absolute expected value. It is absolute if all expected
+        values are 0, and it is 0 if there are no values. It is None if ``expected``, the result of
+        :meth:`expected`, is None.
 
         Raises:
             WrongResultError: if the error is NaN or larger than the tolerance, or the result is not
@@ -227,7 +228,7 @@ class KernelTimer:
         reads them from the cache.
 
         Raises:
-            WrongResultError: if :meth:`TimedKernel.error` refuses a result.
+            WrongResultError: if :meth:`TimedKernel.checked_error` refuses a result.
             UserError: if ``cache`` is unknown, the reference does not return a tensor, or every
                 sample shows gaps between its launches.
             Exception: any error that the kernel or the reference raises.
@@ -238,7 +239,7 @@ class KernelTimer:
         # 1. Check a first launch: a wrong result raises an error.
         expected = kernel.expected()
         result = kernel.launch_on_copies()()
-        kernel.error(result, expected)
+        kernel.checked_error(result, expected)
         # 2. Make a copy of the arguments for each launch of a cold batch.
         first_launch = kernel.launch_on_copies()
         warm_up_result = first_launch()
@@ -268,7 +269,7 @@ class KernelTimer:
                 "because the kernel waits for the GPU. Pass a function that does not synchronise."
             )
         # 4. Check a launch on new copies again, because a kernel may be right only at first.
-        error = kernel.error(kernel.launch_on_copies()(), expected)
+        error = kernel.checked_error(kernel.launch_on_copies()(), expected)
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:

@@ -185,7 +185,7 @@ class Rounds:
             begin = self._sampler.now()
             try:
                 if subject.checker is not None and not subject.checked_late:
-                    subject.checker.after()
+                    subject.checker.check_after_timing()
             except Exception as error:
                 self._fail(subject, error, begin)
                 continue
@@ -342,7 +342,7 @@ class Rounds:
 
         The time since ``begin``, the moment when the failed work began, counts as measuring time.
         """
-        status, message = self._bench.failure(error)
+        status, message = self._bench.recover_from(error)
         cost = self._sampler.now() - begin
         self._left -= cost
         self._failed.add(subject.key)
@@ -385,7 +385,7 @@ class Rounds:
         try:
             result = work()
         except Exception as error:
-            self._bench.failure(error)
+            self._bench.recover_from(error)
         cost = self._sampler.now() - begin
         self._left -= cost
         self._report("aside", name or "", cost)

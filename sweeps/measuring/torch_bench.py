@@ -132,7 +132,7 @@ class TorchBench:
             try:
                 yield self._prepare_one(case, histories.get(case.id, History()))
             except Exception as error:  # an error from a library or compiler is the case's outcome
-                yield Refusal(case, *self.failure(error))
+                yield Refusal(case, *self.recover_from(error))
 
     def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
@@ -154,7 +154,7 @@ class TorchBench:
             try:
                 launch = self._warm_launch(case)
             except Exception as error:
-                self.failure(error)  # raises an error that ends this process if the GPU is unusable
+                self.recover_from(error)  # ends this process if the GPU is unusable
                 launch = do_nothing
             yield launch
         on_start([], _COMPILE_AHEAD_SECONDS)  # the trace is read next
@@ -289,7 +289,7 @@ class TorchBench:
             case.problem, operands, implementation.parse_config(case.config)
         )
 
-    def failure(self, error: Exception) -> tuple[str, str]:
+    def recover_from(self, error: Exception) -> tuple[str, str]:
         """Recover from an error that a case raised. Return the case's status and a message.
 
         The status is ``wrong``, ``oom`` or ``error``. On a GPU, wait until the GPU is idle, and

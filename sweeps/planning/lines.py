@@ -194,14 +194,14 @@ def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
     for i, case in enumerate(cases):
         problem, columns = case.problem, case.columns()
+        free_names: tuple[str, ...]
         if isinstance(problem, Gemm):
             free_names = ("m", "n", "k")
-            sizes = (problem.m, problem.n, problem.k)
         elif isinstance(problem, Conv):
-            free_names = ("batch", "c", "kout")
-            sizes = (problem.n, problem.c, problem.kout)
+            free_names = ("c", "kout")
         else:
             continue
+        sizes = tuple(getattr(problem, name) for name in free_names)
         fixed = tuple(value for name, value in _sizes(columns).items() if name not in free_names)
         options = tuple(columns.get(name, "") for name in _OPTIONS)
         groups[columns["op"], fixed, options].setdefault(sizes, []).append(i)

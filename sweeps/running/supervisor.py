@@ -85,7 +85,8 @@ def confirm(
 ) -> None:
     """Re-time pairs of the run's cases in new processes, then fold the samples.
 
-    The samples are folded even after an error or an interrupt, unless the run has peers.
+    Each pair has the case of the original shape and that of the candidate, in this order. The
+    samples are folded even after an error or an interrupt, unless the run has peers.
 
     Raises:
         UserError: if another process writes this shard, a file cannot be written, or too many of
@@ -206,7 +207,7 @@ class _Supervisor:
         """Re-time pairs, each in :data:`PROCESSES` processes."""
         for number in range(1, PROCESSES + 1):
             self._note(
-                f"Re-timing {counted(len(pairs), 'pair')} of a candidate and its original shape "
+                f"Re-timing {counted(len(pairs), 'pair')} of an original shape and its candidate "
                 f"(process {number} of {PROCESSES}) …"
             )
             # A block has two samples of each case. The plan's expected seconds are for six samples.
@@ -485,8 +486,9 @@ class _Supervisor:
         The case is tried once more, and given up after its second crash. If it has an experimental
         feature, it is given up at once, together with all unfinished cases that have this feature.
 
-        If several cases were in flight at once, none is blamed, and the next child prepares them
-        one by one. Only such crashes could go on forever, so their number in a row is limited.
+        If several cases were in flight at once, or none, no case is blamed, and the next child
+        prepares the cases one by one. Such crashes could go on forever. They therefore end the run
+        once several children in a row, for whatever reason, crashed without a sample.
 
         Raises:
             UserError: if no single case is to blame, and several children in a row crashed without

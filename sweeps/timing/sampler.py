@@ -70,7 +70,7 @@ class Checker(Protocol):
         """Restore the inputs that :meth:`poison` changed, if any."""
         ...
 
-    def after(self) -> None:
+    def check_after_timing(self) -> None:
         """Launch once more after the last sample, and check the result.
 
         Raises:
@@ -339,7 +339,7 @@ class Sampler:
                     )
                 )
         if subject.checker is not None:
-            subject.checker.after()
+            subject.checker.check_after_timing()
         return windows
 
     def wake(self) -> None:

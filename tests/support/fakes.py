@@ -94,14 +94,14 @@ class FakeChecker:
 
     def batch(self, indices: Sequence[int], last: object) -> None:
         if self.unseen is not None:
-            self.after()
+            self.check_after_timing()
         if self.behaviour == "wrong-in-batch":
             raise WrongResultError("a check of a timed batch failed: it was wrong.")
 
     def release(self) -> None:
         pass
 
-    def after(self) -> None:
+    def check_after_timing(self) -> None:
         if self.behaviour == "wrong-after":
             raise WrongResultError("a check after a sample failed: it was wrong.")
 
@@ -167,10 +167,10 @@ class FakeBench:
                 yield Refusal(one, behaviour, f"it is {behaviour}.", facts)
                 continue
             if behaviour == "raise":
-                yield Refusal(one, *self.failure(RuntimeError("no such\nkernel")))
+                yield Refusal(one, *self.recover_from(RuntimeError("no such\nkernel")))
                 continue
             if behaviour == "half-a-character":
-                yield Refusal(one, *self.failure(RuntimeError("no file \udcff.cubin")))
+                yield Refusal(one, *self.recover_from(RuntimeError("no file \udcff.cubin")))
                 continue
             if behaviour == "poison":
                 raise PoisonedError("illegal memory access")
@@ -213,7 +213,7 @@ class FakeBench:
         open(mark, "w").close()
         return there
 
-    def failure(self, error: Exception) -> tuple[str, str]:
+    def recover_from(self, error: Exception) -> tuple[str, str]:
         if isinstance(error, PoisonedError):
             raise error
         if isinstance(error, WrongResultError):

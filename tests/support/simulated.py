@@ -195,7 +195,7 @@ class SimulatedBench:
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         return iter(())  # nothing here has kernels
 
-    def failure(self, error: Exception) -> tuple[str, str]:
+    def recover_from(self, error: Exception) -> tuple[str, str]:
         raise error
 
 

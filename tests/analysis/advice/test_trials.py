@@ -281,3 +281,12 @@ def test_a_measured_question_does_not_take_a_better_models_place(tmp_path: Path)
     assert (known["evidence"], known["basis"], known["time_us"]) == ("measured", "recorded", 10.0)
     assert known["source"].startswith("measured ")
     assert (other["evidence"], other["basis"]) == ("predicted", "shipped")
+
+
+def test_an_unknown_size_of_memory_is_not_too_small(tmp_path: Path) -> None:
+    basis = find_basis(H100.slug, tmp_path)
+    huge = Gemm(2**20, 2**20, 2**10, "bf16")
+    assert "the machine has" in times_of([huge], basis)[0]["explanation"]
+    machine = replace(basis.model.machine, memory_bytes=0)
+    unknown = replace(basis, model=replace(basis.model, machine=machine))
+    assert "the machine has" not in times_of([huge], unknown)[0]["explanation"]

@@ -83,7 +83,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--mode", "prefill", "--recompute"), "--recompute is only for training"),
         ((*GPT2, "--causal", "quarter"), "--causal is 'quarter'; use one of half, full"),
         ((*GPT2, "--try", "hidden"), "--try is 'hidden'; give sizes such as hidden=4096,4224"),
-        ((*GPT2, "--try", "widht=4"), "gpt2 has no size 'widht'"),
+        ((*GPT2, "--try", "widht=4"), "gpt2 has no dimension 'widht'"),
         ((*GPT2, "--try", "hidden=1024", "--vary", "heads"), "--vary limits a search"),
         ((*GPT2, "--try", "hidden=1024", "--multiple", "64"), "--multiple limits a search"),
         (
@@ -91,7 +91,7 @@ def test_machines_stand_side_by_side() -> None:
                 *("audit", "torch.nn:Identity", "--machine", "h100-sxm"),
                 *("--input", "x[8,8]", "--try", "width=4"),
             ),
-            "torch.nn:Identity has no size that --try could change; leave --try out.",
+            "torch.nn:Identity has no dimension that --try could change; leave --try out.",
         ),
         ((*GPT2, "--try", f"hidden={','.join(map(str, range(1, 70)))}"), "more than 64"),
         ((*GPT2, "--attention-kernel", "fa3"), "no attention times of 'fa3' on nvidia-h100-sxm"),

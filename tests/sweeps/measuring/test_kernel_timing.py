@@ -154,7 +154,7 @@ def test_a_reference_may_write_to_its_arguments(dtype: torch.dtype) -> None:
     total = torch.zeros(4, dtype=dtype)
     kernel = TimedKernel(lambda a: a.add_(1), (total,), lambda a: a.add_(1))
     expected = kernel.expected()
-    assert kernel.error(kernel.launch_on_copies()(), expected) == 0.0
+    assert kernel.checked_error(kernel.launch_on_copies()(), expected) == 0.0
     assert not total.any()
 
 

@@ -239,9 +239,9 @@ def test_what_belongs_to_no_case_is_on_the_budget() -> None:
 @pytest.mark.parametrize("behaviour", ["wrong-in-batch", "raise-in-sample", "wrong-after"])
 def test_a_sample_or_check_that_fails_is_on_the_budget(behaviour: str) -> None:
     class SlowToFail(FakeBench):
-        def failure(self, error: Exception) -> tuple[str, str]:
+        def recover_from(self, error: Exception) -> tuple[str, str]:
             self.clock.pause(3.0)  # the device recovers slowly
-            return super().failure(error)
+            return super().recover_from(error)
 
     events: list[Event] = []
     cases = planned(3)

@@ -222,7 +222,7 @@ def test_a_gpu_s_cases_share_one_session_and_lost_ones_are_left_out(
         return [[Kernel("gemm", 1e-6)], [], None, [Kernel("other", 1e-6)]]
 
     monkeypatch.setattr(one, "_launch", launch)
-    monkeypatch.setattr(one, "failure", lambda error: ("error", str(error)))
+    monkeypatch.setattr(one, "recover_from", lambda error: ("error", str(error)))
     monkeypatch.setattr(bench_module, "trace_gpu", trace)
     assert named(one, *cases) == {cases[0].id: "gemm", cases[1].id: "", cases[3].id: "other"}
     assert sessions == [4]
@@ -230,7 +230,7 @@ def test_a_gpu_s_cases_share_one_session_and_lost_ones_are_left_out(
     def poisoned(error: Exception) -> tuple[str, str]:
         raise PoisonedError("illegal memory access")
 
-    monkeypatch.setattr(one, "failure", poisoned)
+    monkeypatch.setattr(one, "recover_from", poisoned)
     with pytest.raises(PoisonedError):
         named(one, *cases)
 
@@ -277,7 +277,7 @@ def test_the_canary_has_its_place_even_among_small_cases() -> None:
     ],
 )
 def test_failures_have_a_status(error: Exception, status: str) -> None:
-    assert bench(SMALL).failure(error)[0] == status
+    assert bench(SMALL).recover_from(error)[0] == status
 
 
 def test_cold_results_that_a_library_allocates_rotate_on_a_gpu() -> None:

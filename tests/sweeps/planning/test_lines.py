@@ -2,18 +2,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.advice.sizes import dimensions
 from analysis.rules.catalogue import all_rules, rule_sweeps
 from analysis.rules.pairing import PAIRINGS, TimedCase
 from kernels.machine import known_machine
-from kernels.problem import Gemm
+from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
 from sweeps.planning.choice import choose_sweeps, sweep_cases
-from sweeps.planning.lines import NEAR, lines_of, series_of, share_out
+from sweeps.planning.lines import NEAR, _near_pairs, lines_of, series_of, share_out
 from sweeps.planning.plan import make_plan
 
 H200 = known_machine("nvidia-h200")
@@ -122,3 +125,17 @@ def test_shares_are_whole_series_and_as_equal_as_they_can_be(
     # A case that has a shard keeps it, and the rest of its series goes to that shard.
     again = share_out(cases, seconds, shards, assigned={cases[0].id: shards})
     assert {share for n, share in zip(numbers, again, strict=True) if n == numbers[0]} == {shards}
+
+
+def test_only_problems_that_advice_compares_are_near() -> None:
+    wide = Conv.parse("32,64,28,28,64,3,3,1,1,1,1,bf16")
+    square = Gemm(1024, 1024, 1024, "bf16")
+    for problem in (wide, square):
+        for field in fields(problem):
+            value = getattr(problem, field.name)
+            if type(value) is not int or value < 8:
+                continue
+            changed: dict[str, Any] = {field.name: value + value // 8}
+            near = replace(problem, **changed)
+            cases = [Case("a", problem, "library"), Case("b", near, "library")]
+            assert bool(list(_near_pairs(cases))) == (field.name in dimensions(problem)), field.name

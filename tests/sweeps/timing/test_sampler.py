@@ -290,7 +290,7 @@ class Recorder:
         if self.wrong == len(self.asked):
             raise ValueError("wrong")
 
-    def after(self) -> None:
+    def check_after_timing(self) -> None:
         pass
 
 
@@ -337,7 +337,7 @@ def test_a_steady_run_has_no_pause_and_reads_the_board_in_every_window(clock: Fa
     checked = []
 
     class Checker(FakeChecker):
-        def after(self) -> None:
+        def check_after_timing(self) -> None:
             checked.append(clock.seconds)
 
     subject = Subject("case", lambda index: 2e-3, 4, "sustained", checker=Checker("ok"))
