@@ -14,10 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyarrow import parquet
 
 from analysis.attention_shapes import CONTEXT, DECODE, FULL, AttentionShapes
-from analysis.imports.tables import BF16, framework_name, package_folders, version_numbers
+from analysis.imports.tables import (
+    BF16,
+    PACKAGE,
+    framework_name,
+    package_folders,
+    version_numbers,
+)
+from kernels.common.errors import UserError
 from kernels.machine import slug_of_device
 from kernels.timemodel.estimate import Array
 
@@ -54,8 +62,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
         machine: slug of the machine whose tables are returned; None for all machines.
 
     Raises:
-        UserError: if the package is not installed.
-        OSError, pyarrow.ArrowException: if a table cannot be read.
+        UserError: if the package is not installed, or a table cannot be read.
     """
     folders, _, _ = package_folders()
     latest: dict[tuple[str, str, str], AttentionTable] = {}
@@ -76,8 +83,18 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
-    """Read a file's GPU, framework and version from its first row; None if there is no row."""
-    table = parquet.read_table(path, columns=["framework", "version", "device"])
+    """Read a file's GPU, framework and version from its first row; None if there is no row.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    try:
+        table = parquet.read_table(path, columns=["framework", "version", "device"])
+    except (OSError, pa.ArrowException) as error:
+        reason = next(iter(str(error).splitlines()), "empty")
+        raise UserError(
+            f"{path} is not a table that can be read ({reason}); install {PACKAGE} again."
+        ) from None
     if not len(table):
         return None
     # All rows have the same GPU, framework and version.

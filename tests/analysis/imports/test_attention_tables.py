@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from analysis.attention_shapes import FULL
+from analysis.imports import attention_tables
 from analysis.imports.attention_tables import AttentionTable, read_calls
 from analysis.model.attention_basis import fit_tables
+from kernels.common.errors import UserError
 
 
 def table(folder: Path, dtypes: list[str]) -> AttentionTable:
@@ -38,3 +40,13 @@ def test_a_table_with_few_calls_in_bf16_has_no_fit(tmp_path: Path, dtypes: list[
 def test_a_framework_without_causal_calls_has_no_fit(tmp_path: Path) -> None:
     """The fit for causal calls predicts the kinds of calls without a fit, so it must exist."""
     assert fit_tables([table(tmp_path, ["bfloat16"] * 12)]) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"not a table"])
+def test_a_damaged_table_gets_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / "context_attention_perf.parquet").write_bytes(content)
+    monkeypatch.setattr(attention_tables, "package_folders", lambda: ([tmp_path], "package 1", ""))
+    with pytest.raises(UserError, match="is not a table that can be read .*; install aiconf"):
+        attention_tables.find_attention_tables()
