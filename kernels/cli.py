@@ -6,9 +6,11 @@ import io
 import json
 import os
 import re
+import select
 import sys
 import traceback
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -105,7 +107,7 @@ def run(app: typer.Typer, program: str) -> None:
 
     The exit code is one of these:
 
-    - 0: the work was done, or the reader of the output has exited,
+    - 0: the work was done, or the reader of the output exited before the work ended,
     - 1: the work failed,
     - 2: the command line or another input is invalid, or PyTorch or Triton is missing,
     - 3: a gate cannot decide (only ``compare``),
@@ -123,20 +125,34 @@ def run(app: typer.Typer, program: str) -> None:
         # The command's ``main`` would exit with code 1 if the reader of a pipe has exited.
         with command.make_context(program, arguments) as context:
             command.invoke(context)
-        # If the reader of a pipe has exited, the rest of the output fails here.
-        sys.stdout.flush()
     except typer.Exit as requested_exit:
         exit_code = requested_exit.exit_code
     except KeyboardInterrupt:
         exit_code = 130
-    except BrokenPipeError:
-        # The reader has exited, as `| head` does. Python flushes stdout once more when it exits,
-        # which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        explanation, exit_code = _explain(error, program)
-        print(traceback.format_exc().rstrip() if debug else explanation, file=sys.stderr)
+        # If the reader of stdout has exited, as `| head` does, the output is not wanted any more.
+        if not isinstance(error, BrokenPipeError) or _has_reader(sys.stdout):
+            explanation, exit_code = _explain(error, program)
+            with suppress(BrokenPipeError):  # the reader of stderr may have exited
+                text = traceback.format_exc().rstrip() if debug else explanation
+                print(text, file=sys.stderr, flush=True)
+    # The rest of the output may fail, too, because the reader has exited or the disk is full.
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes stdout once more when it exits, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            explanation, exit_code = _explain(error, program)
+            print(explanation, file=sys.stderr)
     sys.exit(exit_code)
+
+
+def _has_reader(stream: TextIO) -> bool:
+    """Return False if a stream is a pipe whose reader has exited."""
+    poll = select.poll()
+    poll.register(stream, select.POLLOUT)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _make_printable() -> None:

@@ -4,7 +4,7 @@ Many environments have another package that is called ``kernels``, so the wheel 
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
 for the references in docstrings. Apart from ``kernels/common/program.py``, which finds out its own
-name, no other string must therefore contain a module's name; ``tests/test_wheel.py`` checks this.
+name, strings must therefore not contain a module's name; ``tests/test_wheel.py`` checks this.
 """
 
 from __future__ import annotations

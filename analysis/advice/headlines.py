@@ -374,9 +374,10 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
     best_changes = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
     best_changes.sort(key=_sort_key, reverse=True)
     # Queries of both kinds, pad and choose, may advise the same change.
-    best_of_change: dict[tuple[Problem, Problem], Advice] = {}
+    best_of_change: dict[tuple[Problem, Problem, str], Advice] = {}
     for best in best_changes:
-        best_of_change.setdefault((best.problem, best.instead), best)
+        change = (best.problem, best.instead, "" if best.changed else best.implementation)
+        best_of_change.setdefault(change, best)
     reported = []
     for best in list(best_of_change.values())[:_CHANGES]:
         action = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
@@ -432,8 +433,8 @@ def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, floa
 
     The interval combines the scatter of the ratios with the uncertainty of each ratio, which
     follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. The scatter
-    already includes errors that differ from ratio to ratio. The interval is therefore wider than
-    95%, except for errors that ratios share, such as that of a common base.
+    already includes errors that differ from ratio to ratio, so the interval is wider than a 95%
+    interval. It only allows for errors that ratios share, such as that of a common base.
     """
     logs = np.log(rows[name].to_numpy(float))
     log_lo = np.log(rows[f"{name}_lo"].to_numpy(float))

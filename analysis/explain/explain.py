@@ -568,7 +568,7 @@ def _best_change(
     """Return the change of size that saves the most time, and the saving in µs over all calls.
 
     A padded size replaces the original one. The gain of a choose query is one per FLOP, so its
-    saving is the time that the same number of FLOPs would take less. Return None if no change saves
+    saving is how much less time the same number of FLOPs would take. Return None if no change saves
     time, or if the expected time is not known. :func:`_explained` explains the arguments.
     """
     expected = sum_of([times.get(work) for work in operation.works])
@@ -582,7 +582,7 @@ def _best_change(
         # If a call computes both gradients of a convolution, its time is divided among them in
         # proportion to their expected times.
         traced_us = operation.each_us * times[work].time_us / expected.time_us
-        # The gain applies to the traced time, of the same shape padded or of the same FLOPs.
+        # The gain applies to the traced time, which is that of the original shape.
         gained_us = traced_us * (1 - 1 / (1 + change.gain.value))
         # A call that already takes no longer than the other size should take saves nothing.
         after_us = slowdown * times[work].time_us / (1 + change.gain.value)

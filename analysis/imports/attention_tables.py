@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -88,13 +87,7 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
     Raises:
         UserError: if the file cannot be read.
     """
-    try:
-        table = parquet.read_table(path, columns=["framework", "version", "device"])
-    except (OSError, pa.ArrowException) as error:
-        reason = next(iter(str(error).splitlines()), "empty")
-        raise UserError(
-            f"{path} is not a table that can be read ({reason}); install {PACKAGE} again."
-        ) from None
+    table = _read_parquet(path, ["framework", "version", "device"])
     if not len(table):
         return None
     # All rows have the same GPU, framework and version.
@@ -103,15 +96,33 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
     return AttentionTable(path, slug, first_row["framework"].lower(), first_row["version"], kind)
 
 
+def _read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read the given columns of a file, or all columns.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    try:
+        return parquet.read_table(path, columns=columns)
+    except (OSError, pa.ArrowException) as error:
+        reason = next(iter(str(error).splitlines()), "empty")
+        raise UserError(
+            f"{path} cannot be read as a table ({reason}); re-install {PACKAGE}."
+        ) from None
+
+
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a table's calls in bf16, and their times in seconds.
 
     Only calls that ran with the most frequent kernel are read. Kernels differ in speed, and a fit
     could not tell them apart, because the shapes do not say which kernel ran. Both results are
     empty if no call in bf16 has a time.
+
+    Raises:
+        UserError: if the file cannot be read.
     """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
-    frame = pd.read_parquet(table.path)
+    frame = _read_parquet(table.path).to_pandas()
     kept = (frame["attn_dtype"] == BF16) & (frame["latency"] > 0)
     if "kv_cache_dtype" in frame:
         kept &= frame["kv_cache_dtype"] == BF16

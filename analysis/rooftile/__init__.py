@@ -231,7 +231,8 @@ def audit(
             predicted from measured calls; on a CPU, and in fp32 and tf32, a share of 50% is assumed
             instead.
         attention_kernel: framework whose attention kernels are used (``vllm``, ``trtllm`` or
-            ``sglang``); None if the framework is not known.
+            ``sglang``); None if the framework is not known. It cannot be combined with
+            ``attention``, and is refused if no attention times are known in the model's dtype.
         causal_half: if True, a causal mask halves the FLOPs of attention.
         skew: expert skew, 1 or more. A skew of 4 means that only one in four experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; ``()`` for all dimensions. An empty

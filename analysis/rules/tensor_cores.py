@@ -185,8 +185,8 @@ def step_markdown(step: TimedStep) -> str:
     lines += ["", summary]
     if step.kind == "gpu" and step.used_share is not None:
         lines.append(
-            f"{step.used_share:.0%} of the time of eligible operations whose kernels are known is "
-            "in operations that use Tensor Cores."
+            f"Operations that use Tensor Cores take {step.used_share:.0%} of the time of all "
+            "eligible operations whose kernels are known."
         )
     return "\n".join(lines) + "\n"
 

@@ -120,14 +120,13 @@ class ResultChecker:
     def check_after_timing(self) -> None:
         """Launch on the last set with its first operand negated, and check the result.
 
-        This method is called after the last sample. The negation changes the result, so a kernel
-        that returns an old result is detected. It does not change the norms by which operands are
-        compared.
+        This method is called after the last sample, when :meth:`release` has restored the operands.
+        The negation changes the result, so a kernel that returns an old result is detected. The
+        negation does not change the norms by which operands are compared.
 
         Raises:
             WrongResultError: if the result is wrong, or if the operands have changed.
         """
-        self.release()  # otherwise an operand may already be negated
         index = len(self._launch.sets) - 1
         a, _, out = self._launch.sets[index]
         out.zero_()  # not NaN: a kernel might compute only where it finds NaN

@@ -89,7 +89,7 @@ def submit_command(
         bool, typer.Option("--fresh", help="Set an old run aside and start a new one.")
     ] = False,
     device: Annotated[
-        str, typer.Option("--device", help="Device of the nodes to use: gpu or cpu.")
+        str, typer.Option("--device", help="Device to use on the nodes: gpu or cpu.")
     ] = "gpu",
     gpu_ids: Annotated[
         bool,

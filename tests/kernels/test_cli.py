@@ -163,3 +163,50 @@ def test_a_closed_standard_output_is_no_error() -> None:
 def test_an_absurd_time_gets_a_sentence(text: str) -> None:
     with pytest.raises(UserError, match=r"--budget .*(give a time such as|more than a year)"):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "pipe", "code"),
+    [
+        ("[print('line') for _ in range(100_000)]", "| head -1", 0),
+        ("print('line'); raise typer.Exit(1)", "| true", 1),
+        ("print('line'); raise UserError('Give another one.')", "| true", 2),
+        ("print('line'); raise KeyboardInterrupt", "| true", 130),
+        ("os.write(closed_pipe(), b'x')", "| cat", 1),
+        ("print('line')", "> /dev/full", 1),
+    ],
+)
+def test_the_exit_code_does_not_depend_on_the_reader_of_the_output(
+    body: str, pipe: str, code: int
+) -> None:
+    program = f"""
+import os, time, typer
+from kernels.cli import new_app, run
+from kernels.common.errors import UserError
+
+def closed_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+app = new_app("Test.")
+
+@app.callback()
+def group():
+    pass
+
+@app.command()
+def work():
+    time.sleep(0.2)  # the reader exits first
+    {body}
+
+run(app, "test")
+"""
+    line = f'"$PYTHON" -c "$PROGRAM" work {pipe}; exit "${{PIPESTATUS[0]}}"'
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "PROGRAM": program,
+                   "PYTHONPATH": str(ROOT)}  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -20,7 +20,7 @@ from analysis.audit.audit_report import (
     products_frame,
 )
 from analysis.audit.candidates import candidates
-from analysis.audit.levers import Lever, find_levers, try_levers
+from analysis.audit.levers import Lever, _resized, find_levers, try_levers
 from analysis.audit.memory import kv_cache_bytes
 from analysis.audit.runtime import RECOMPUTED, Runtime
 from analysis.audit.step_totals import SumChange, gain_of_step, summed
@@ -189,6 +189,16 @@ def test_recomputed_layers_and_chunks_of_the_loss(gpt2: Captured) -> None:
     heads = {p.pass_: (p.count, p.work) for p in chunked if p.role == "head"}
     assert heads["forward"] == (8, Gemm(256, 50257, 768, "bf16", "nt"))
     assert heads["wgrad"] == (8, Gemm(50257, 768, 256, "bf16", "tn"))
+
+
+def test_only_the_original_forward_pass_is_resized() -> None:
+    forward = Product(Gemm(512, 4096, 768, "bf16"), "up", "layer.up", "forward", 1, 0, 0)
+    recomputed = replace(forward, forward_position=1, recomputed=True)
+    unknown_gradient = replace(forward, forward_position=2, pass_="dgrad")
+    captured = Captured((forward, recomputed, unknown_gradient), (), (), 1, 2)
+    dimension = Dimension("hidden", 768, {(0, "k"): 1.0})
+    resized = _resized(captured, dimension, 1024, Runtime())
+    assert resized == [(Gemm(512, 4096, 1024, "bf16"), 1)]
 
 
 def test_experts_are_predicted_as_a_batch() -> None:

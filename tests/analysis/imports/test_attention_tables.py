@@ -48,5 +48,14 @@ def test_a_damaged_table_gets_a_sentence(
 ) -> None:
     (tmp_path / "context_attention_perf.parquet").write_bytes(content)
     monkeypatch.setattr(attention_tables, "package_folders", lambda: ([tmp_path], "package 1", ""))
-    with pytest.raises(UserError, match="is not a table that can be read .*; install aiconf"):
+    with pytest.raises(UserError, match="cannot be read as a table .*; re-install aiconf"):
         attention_tables.find_attention_tables()
+
+
+def test_a_table_with_a_damaged_page_gets_a_sentence(tmp_path: Path) -> None:
+    damaged = table(tmp_path, ["bfloat16"])
+    content = bytearray(damaged.path.read_bytes())
+    content[4:200] = bytes(196)
+    damaged.path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read as a table"):
+        read_calls(damaged)
