@@ -590,6 +590,8 @@ def _reason(
         sentences.append(f"The model {model_change}; its quality is not predicted.")
     elif all("vocab" in name or "classes" in name for name in changes):
         sentences.append("The new entries are never used.")
+    elif any(new < old for old, new in changes.values()):
+        sentences.append("The model changes; its quality is not predicted.")
     else:
         sentences.append("The model becomes larger.")
     return " ".join(sentences)

@@ -18,13 +18,25 @@ class UserError(ValueError):
         self.exit_code = exit_code
 
 
+_DTYPES = {
+    "float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16",
+    "float8": "fp8",
+}  # fmt: skip
+"""Our names of dtypes, by the names that frameworks use."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggest the valid word that is most similar, or list all valid words if none is similar.
 
-    >>> nearest("bf61", ["bf16", "fp32"])
-    "did you mean 'bf16'?"
+    For a framework's name of a dtype, suggest our name.
+
+    >>> nearest("bf61", ["bf16", "fp32"]), nearest("torch.float32", ["tf32", "fp32"])
+    ("did you mean 'bf16'?", "did you mean 'fp32'?")
     """
     words = list(known)
+    dtype = _DTYPES.get(word.lower().removeprefix("torch."))
+    if dtype in words:
+        return f"did you mean {dtype!r}?"
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"

@@ -345,6 +345,14 @@ def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
     assert comparison.count("layers 12 → 24, hidden 768 → 960 cannot be judged: ") == 2
 
 
+def test_a_change_that_also_makes_a_dimension_smaller_changes_the_model(h100: Basis) -> None:
+    tries = {"vocab": (50304,), "heads": (8,)}
+    (result,) = audit(GPT2, STEP, Runtime(), [h100], LeverSearch(tries=tries))
+    (lever,) = result.levers
+    assert lever.flops > 0
+    assert lever.reason.endswith("The model changes; its quality is not predicted.")
+
+
 def test_a_comparison_says_how_many_changes_it_leaves_out(h100: Basis) -> None:
     tries: dict[str, tuple[int, ...]] = {"vocab": (50264, 50272, 50304)}
     audits = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))
