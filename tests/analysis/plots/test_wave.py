@@ -194,7 +194,7 @@ def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path:
         (("wave", *where), "needs --n and --k"),
         (("wave", *where, "--n", "768", "--k", "10240", "--m", "5"), "M 5 was not measured"),
         (("wave", *where, "--n", "7", "--k", "7", "--m", "5"), "leave --m out"),
-        (("wave", *where, "--find", "--dtype", "fp16"), "no fp16 GEMM"),
+        (("wave", *where, "--find", "--dtype", "fp16"), "no unbatched fp16 GEMM"),
         (("wave", *where, "--find", "-o", str(tmp_path)), "leave --output and --format out"),
         (("wave", *where, "--find", "--format", "pdf"), "leave --output and --format out"),
         (("roofline", *where, "--find"), "are only for `plot wave`"),
