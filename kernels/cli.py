@@ -67,7 +67,7 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     """Parse a time such as ``90s``, ``10m``, ``1.5h`` or ``90`` (seconds) into seconds.
 
-    The result is None if there is no text. ``option`` is the name of the command-line option,
+    Without a text, the result is None. ``option`` is the name of the command-line option,
     without dashes; only error messages use it.
 
     Raises:

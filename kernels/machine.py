@@ -511,7 +511,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return the container's quota (cgroup v2), in cores, or infinity if there is no quota."""
+    """Return the container's quota (cgroup v2), in cores, or infinity without a quota."""
     # The file may be missing, and without a quota its first word is "max".
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

@@ -251,8 +251,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     ]
     if runtime.attention_kernel and attention_bases and not sources:
         raise UserError(
-            f"--attention-kernel: there are no attention times in {' or '.join(attention_bases)} "
-            f"on {machine.slug}; leave --attention-kernel out."
+            f"attention in {' or '.join(attention_bases)} was not measured on {machine.slug}; "
+            "leave --attention-kernel out."
         )
     # 3. Create a line for each matrix operation.
     lines = []

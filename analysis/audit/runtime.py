@@ -98,8 +98,8 @@ class Runtime:
 
         The operations have the same order as in ``captured``. A fused GEMM takes the place of the
         first GEMM of its group. An output head in chunks becomes two operations in a row if its
-        last chunk is smaller, and a recomputed operation occurs twice in a row. After such an
-        insertion, the ``forward_position`` of later operations is no longer valid.
+        last chunk is smaller, and a recomputed operation occurs twice in a row. Such an
+        insertion shifts later operations, but their ``forward_position`` stays as it was.
 
         Raises:
             UserError: if a size that has to be divided equally among GPUs is not a multiple of

@@ -290,7 +290,7 @@ def _speeds(
     """Return the devices' speeds in a kind of anchor, and the scatter of the anchors of that kind.
 
     Only anchors that were timed on at least three devices are used, or on both devices of a fleet
-    of two. The result is None if there is no such anchor of that kind.
+    of two. The result is None if no anchor of the kind meets this condition.
 
     Args:
         fleet: the times of all anchors.

@@ -82,7 +82,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
-    """Read a file's GPU, framework and version from its first row; None if there is no row.
+    """Read a file's GPU, framework and version from its first row; None if it is empty.
 
     Raises:
         UserError: if the file cannot be read.

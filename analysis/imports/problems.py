@@ -41,7 +41,7 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
             ``problem`` or ``shape``. Other columns are ignored.
 
     Raises:
-        UserError: if a shape does not describe a problem, if there is no shape, or if a column of a
+        UserError: if no shape is given, if a shape does not describe a problem, or if a column of a
             DataFrame is missing or repeated.
 
     >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])

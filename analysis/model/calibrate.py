@@ -337,8 +337,8 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range of errors of log time ratios that the prior implies.
 
-    The range is a multiple of the combined spread of the two predictions. It is used alone until
-    pairs are measured, and is then averaged with the measured errors.
+    The range is a multiple of the combined spread of the two predictions. Until
+    pairs are measured, only this range is used. Then it is averaged with the measured errors.
 
     Single measured times mostly determine the scale of all times. An error in this scale cancels in
     the ratio of two times, so single times do not refine the prior's range for pairs. They only

@@ -109,7 +109,7 @@ class Fit:
     Attributes:
         constants: constants of the formula.
         residual: trees that correct the errors that remain after ``constants`` and ``offsets``;
-            None if there are no trees.
+            None if only the formula and the offsets are used.
         low: lower end of the 90% range of log(measured / predicted) on held-out measurements, as a
             multiple of the prediction's spread.
         high: upper end of that range.

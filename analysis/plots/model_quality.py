@@ -83,8 +83,8 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     for panel, average in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
             points = [point for point in curve if point.holdout == holdout]
-            # There are no points if the source has too few rows for this hold-out. An empty line
-            # would still get an entry in the legend.
+            # A source with too few rows for this hold-out has no points. An empty line would still
+            # get an entry in the legend.
             if not points:
                 continue
             counts = [point.count for point in points]

@@ -313,8 +313,8 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     Each of these layers only moves data, except the linear layer with the same N and K at batch 1.
     A layer is represented in each dtype by its case with the most bytes, and both cases of a pair
     have the same dtype. The claim is the ratio of the speeds that the machine's roofline allows.
-    There are no pairs in a dtype that the machine does not support. Several GPUs of one run may
-    have timed the cases of a pair.
+    Dtypes that the machine does not support are left out. Several GPUs of one run may have timed
+    the cases of a pair.
     """
 
     def roof(workload: Workload) -> float:

@@ -113,7 +113,7 @@ class Validation:
 
         A pair is a GEMM and the padding that is predicted to be its fastest. ``pairs`` is the
         number of pairs. ``low`` and ``high`` are the 5th and the 95th percentile of log(measured
-        ratio / predicted ratio) over all pairs, or None if there are no pairs.
+        ratio / predicted ratio) over all pairs, or None without a pair.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested

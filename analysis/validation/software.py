@@ -222,7 +222,7 @@ def _compare_collection(
 ) -> CollectionErrors | None:
     """Compare the times in a collection with predictions, for the shapes that both have.
 
-    The result is None if there are no such shapes.
+    The result is None if they have no shape in common.
 
     Args:
         model: final model of the imported table, fitted to all of its shapes.

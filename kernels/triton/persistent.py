@@ -200,8 +200,8 @@ class TritonPersistent(GemmFamily):
         instead, so that no iteration of the loop waits for a transposition in shared memory.
 
         Specialised tf32 tiles above 128×128 spill on sm_100, so they are left out on all GPUs. If
-        the rows of C are misaligned, all specialised tiles spill except on sm_90. If there is a
-        single K step, there is no loop to specialise.
+        the rows of C are misaligned, all specialised tiles spill except on sm_90. A
+        single K step makes no loop that could be specialised.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.

@@ -97,7 +97,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--attention-kernel", "fa3"), "no attention times of 'fa3' on nvidia-h100-sxm"),
         (
             (*GPT2, "--dtype", "fp32", "--attention-kernel", "vllm"),
-            "no attention times in fp32 on nvidia-h100-sxm; leave --attention-kernel out",
+            "attention in fp32 was not measured on nvidia-h100-sxm; leave --attention-kernel out",
         ),
         ((*GPT2, "--attention", "50%", "--attention-kernel", "vllm"), "give only one of them"),
         ((*GPT2, "--skew", "0.5"), "--skew is 0.5; give 1"),
