@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -26,15 +25,11 @@ from sweeps.capture.captured import (
 from sweeps.capture.known import KNOWN
 from sweeps.capture.sources import find_source
 from sweeps.capture.step import ModelStep, first_line
+from tests.support.captures import SMALL, STEP, forward, products_of
 from tests.support.flop_counts import counted_by_pytorch, counted_here
 from tests.support.tiers import quick_and_slow
 
-STEP = ModelStep(batch=2, seq=128)
-SMALL = {"hidden": 256, "heads": 4, "layers": 5, "vocab": 1003}
-
-
-def forward(products: tuple[Product, ...]) -> list[Product]:
-    return [product for product in products if product.pass_ == "forward"]
+of = functools.partial(products_of, __name__)
 
 
 @pytest.mark.parametrize("name", quick_and_slow(KNOWN, 3))
@@ -55,18 +50,6 @@ def test_a_transformer_s_flops_are_the_closed_formula_s() -> None:
     assert counted_here(captured, "attention") == 7 * 32 * 2 * 32 * causal_pairs * 2 * 128
     norms = 65 * hidden
     assert captured.parameters == weights + hidden * 128256 + norms
-
-
-def test_layers_that_are_alike_are_traced_once() -> None:
-    few, many = (
-        capture(find_source("gpt2", {**SMALL, "layers": layers}), STEP) for layers in (4, 40)
-    )
-    assert len(few.products) == len(many.products)
-    assert {p.count for p in few.products if "*" in p.path} == {4}
-    assert {p.count for p in many.products if "*" in p.path} == {40}
-    before, after = ({m.what: m.bytes for m in each.moved} for each in (few, many))
-    assert before.keys() == after.keys()
-    assert all(before[what] <= after[what] <= 10 * before[what] for what in before)
 
 
 def test_a_linear_layer_s_three_products_are_those_that_are_timed() -> None:
@@ -203,11 +186,6 @@ def test_any_module_s_products_are_seen() -> None:
     assert [d.name for d in effects] == ["experts"]
 
 
-def encoder(width: int = 32) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(width, 4, 64, batch_first=True)
-    return nn.TransformerEncoder(layer, 3)
-
-
 class Checkpointed(nn.Module):
     def __init__(self, width: int, last: nn.Module) -> None:
         super().__init__()
@@ -248,156 +226,6 @@ def thrice() -> nn.Module:
     return nn.Sequential(layer, layer, layer)
 
 
-class Halved(nn.Module):
-    """A layer that multiplies only half of the rows, depending on the call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(48, 48)
-
-    def forward(self, x: Tensor, halve: bool, mask: Tensor | None, other: Tensor | None) -> Tensor:
-        rows = len(x) // 2 if halve or mask is None else len(x)
-        return torch.cat([self.linear(x[:rows]), x[rows:]])
-
-
-class HalvedBySettings(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Halved() for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        calls = [(False, x, None), (True, x, None), (False, None, x), (False, x, None)]
-        for layer, call in zip(self.layers, calls, strict=True):
-            x = layer(x, *call)
-        return x
-
-
-def halved() -> nn.Module:
-    return HalvedBySettings()
-
-
-def test_calls_of_identical_layers_with_other_settings_are_traced_too() -> None:
-    rows: Counter[int] = Counter()
-    for product in forward(tuple(of("halved", "x[64,48]"))):
-        assert isinstance(product.work, Gemm)
-        rows[product.work.m] += product.count
-    assert rows == {64: 2, 32: 2}
-
-
-def partly_frozen() -> nn.Module:
-    layers = nn.Sequential(*(nn.Linear(48, 48) for _ in range(4)))
-    for layer in layers[:2]:
-        layer.requires_grad_(False)
-    return layers
-
-
-def test_a_frozen_layer_is_not_identical_to_one_that_is_trained() -> None:
-    passes: Counter[str] = Counter()
-    for product in of("partly_frozen", "x[16,48]"):
-        passes[product.pass_] += product.count
-    assert passes == {"forward": 4, "wgrad": 2, "dgrad": 1}
-
-
-class Rotated(nn.Module):
-    """A layer that keeps its angles in a tuple of tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(48, 48)
-        self.angles = (torch.zeros(2), torch.ones(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
-
-
-def rotated() -> nn.Module:
-    return nn.Sequential(Rotated(), Rotated(), Rotated())
-
-
-def test_layers_with_tuples_of_tensors_can_be_compared() -> None:
-    assert sum(p.count for p in of("rotated", "x[16,48]", step=ModelStep("prefill"))) == 3
-
-
-class Branches(nn.Module):
-    """Identical heads on branches that differ; the head of the second branch is not traced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(48, 32)
-        self.second = nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 32))
-        self.heads = nn.ModuleList(nn.Linear(32, 16) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.heads[0](self.first(x)) + self.heads[1](self.second(x))
-
-
-def branches() -> nn.Module:
-    return Branches()
-
-
-def test_gradients_pass_through_a_skipped_layer_of_another_width() -> None:
-    passes: Counter[tuple[str, str]] = Counter()
-    for product in of("branches", "x[16,48]"):
-        passes[product.path, product.pass_] += product.count
-    assert passes == {
-        ("first", "forward"): 1, ("first", "wgrad"): 1,
-        ("second.*", "forward"): 2, ("second.*", "dgrad"): 1, ("second.*", "wgrad"): 2,
-        ("heads.*", "forward"): 2, ("heads.*", "dgrad"): 2, ("heads.*", "wgrad"): 2,
-    }  # fmt: skip
-
-
-class Stage(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(48, 48) for _ in range(2))
-
-    def forward(self, x: Tensor, time: int) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class Stages(nn.Module):
-    """Identical stages of identical blocks, called once at time 0 and twice at time 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(Stage() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.stages[1](self.stages[0](self.stages[0](x, 0), 1), 1)
-
-
-def stages() -> nn.Module:
-    return Stages()
-
-
-def test_identical_layers_inside_calls_that_differ_are_counted_apart() -> None:
-    assert sum(p.count for p in forward(tuple(of("stages", "x[16,48]")))) == 6
-
-
-class Latents(nn.Module):
-    """Attention of queries without a batch dimension of their own to a batch of keys."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.empty(1, 2, 8, 16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        result = functional.scaled_dot_product_attention(self.queries, x, x)
-        assert result.shape == (4, 2, 8, 16)
-        return result
-
-
-def latents() -> nn.Module:
-    return Latents()
-
-
-def test_batches_of_attention_are_broadcast() -> None:
-    products = of("latents", "x[4,2,32,16]")
-    assert {p.work.batch for p in products if isinstance(p.work, Attention)} == {4}
-
-
 class Upsampled(nn.Module):
     """A convolution whose settings are one number for both directions, and upsampling."""
 
@@ -425,57 +253,6 @@ def test_upsampling_is_no_product_whatever_its_name() -> None:
     captured = capture(find_source(f"{__name__}:upsampled", inputs=["x[2,8,16,16]"]), STEP)
     assert captured.uncounted == ()
     assert "pooling" in {moved.what for moved in captured.moved}
-
-
-class Pooled(nn.Module):
-    """Attention of one query head to several heads of keys, with and without a batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, heads, length, width) to (batch, heads, 1, width)."""
-        query = x[:, :1, :1]
-        pooled = functional.scaled_dot_product_attention(query, x, x)
-        return pooled + functional.scaled_dot_product_attention(query[0], x[0], x[0])
-
-
-def pooled() -> nn.Module:
-    return Pooled()
-
-
-def test_one_query_head_attends_to_the_keys_of_every_head() -> None:
-    module, x = Pooled(), torch.randn(2, 3, 5, 8)
-    assert module(x).shape == (2, 3, 1, 8)
-    works = [p.work for p in of("pooled", "x[2,3,5,8]", step=ModelStep("prefill"))]
-    batched = Attention(2, 3, 3, queries=1, keys=5, width=8, value_width=8, dtype="bf16")
-    assert works == [batched, replace(batched, batch=1)]
-
-
-class SharedQuery(nn.Module):
-    """Attention of one matrix of queries, without a dimension for heads, to all heads of keys."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (heads, length, width) to the same shape."""
-        result = functional.scaled_dot_product_attention(x[0], x, x)
-        assert result.shape == x.shape
-        return result
-
-
-def shared_query() -> nn.Module:
-    return SharedQuery()
-
-
-def test_queries_without_heads_attend_to_the_keys_of_every_head() -> None:
-    SharedQuery()(torch.randn(3, 5, 8))
-    (work,) = {p.work for p in of("shared_query", "x[3,5,8]", step=ModelStep("prefill"))}
-    assert work == Attention(1, 3, 3, queries=5, keys=5, width=8, value_width=8, dtype="bf16")
-
-
-def test_an_operand_is_cast_before_it_is_broadcast() -> None:
-    step = ModelStep("prefill", autocast=True)
-    captured = capture(find_source(f"{__name__}:pooled", inputs=["x[2,3,5,8]"]), step)
-    moved = {moved.what: moved.bytes for moved in captured.moved}
-    # For each of the three images, the query is one vector. The keys and the values are 15 vectors
-    # each. A cast reads 4 bytes per element, and writes 2.
-    assert moved["copies and casts"] == 3 * (1 + 15 + 15) * 8 * (4 + 2)
 
 
 class TwoStacks(nn.Module):
@@ -587,11 +364,6 @@ def test_a_grouped_gemm_of_another_kind_is_named() -> None:
     assert captured.uncounted == ("aten::_grouped_mm",)
 
 
-def test_sizes_of_attention_are_positive() -> None:
-    with pytest.raises(UserError, match="kv_heads must be a whole number of at least 1"):
-        Attention(1, 8, 0, 16, 16, 64, 64, "bf16")
-
-
 @pytest.mark.parametrize("factory", ["experts", "transposed_experts"])
 def test_gradients_of_experts_have_the_names_of_their_sizes(factory: str) -> None:
     source = find_source(f"{__name__}:{factory}", inputs=["x[128,16]"])
@@ -618,19 +390,6 @@ def recurrent() -> nn.Module:
 
 def mixed_filters() -> nn.Module:
     return nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3))
-
-
-def of(factory: str, *inputs: str, step: ModelStep = STEP) -> list[Product]:
-    return list(capture(find_source(f"{__name__}:{factory}", inputs=inputs), step).products)
-
-
-@pytest.mark.parametrize("mode", ["train", "prefill"])
-def test_pytorch_s_own_attention_is_one_operation(mode: str) -> None:
-    products = of("encoder", "x[2,128,32]", step=ModelStep(mode))
-    attention = [p for p in products if isinstance(p.work, Attention)]
-    assert sum(p.count for p in attention if p.pass_ == "forward") == 3
-    assert sum(p.count for p in attention if p.pass_ == "backward") == 3 * (mode == "train")
-    assert not [p for p in products if isinstance(p.work, Gemm) and p.work.batch > 1]
 
 
 def test_what_is_computed_again_for_its_gradient_is_a_forward_product() -> None:
@@ -698,17 +457,6 @@ def gated_together() -> nn.Module:
 
 def gated_apart() -> nn.Module:
     return Gated(False)
-
-
-def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
-    captured = capture(find_source("gpt2", SMALL), ModelStep("decode", batch=8, seq=500, tokens=1))
-    (attention,) = (p.work for p in captured.products if isinstance(p.work, Attention))
-    assert (attention.queries, attention.keys, attention.causal) == (1, 501, False)
-    assert {p.work.m for p in captured.products if isinstance(p.work, Gemm)} == {8}
-    assert {p.pass_ for p in captured.products} == {"forward"}
-    # An embedding only reads the rows that it looks up, not its whole table of 1003 by 256.
-    (embedding,) = (m.bytes for m in captured.moved if m.what == "embedding")
-    assert embedding < 1003 * 256 * 2 / 4
 
 
 def test_autocast_multiplies_in_its_dtype_and_keeps_parameters_in_fp32() -> None:
