@@ -143,8 +143,8 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 def default_constants(generation: str, dtype: str) -> Constants:
     """Return a generation's constants from ``constants.toml``, before any calibration.
 
-    A generation without measured constants gets those of a similar generation, except for
-    ``fallback`` and ``fallback_split``.
+    A generation without measured constants gets those of a similar generation, except for the
+    constants of misaligned rows (:func:`_misaligned_constants`).
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -261,17 +261,20 @@ def scaled_constants(
 
 
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
-    """Return a generation's constants ``fallback`` and ``fallback_split``, by name.
+    """Return a generation's constants of misaligned rows that constants.toml states, by name.
 
-    In fp32, whose plain FMAs need no bulk copies, ``fallback`` is 0 and ``fallback_split`` is 1.
-    These values also apply if constants.toml does not state the constants.
+    In fp32, whose plain FMAs need no bulk copies and run by the same kernels at any alignment,
+    ``fallback`` is 0 and ``fallback_split`` is 1. These values also apply if constants.toml does
+    not state the constants; ``misalignment`` is then left out.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":
         facts = _constants_table()["facts"].get(generation, {})
+    stated = {name: facts[name] for name in ("misalignment",) if name in facts}
     return {
         "fallback": facts.get("fallback", 0.0),
         "fallback_split": facts.get("fallback_split", 1.0),
+        **stated,
     }
 
 
