@@ -85,6 +85,14 @@ def test_the_price_of_misalignment_is_the_recorded_one() -> None:
             price["fallback"], price["fallback_split"],
         )  # fmt: skip
         assert default_constants(generation, "fp32").fallback == 0
+    wide = document["wide"]
+    assert misalignment.wide_markdown(document) in PREDICTION
+    for generation in ("hopper", "blackwell"):  # Blackwell's is assumed
+        assert default_constants(generation, "bf16").misalignment == wide["misalignment"]
+    assert default_constants("hopper", "fp32").misalignment == 0
+    others = [row for row in wide["judged"] if row["held_out"]]
+    assert {row["dtype"] for row in others} == {"fp16", "tf32"}
+    assert all(row["median_factor"] < 1.3 for row in others)
     held_out = [r for r in document["judged"] if r["held_out"] and r["n"] == misalignment.LEARNED_N]
     assert len(held_out) == 3
     assert all(row["median_factor"] < 1.3 for row in held_out)
