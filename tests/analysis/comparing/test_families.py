@@ -113,6 +113,23 @@ def test_classes_are_summed_up(folder: Path) -> None:
     assert rows[("triton-conv", "wgrad wide")]["op"] == "conv"
 
 
+def test_several_dtypes_are_also_summed_up_one_by_one(tmp_path: Path) -> None:
+    in_fp32 = Gemm(4096, 4096, 4096, "fp32")
+    rows: list[Row] = [
+        *ROWS,
+        ("families", in_fp32, "cublas", "", 95.0),
+        ("families", in_fp32, "triton-tiled", "bm=128", 100.0),
+    ]
+    summary = summarise(compare_families(load(recording(tmp_path / "nvidia-h100-sxm", rows))))
+    tiled = {row["class"]: row for row in summary if row["family"] == "triton-tiled"}
+    assert list(tiled) == ["large", "skinny", "all fp32", "all bf16", "all"]
+    assert tiled["all fp32"]["ratio"] == pytest.approx(0.95)
+    assert tiled["all bf16"]["ratio"] == pytest.approx((0.8 * 10 / 10.05) ** 0.5)
+    assert (tiled["all fp32"]["near"], tiled["all bf16"]["near"]) == (1.0, 0.5)
+    streamk = [row["class"] for row in summary if row["family"] == "triton-streamk"]
+    assert streamk == ["large", "all"]
+
+
 def test_tf32_that_is_not_k_major_is_a_class_of_its_own() -> None:
     assert shape_class(Gemm(4096, 4096, 4096, "tf32", "nn")) == "tf32, not nt"
     assert shape_class(Gemm(4096, 4096, 4096, "tf32", "nt")) == "large"
@@ -123,8 +140,9 @@ def test_files_are_written(folder: Path) -> None:
     table = compare_families(load(folder))
     text = write_families(load(folder), table)
     assert (folder / "families.md").read_text(encoding="utf-8") == text
-    assert "| triton-tiled | large | 1 | 0.80 | 0% | 0% | 0.80 |" in text
+    assert "| triton-tiled | large | 1 | 0.80 | 0% | 0% | 0% | 0.80 |" in text
     assert "76.0% (1 shape)" in text
+    assert "Shapes left out because the vendor library has no time for them: 1." in text
     assert json.loads((folder / "families.json").read_text(encoding="utf-8")) == summarise(table)
     assert len((folder / "families.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(table)
 
@@ -137,7 +155,9 @@ def test_a_recording_without_kernels_of_ours_says_what_to_do(tmp_path: Path) -> 
 
 def test_a_recording_without_a_search_has_ratios_and_no_best_config(tmp_path: Path) -> None:
     rows = [row for row in ROWS if row[0] != "candidates"]
-    table = compare_families(load(recording(tmp_path / "nvidia-h100-sxm", rows)))
+    loaded = load(recording(tmp_path / "nvidia-h100-sxm", rows))
+    table = compare_families(loaded)
+    assert "chosen/best" not in write_families(loaded, table)
     assert table["ratio"].notna().all()
     assert table["found"].isna().all()
     assert table["best_config"].isna().all()
