@@ -24,7 +24,7 @@ from analysis.model.prior import (
 )
 from analysis.model.query import Query, group_of
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
-from analysis.recordings.imported import FILE, folder_of, is_complete
+from analysis.recordings.imported import FILE, PLACE, folder_of, is_complete
 from analysis.recordings.load import (
     PUBLISHED,
     find_recording,
@@ -211,7 +211,9 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
             return _basis_with_queries(folder, run, results)
         reason = why_unusable(folder)
         if not reason:
-            return _basis_from_recording(folder)
+            basis = _basis_from_recording(folder)
+            is_import = folder.parent == results / PLACE
+            return _with_published_groups(basis, results) if is_import else basis
         # The times of the run are unusable, so use another recording or constants.
         slug = run["machine"]["slug"]
         other = _basis_from_other_recording(folder, slug, results)
@@ -223,17 +225,35 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis | None:
-    """Return the basis from a machine's published recording, or else from its imported table.
+    """Return the basis from a machine's imported table, or else from its published recording.
 
     The recording in ``folder`` is not used. Return None if the machine has no other recording.
     """
+    imported = folder_of(results, slug)
+    if folder != imported and is_complete(imported):
+        return _with_published_groups(_basis_from_recording(imported), results)
     published = results / PUBLISHED / slug
     if folder != published and (published / "run.json").exists():
         return _basis_from_recording(published)
-    imported = folder_of(results, slug)
-    if folder != imported and is_complete(imported):
-        return _basis_from_recording(imported)
     return None
+
+
+def _with_published_groups(basis: Basis, results: Path) -> Basis:
+    """Return the basis of an import with the groups that only a published recording has.
+
+    A public table has only some dtypes of the library's GEMMs. A recording also has convolutions,
+    other dtypes and hand-written kernels.
+    """
+    folder = results / PUBLISHED / basis.model.machine.slug
+    if not (folder / "run.json").exists():
+        return basis
+    published = _basis_from_recording(folder)
+    added = {
+        group: fit for group, fit in published.model.fits.items() if group not in basis.model.fits
+    }
+    origin = Origin(published.kind, published.source, published.warm)
+    model = Model(basis.model.machine, {**basis.model.fits, **added})
+    return replace(basis, model=model, origins=dict.fromkeys(added, origin))
 
 
 def _with_missing_dtypes(basis: Basis) -> Basis:
@@ -248,7 +268,7 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
     if machine.kind == "cpu":
         return basis
     fits = dict(basis.model.fits)
-    origins: dict[str, Origin] = {}
+    origins = dict(basis.origins)
     # 1. Use the fits of measured dtypes for other dtypes.
     for group, fit in basis.model.fits.items():
         implementation, operation, dtype = group.rsplit(maxsplit=2)

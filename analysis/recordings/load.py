@@ -158,8 +158,8 @@ class Recording:
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     """Find the folder of a machine's recording.
 
-    A run that was measured here is preferred to a published recording, and a published recording is
-    preferred to an imported table.
+    A run that was measured here is preferred to an imported table, and an imported table is
+    preferred to a published recording, because users choose what they import.
 
     Args:
         machine: slug of the machine, or an unambiguous part of it; None for the machine that was
@@ -181,12 +181,13 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
             )
         return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
     slug = slug_at(results, machine)
-    for folder in (results / slug, results / PUBLISHED / slug):
-        if (folder / "run.json").exists():
-            return folder
     imported = folder_of(results, slug)
+    if (results / slug / "run.json").exists():
+        return results / slug
     if is_complete(imported):
         return imported
+    if (results / PUBLISHED / slug / "run.json").exists():
+        return results / PUBLISHED / slug
     raise UserError(f"{slug} has no recording; choose a recorded machine: {', '.join(recorded)}.")
 
 

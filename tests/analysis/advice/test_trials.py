@@ -290,3 +290,18 @@ def test_an_unknown_size_of_memory_is_not_too_small(tmp_path: Path) -> None:
     machine = replace(basis.model.machine, memory_bytes=0)
     unknown = replace(basis, model=replace(basis.model, machine=machine))
     assert "the machine has" not in times_of([huge], unknown)[0]["explanation"]
+
+
+def test_misaligned_rows_are_explained_where_kernels_depend_on_them(tmp_path: Path) -> None:
+    def remark(machine: str, *gemms: Gemm) -> list[bool]:
+        rows = times_of(gemms, find_basis(machine, tmp_path))
+        return ["rows begin at multiples of" in row["explanation"] for row in rows]
+
+    sizes = (4096, 4097)
+    for dtype, expected in (("bf16", [False, True]), ("fp32", [False, False])):
+        gemms = [Gemm(4096, n, 4096, dtype) for n in sizes]
+        assert remark("nvidia-h100-sxm", *gemms) == expected
+    (row,) = times_of([Gemm(4096, 4097, 4096, "tf32")], find_basis("nvidia-h100-sxm", tmp_path))
+    assert row["explanation"].endswith(
+        "; rows begin at multiples of 4 bytes, but the fastest kernels need multiples of 16"
+    )

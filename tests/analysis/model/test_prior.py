@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 
 from analysis.model.basis import Basis, find_basis, machine_rows
 from analysis.model.fit import FP32_LIKE, UNCALIBRATED, SoftwareRange
+from analysis.model.fitted import analyse, write_predictions
 from analysis.model.prior import (
     GROUP,
     carried_fit,
     mean_fit,
     nearest_sibling,
 )
+from analysis.recordings.imported import VALIDATION
+from analysis.recordings.load import load
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
 from kernels.timemodel.constants import scaled_constants, shipped_fits
@@ -239,3 +243,29 @@ def test_an_unusable_run_leaves_the_published_recording_in_use(tmp_path: Path, s
     record(own, [Case(sweep, LARGE, "cublas")], [9e-4], plan=plan, health=health)
     basis = find_basis("nvidia-h100-sxm", tmp_path)
     assert (basis.kind, basis.folder, basis.measured) == ("recorded", published, "")
+
+
+def test_an_import_is_completed_by_the_published_recording(tmp_path: Path) -> None:
+    """A public table has only bf16 GEMMs; other groups come from the recording."""
+    slug = "nvidia-h100-sxm"
+    published, imported = tmp_path / "published" / slug, tmp_path / "public" / slug
+    sizes = [(256 * i, 256 * j, 1024) for i in (1, 2, 3) for j in (1, 2, 3, 4)]
+    for folder, dtypes in ((published, ("bf16", "fp16")), (imported, ("bf16",))):
+        problems = [Gemm(*size, dtype) for dtype in dtypes for size in sizes]
+        record(folder, [Case("gemm", p, "cublas") for p in problems], [1e-5] * len(problems))
+        write_predictions(analyse(load(folder)))
+    assert find_basis(slug, tmp_path).folder == published
+    run = json.loads((imported / "run.json").read_text(encoding="utf-8"))
+    table = {
+        "framework": "vLLM", "version": "1.0", "source": "vLLM 1.0", "package": "tables 1.0",
+        "licence": "", "how": "graphs", "rows": 12, "cache": "warm",
+    }  # fmt: skip
+    (imported / "run.json").write_text(
+        json.dumps({**run, "protocol": 0, "public": table}), encoding="utf-8"
+    )
+    assert find_basis(slug, tmp_path).folder == published  # the import is not complete
+    (imported / VALIDATION).write_text("{}", encoding="utf-8")
+    basis = find_basis(slug, tmp_path)
+    assert (basis.kind, basis.folder) == ("public", imported)
+    kinds = {d: basis.group_kind_and_source(Gemm(512, 512, 512, d))[0] for d in ("bf16", "fp16")}
+    assert kinds == {"bf16": "public", "fp16": "recorded"}
