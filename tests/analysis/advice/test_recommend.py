@@ -45,7 +45,7 @@ def certain_model(pair_error: float = 0.05) -> Model:
 
 
 def test_a_measured_gain_is_claimed_with_its_interval_and_reason() -> None:
-    answer = advise(ODD, Model(H100), times((ODD, 1.8e-5), (ROUND, 1.0e-5)), "cublas")
+    answer = advise(ODD, certain_model(), times((ODD, 1.8e-5), (ROUND, 1.0e-5)), "cublas")
     # Without new samples of both shapes, the gain is not confirmed.
     assert (answer.verdict, answer.evidence, answer.instead) == (LIKELY, "measured", ROUND)
     assert answer.measured_gain == pytest.approx(0.8)
