@@ -24,13 +24,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 _WIDTHS = 0.0025 * 2.0 ** np.arange(9)  # standard deviations of the half-normal components
 _CENTRES = 0.01 * 2.0 ** np.arange(5)  # log gains around which the normal components lie
 _PSEUDO = 0.1  # pseudo-observations that are added to those of each component
 _ITERATIONS = 300  # maximum number of iterations that fit the weights
 _CONVERGED = 1e-5  # the fit ends once every weight changes by less than this in one iteration
-_LEAST_ERROR = 2e-4  # smallest standard error of a log ratio that the grid resolves
+_LEAST_ERROR = 2e-4  # smallest standard error of a log ratio
+_FARTHEST = 5.0  # log ratios are expected to lie between this value and its negative
 _CUT = 1  # number of sorted blocks of a process that are left out at each end
 # Maximum degrees of freedom of an error that is estimated from many pairs. More of them would make
 # large errors of single pairs too improbable.
@@ -135,32 +137,60 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
     All ratios have to come from one machine, because one distribution is fitted to all of them.
-    Every result lies between about 1/12 and 12, because the grid of log ratios ends there.
+    Every result lies between about 1/150 and 150, because the log ratios end there.
     """
     if not measured:
         return []
-    # 1. Compute the likelihood of each measurement (rows) at each true log ratio of the grid
-    #    (columns).
-    grid, components = _grid_and_components()
-    likelihood = np.array([_likelihood(ratio, grid) for ratio in measured])
+    # 1. Compute the likelihood of each measurement at several log ratios that may be the true one,
+    #    and the densities of the components there.
+    grids = [_log_ratios_around(ratio) for ratio in measured]
+    likelihoods = [
+        _likelihood(ratio, grid) * np.gradient(grid)
+        for ratio, grid in zip(measured, grids, strict=True)
+    ]
+    densities = [_component_densities(grid) for grid in grids]
     # 2. Fit the distribution of true log ratios on this machine to all measurements.
-    prior = _fit_weights(likelihood @ components.T) @ components
-    # 3. Compute the distribution of each true log ratio, given its measurement.
-    posterior = likelihood * prior
-    posterior /= posterior.sum(axis=1, keepdims=True)
-    # 4. Compute the mean of each such distribution, and the 95% interval between its quantiles.
-    ratios = np.exp(grid)
+    weights = _fit_weights(
+        np.array([d @ likelihood for d, likelihood in zip(densities, likelihoods, strict=True)])
+    )
+    # 3. Compute the distribution of each true log ratio, given its measurement. Report its mean,
+    #    and the 95% interval between its quantiles.
     expected = []
-    for probabilities in posterior:
-        cumulative = probabilities.cumsum()
-        lo = float(np.exp(np.interp(0.025, cumulative, grid)))
-        hi = float(np.exp(np.interp(0.975, cumulative, grid)))
-        expected.append(ExpectedRatio(float(probabilities @ ratios), lo, hi))
+    for grid, likelihood, density in zip(grids, likelihoods, densities, strict=True):
+        probabilities = likelihood * (weights @ density)
+        probabilities /= probabilities.sum()
+        # Half of the probability of a grid point lies below the point.
+        cumulative = probabilities.cumsum() - probabilities / 2
+        lo, hi = np.exp(np.interp((0.025, 0.975), cumulative, grid))
+        expected.append(ExpectedRatio(float(probabilities @ np.exp(grid)), float(lo), float(hi)))
     return expected
 
 
+def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
+    """Return the log ratios, in increasing order, that may be the true one of a measurement.
+
+    They resolve both the measurement's error and the narrow components around 0. A grid for all
+    measurements does not: the error of a ratio of 9 may be far below 1%.
+    """
+    error = max(measured.error, _LEAST_ERROR)
+    # The steps are 0.05 errors around the measurement, and a tenth of the distance far from it.
+    around = np.clip(measured.log_ratio + error * _sinh_spaced(0.5, 1e4), -_FARTHEST, _FARTHEST)
+    return np.union1d(around, _sinh_spaced(5e-4, _FARTHEST))
+
+
+@functools.cache
+def _sinh_spaced(scale: float, end: float) -> NDArray[np.float64]:
+    """Return 401 values from ``-end`` to ``end``, evenly spaced up to ``scale``, then ever wider.
+
+    Beyond ``scale``, the distance of two values grows in proportion to the values.
+    """
+    positive = np.sinh(np.linspace(0, math.asinh(end / scale), 201)) * scale
+    # The negative half mirrors the positive one without its 0.
+    return np.concatenate([-positive[:0:-1], positive])
+
+
 def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the likelihood of a measurement for each true log ratio of the grid."""
+    """Return the likelihood of a measurement for each true log ratio in ``grid``."""
     error = max(measured.error, _LEAST_ERROR)
     squares = ((measured.log_ratio - grid) / error) ** 2
     # Density of Student's t distribution without its constant factor, which cancels when the
@@ -189,29 +219,11 @@ def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights
 
 
-@functools.cache
-def _grid_and_components() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a grid of log ratios, and the probability of each grid point under each component.
-
-    The probabilities have one row per component and one column per grid point.
-    """
-    # 1. Build the grid from −2.5 to 2.5. The hyperbolic sine makes its points 1e-5 apart near 0,
-    #    and 0.05 at the ends. The negative half mirrors the positive one without its 0.
-    scale = 5e-4
-    positive = np.sinh(np.linspace(0, math.asinh(2.5 / scale), 500)) * scale
-    grid = np.concatenate([-positive[:0:-1], positive])
-    # 2. Compute the densities of the components. A density times the spacing of the grid is the
-    #    probability of a grid point, up to a constant factor.
-    spacing = np.gradient(grid)
-    densities = []
-    for side in (1, -1):
-        for width in _WIDTHS:
-            inside = np.where(side * grid >= 0, 1.0, 0.0)
-            inside[len(positive) - 1] = 0.5  # log ratio 0 belongs to both sides
-            densities.append(inside * np.exp(-0.5 * (grid / width) ** 2) * spacing)
+def _component_densities(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the density of each component (rows) at each log ratio of ``grid`` (columns)."""
+    # Log ratio 0 belongs half to the components on either side of it.
+    above = np.heaviside(grid, 0.5)
+    half_normals = 2 * stats.norm.pdf(grid, 0.0, _WIDTHS[:, None])
     # The standard deviation of a density around a gain is half that gain.
-    densities += [
-        np.exp(-0.5 * ((grid - centre) / (centre / 2)) ** 2) * spacing for centre in _CENTRES
-    ]
-    # 3. Normalise each component.
-    return grid, np.array([density / density.sum() for density in densities])
+    around_gains = stats.norm.pdf(grid, _CENTRES[:, None], _CENTRES[:, None] / 2)
+    return np.concatenate([half_normals * above, half_normals * (1 - above), around_gains])

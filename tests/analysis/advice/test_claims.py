@@ -136,6 +136,16 @@ def test_a_gain_much_larger_than_its_error_is_claimed_as_measured() -> None:
     assert one.hi == pytest.approx(1.5 * math.exp(0.0209), rel=0.005)
 
 
+@pytest.mark.parametrize("ratio", [0.5, 0.97, 1.1, 1.5, 9.8, 40.0])
+@pytest.mark.parametrize("error", [3e-4, 1e-3, 0.01])
+def test_a_claim_lies_in_the_middle_of_its_interval(ratio: float, error: float) -> None:
+    """On a GPU, gains of 700% were once claimed at or above the upper ends of their intervals."""
+    (one,) = expect([MeasuredRatio(math.log(ratio), error, 10.0)])
+    width = 2 * 2.228 * error * ratio  # of the 95% interval of a t distribution
+    assert one.ratio == pytest.approx((one.lo + one.hi) / 2, abs=0.1 * width)
+    assert one.hi - one.lo == pytest.approx(width, rel=0.1)
+
+
 def test_a_gain_within_its_error_shrinks_towards_none() -> None:
     (one,) = expect([MeasuredRatio(math.log(1.02), 0.02, 20.0)])
     assert 1.0 < one.ratio < 1.015
