@@ -16,6 +16,7 @@ MAX_FINDINGS = 10
 _UNIT = 8  # smallest multiple that is advised for alignment; fp32 needs only multiples of 4
 _CLEAR_STEP = 32  # smallest multiple that is named if alignment is not the cause
 _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # multiples that a set of sizes is tested for
+_QUERY_WORDS = {"pad": "when padding", "choose": "when choosing freely"}
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class AdviceFinding:
         return sum(answer.gain.value for answer in self.advice)
 
     def text(self) -> str:
-        """Format the finding: ``**likely**, fp32, N: make it a multiple of 64; gain 4% to 8% (…).``
+        """Format the finding, with the shape that has the largest gain in brackets.
 
-        The brackets name the shape with the largest gain.
+        Example: ``**likely** when padding, fp32, N: make it a multiple of 64; gain 4% to 8% (…).``
         """
         best = self.best
         gains = sorted(answer.gain.value for answer in self.advice)
@@ -55,7 +56,10 @@ class AdviceFinding:
             is_printable = extra_flops >= 5e-4  # less would be printed as 0.0%
             up_to = "up to " if len(gains) > 1 else ""
             qualifier = f" for {up_to}{extra_flops:.1%} more FLOPs" if is_printable else ""
-        return f"**{best.verdict}**, {self._action()}; gain {gain_range}{qualifier} ({example})."
+        return (
+            f"**{best.verdict}** {_QUERY_WORDS[best.question]}, {self._action()}; "
+            f"gain {gain_range}{qualifier} ({example})."
+        )
 
     def _action(self) -> str:
         """Describe the action, for example ``bf16, N: make it a multiple of 64``."""
@@ -96,22 +100,19 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
-            # If no size changes, the implementation is the change.
-            implementation = answer.implementation if not answer.changed else ""
-            key = (
-                answer.verdict,
-                answer.question,
-                answer.problem.op,
-                answer.problem.dtype,
-                _dimensions(answer),
-                _cause(answer),
-                implementation,
-            )
-            groups[key].append(answer)
+            groups[answer.verdict, answer.question, *kind_of_change(answer)].append(answer)
     grouped = [AdviceFinding(tuple(members)) for members in groups.values()]
     return sorted(
         grouped, key=lambda finding: (VERDICTS.index(finding.best.verdict), -finding.weight)
     )
+
+
+def kind_of_change(answer: Advice) -> tuple[object, ...]:
+    """Return what similar changes have in common: operation, dtype, dimensions and cause."""
+    # If no size changes, the implementation is the change.
+    implementation = answer.implementation if not answer.changed else ""
+    problem = answer.problem
+    return problem.op, problem.dtype, _dimensions(answer), _cause(answer), implementation
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:

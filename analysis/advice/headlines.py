@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.advice.findings import findings
+from analysis.advice.findings import kind_of_change
 from analysis.advice.recommend import Advice
-from analysis.advice.verdict import DO_IT, EVIDENCE, LIKELY, VERDICTS
+from analysis.advice.verdict import DO_IT, EVIDENCE, LEAVE_IT, LIKELY, VERDICTS
 from analysis.model.fitted import Analysis
 from analysis.recordings.load import bursts
 from analysis.recordings.runs import health_lines
@@ -367,19 +367,23 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report up to three different changes of a shape or its implementation, one per finding.
+    """Report up to three changes of a shape or its implementation, each of another shape and kind.
 
     Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
     """
-    best_changes = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
-    best_changes.sort(key=_sort_key, reverse=True)
-    # Queries of both kinds, pad and choose, may advise the same change.
-    best_of_change: dict[tuple[Problem, Problem, str], Advice] = {}
-    for best in best_changes:
-        change = (best.problem, best.instead, "" if best.changed else best.implementation)
-        best_of_change.setdefault(change, best)
+    changing = [answer for answer in advice if answer.verdict != LEAVE_IT]
+    best_changes: list[Advice] = []
+    shapes: set[Problem] = set()
+    kinds: set[tuple[object, ...]] = set()
+    for answer in sorted(changing, key=_sort_key, reverse=True):
+        kind = kind_of_change(answer)
+        # Queries of both kinds, pad and choose, usually advise similar changes of a shape.
+        if answer.problem not in shapes and kind not in kinds:
+            best_changes.append(answer)
+            shapes.add(answer.problem)
+            kinds.add(kind)
     reported = []
-    for best in list(best_of_change.values())[:_CHANGES]:
+    for best in best_changes[:_CHANGES]:
         action = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
         per_flop = " per FLOP" if best.question == "choose" else ""
         gain = best.gain

@@ -192,7 +192,7 @@ def test_they_are_sentences_with_an_interval(analysis: Analysis) -> None:
     assert all(f.text.endswith(".") and f.lo <= f.value <= f.hi for f in found)
 
 
-def test_a_change_that_two_queries_advise_is_reported_once() -> None:
+def test_each_reported_change_is_of_another_shape_and_kind() -> None:
     padded = Advice(
         problem=Gemm(4096, 4095, 4096, "fp32"),
         instead=Gemm(4096, 4096, 4096, "fp32"),
@@ -210,10 +210,18 @@ def test_a_change_that_two_queries_advise_is_reported_once() -> None:
         extra_bytes=0.0,
         reason="alignment",
     )
-    chosen = replace(padded, question="choose", predicted_lo=0.11)
+    chosen = replace(
+        padded,
+        instead=Gemm(4096, 4224, 4096, "fp32"),
+        question="choose",
+        predicted_lo=0.11,
+    )
+    same_kind = replace(
+        padded, problem=Gemm(4096, 2047, 4096, "fp32"), instead=Gemm(4096, 2048, 4096, "fp32")
+    )
     other = replace(padded, problem=Gemm(64, 64, 30, "fp32"), instead=Gemm(64, 64, 32, "fp32"))
-    first, second = changes([padded, chosen, other])
-    assert "4095 → 4096 gains 20% per FLOP" in first.text
+    first, second = changes([padded, chosen, same_kind, other])
+    assert "4095 → 4224 gains 20% per FLOP" in first.text
     assert "K 30 → 32" in second.text
 
 

@@ -222,7 +222,7 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     found = findings([*advice, one, left])
     assert [len(finding.advice) for finding in found] == [1, 6]  # *do it* comes first
     text = found[1].text()
-    assert text.startswith("**likely**, fp32, N: make it a multiple of 8, because")
+    assert text.startswith("**likely** when padding, fp32, N: make it a multiple of 8, because")
     assert "; gain 5% to 8% for up to " in text
     assert "; gain 50% for 10.8% more FLOPs (64×" in found[0].text()
     assert "6 shapes, such as 400×" in text
@@ -249,6 +249,13 @@ def test_channels_are_aligned_in_each_group() -> None:
     advice = replace(answer(ODD, ROUND, 0.3), problem=grouped, instead=replace(grouped, c=128))
     (finding,) = findings([advice])
     assert "bf16, C: make it a multiple of 16, because misalignment costs time" in finding.text()
+
+
+def test_a_finding_says_which_query_it_answers() -> None:
+    padded = answer(Gemm(65, 64, 64, "fp32"), Gemm(72, 64, 64, "fp32"), 0.1)
+    pad, choose = findings([padded, replace(padded, question="choose")])
+    assert pad.text().startswith("**likely** when padding, fp32, M: ")
+    assert choose.text().startswith("**likely** when choosing freely, fp32, M: ")
 
 
 def test_equal_gains_are_written_once() -> None:
