@@ -11,6 +11,7 @@ from analysis.plots.style import (
     LEAST_POINTS,
     NEUTRAL,
     PREDICTION,
+    RIGHT_OF_AXES,
     enough,
     error_bars,
     panels,
@@ -53,8 +54,9 @@ def draw_channels(analysis: Analysis) -> Figure | None:
             marker,
             color=color,
             markersize=8,
-            label=f"{dtype}, large markers: multiples of 8",
+            label=str(dtype),
         )
+    axes.plot([], [], "o", color=NEUTRAL, markersize=8, label="large: multiple of 8")
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.set(
         xlabel=f"input and output channels   ({first['r']}×{first['r']} filter, "
@@ -62,7 +64,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
         ylabel=unit,
         ylim=(0, None),
     )
-    axes.legend(loc="lower right")
+    axes.legend(**RIGHT_OF_AXES)
     return figure
 
 
@@ -108,5 +110,5 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
         axes.tick_params(axis="x", which="minor", labelsize=9)
     all_axes[0].set_yticks(range(len(labels)), labels)
     all_axes[0].invert_yaxis()
-    all_axes[-1].legend(loc="best")
+    all_axes[-1].legend(**RIGHT_OF_AXES)
     return figure

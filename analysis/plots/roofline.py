@@ -57,7 +57,7 @@ def draw(analysis: Analysis) -> Figure | None:
     measured = rows["tflops"] * factor
     predicted = rows["predicted_tflops"] * factor
     # 1. Draw each case as a hollow and a filled point, joined by a line.
-    figure, (axes,) = panels(1, roofline_title(rows, machine), (11.0, 6.5))
+    figure, (axes,) = panels(1, roofline_title(rows, machine), (12.5, 6.5))
     axes.set(
         xscale="log",
         yscale="log",
@@ -139,18 +139,20 @@ def _draw_roofs(
     slope_end = max(roofs["ridge"].max(), 2 * left)
     intensities = np.array([left, slope_end])
     axes.plot(intensities, intensities * slope, color=NEUTRAL, linewidth=2)
-    # The label of the slope is above it. This place is usually empty, because a case can only be
-    # above the slope if some of its data stay in a cache. Labels of peaks are right of the plot.
-    middle = float(np.sqrt(left * slope_end))
+    # The labels of the slope and of the ridges are above the slope. This place is usually empty,
+    # because a case can only be above the slope if some of its data stay in a cache. The slope's
+    # label is as far left as it fits, because the ridges' labels are further right.
+    labelled = min(left * (right / left) ** 0.18, slope_end)
     axes.annotate(
         f"memory{origin}\n{machine.bandwidth / 1e9:,.0f} GB/s",
-        (middle, middle * slope),
+        (labelled, labelled * slope),
         xytext=(-10, 4),
         textcoords="offset points",
         ha="right",
         color=NEUTRAL,
     )
-    # Dtypes with the same peak share a roof and its label.
+    # Dtypes with the same peak share a roof and its label. Labels of peaks are right of the plot.
+    # They are one line each, because they may be close: many peaks differ by a factor of two.
     for _, same_roof in roofs.groupby("tflops"):
         level = float(same_roof["tflops"].iloc[0]) * factor
         ridge = float(same_roof["ridge"].iloc[0])
@@ -158,14 +160,14 @@ def _draw_roofs(
         axes.annotate(
             f"ridge {ridge:.3g} FLOP/byte",
             (ridge, level),
-            xytext=(0, 5),
+            xytext=(-8, 2),
             textcoords="offset points",
-            ha="center",
+            ha="right",
             color=NEUTRAL,
             fontsize=10,
         )
         axes.annotate(
-            f"{', '.join(same_roof['dtype'])}\npeak{origin}\n{rate(level / factor)}",
+            f"{', '.join(same_roof['dtype'])} peak{origin}: {rate(level / factor)}",
             (right, level),
             xytext=(6, 0),
             textcoords="offset points",

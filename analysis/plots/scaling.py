@@ -11,7 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, enough, error_bars, panels
+from analysis.plots.style import (
+    DTYPE_STYLE,
+    NEUTRAL,
+    PREDICTION,
+    RIGHT_OF_AXES,
+    enough,
+    error_bars,
+    panels,
+)
 from analysis.plots.titles import alignment_title, square_title, steps_title
 from analysis.slices.series import DIMENSIONS, alignment_series, square_series, steps_series
 from analysis.units import rate_unit
@@ -43,7 +51,7 @@ def draw_square(analysis: Analysis) -> Figure | None:
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.plot([], [], color=NEUTRAL, linewidth=1, linestyle=":", label="peak")
     axes.set(xlabel="M = N = K", ylabel=unit, ylim=(0, None))
-    axes.legend()
+    axes.legend(**RIGHT_OF_AXES)
     return figure
 
 
@@ -187,5 +195,5 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     all_axes[0].set_ylabel(f"speed relative to {base}")
     # All panels share one legend, but some dtypes have enough points in only some of the panels.
     entries = _legend_entries(all_axes)
-    all_axes[-1].legend(handles=[*entries.values()], labels=[*entries], loc="best", ncols=2)
+    all_axes[-1].legend(handles=[*entries.values()], labels=[*entries], **RIGHT_OF_AXES)
     return figure

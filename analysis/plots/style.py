@@ -43,6 +43,8 @@ LEAST_POINTS = 5
 
 MAX_VECTORS = 5000  # maximum number of points drawn as vectors; more make an SVG slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
+RIGHT_OF_AXES: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+"""Place of a legend that would otherwise cover points."""
 
 KINDS = ("png", "svg")
 _VARYING_FIELD = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
@@ -59,7 +61,8 @@ _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "figure.dpi": 100,
+    # The layout is computed with the size of text in the PNG file, which depends on the resolution.
+    "figure.dpi": 150,
     "savefig.dpi": 150,
     "svg.hashsalt": "rooftile",  # the same data gives the same bytes
     "svg.fonttype": "none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Annotation
 
 from analysis.model.fitted import Analysis, analyse
 from analysis.model.predict import LIMIT_WORDS
-from analysis.plots import PLOTS, roofline, rules_overview, scaling, write_plots
+from analysis.plots import PLOTS, conv, roofline, rules_overview, scaling, write_plots
 from analysis.plots.style import LIMIT_STYLE, panels
 from analysis.recordings.load import load
 from analysis.slices import series
@@ -131,6 +133,42 @@ def test_the_roofline_has_every_case_below_every_ceiling(analysis: Analysis) -> 
     assert roofs["ridge"].max() == pytest.approx(989.4e12 / 3.352e12)
     assert (rows["tflops"] <= 989.4).all()
     assert (rows["tflops"] <= rows["intensity"] * 3.352 * 1.001).all()
+
+
+def test_labels_of_the_roofline_do_not_overlap(analysis: Analysis) -> None:
+    cases = analysis.table
+    table = pd.concat([cases.assign(dtype=dtype) for dtype in ("bf16", "fp16", "tf32", "fp32")])
+    table["intensity"] = np.geomspace(0.5, 2700, len(table))
+    figure = roofline.draw(replace(analysis, table=table))
+    assert figure is not None
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    labels = [child for child in axes.get_children() if isinstance(child, Annotation)]
+    assert len(labels) == 7  # the memory's, and that of the ridge and of the peak of three roofs
+    extents = [label.get_window_extent() for label in labels]
+    for one, other in itertools.combinations(extents, 2):
+        assert not one.overlaps(other)
+    slope = next(line for line in axes.lines if np.size(line.get_xdata()) == 2)
+    for extent in extents:
+        assert not slope.get_transform().transform_path(slope.get_path()).intersects_bbox(extent)
+
+
+def test_legends_beside_the_axes_do_not_cover_points(analysis: Analysis) -> None:
+    for draw in (
+        scaling.draw_square,
+        scaling.draw_alignment,
+        conv.draw_channels,
+        conv.draw_layouts,
+    ):
+        figure = draw(analysis)
+        assert figure is not None
+        figure.draw_without_rendering()
+        *_, axes = figure.axes
+        legend = axes.get_legend()
+        assert legend is not None
+        assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+        assert figure.get_tightbbox().x0 >= 0
 
 
 def test_steps_have_their_edges(analysis: Analysis) -> None:
