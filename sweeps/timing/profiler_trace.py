@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -119,13 +120,17 @@ def profile_document(
     ``work`` has to wait for the device before it returns, so that the trace has all its kernels.
     If ``activities`` include those of the GPU, the trace begins with dummy launches.
     """
-    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-        # The records at the start of a session may be lost, so dummy launches come first.
-        if torch.profiler.ProfilerActivity.CUDA in activities:
-            for _ in range(_SACRIFICED):
-                torch.cuda._sleep(1000)  # a kernel of 1,000 cycles, without operands
-            torch.cuda.synchronize()
-        work()
+    with warnings.catch_warnings():
+        # PyTorch 2.11 warns that it keeps only events of the last cycle, but there is one cycle.
+        # acc_events=True would avoid the warning, but would also parse all events in Python.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+            # The records at the start of a session may be lost, so dummy launches come first.
+            if torch.profiler.ProfilerActivity.CUDA in activities:
+                for _ in range(_SACRIFICED):
+                    torch.cuda._sleep(1000)  # a kernel of 1,000 cycles, without operands
+                torch.cuda.synchronize()
+            work()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

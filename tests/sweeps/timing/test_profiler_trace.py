@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from sweeps.timing.profiler_trace import (
     cpu_tracer,
     kernel_columns,
     parse_verbose,
+    profile_document,
     split_trace,
     trace_gpu,
 )
@@ -175,6 +177,26 @@ def test_a_gpu_s_session_sacrifices_its_first_records(
     launches = [lambda i=i: profiler.launch(f"gemm_{i}") for i in range(20)]
     traced = trace_gpu([*launches, fails])
     assert names(traced) == [*([f"gemm_{i}"] for i in range(20)), None]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_about_cycles_of_the_profiler_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def profile(**options: Any) -> Iterator[FakeProfiler]:
+        warnings.warn(
+            "Warning: Profiler clears events at the end of each cycle."
+            "Only events from the current cycle will be reported."
+            "To keep events across cycles, set acc_events=True.",
+            stacklevel=2,
+        )
+        yield FakeProfiler(0)
+
+    monkeypatch.setattr(torch.profiler, "profile", profile)
+    assert profile_document(lambda: None, []) == {"traceEvents": []}
+    with pytest.raises(UserWarning, match="another"):
+        profile_document(lambda: warnings.warn("another", stacklevel=1), [])
 
 
 def test_the_runtime_s_own_call_of_the_driver_is_not_a_second_launch() -> None:
