@@ -371,13 +371,25 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
         # Errors are ignored, because a file that does not compile is never imported.
         subprocess.run(compile_all, capture_output=True, check=False)
         return True
-    errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
-    reason = errors[0].removeprefix("ERROR: ") if errors else "pip failed"
     _say(
-        f"The packages could not be installed ({reason}): check the network and the package "
-        "index, or set PYTHON to an interpreter that has them."
+        f"The packages could not be installed ({_reason(answer.stderr)}): check the network and "
+        "the package index, or set PYTHON to an interpreter that has them."
     )
     return False
+
+
+def _reason(stderr: str) -> str:
+    """Return the reason why pip failed, from what it printed to stderr."""
+    errors = [line for line in stderr.splitlines() if line.startswith("ERROR")]
+    if not errors:
+        return "pip failed"
+    # The constraints are exact versions that fit each other. If pip says that they conflict, it
+    # found no file of such a version, usually because the package index did not answer.
+    if "conflicting dependencies" in errors[0]:
+        if "connection broken" in stderr:
+            return "pip could not reach the package index"
+        return "pip found no suitable version of a package"
+    return errors[0].removeprefix("ERROR: ")
 
 
 def _venv_pins() -> Path:

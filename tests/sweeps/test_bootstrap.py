@@ -210,6 +210,37 @@ def test_without_an_index_there_is_one_sentence(
     assert "set PYTHON to an interpreter" in said[1]
 
 
+_CONFLICT = (
+    "ERROR: Cannot install bokeh>=3.6 because these package versions have conflicting dependencies."
+)
+_BROKEN = (
+    "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
+    "'NewConnectionError('[Errno -3] Temporary failure in name resolution')': /simple/bokeh/"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([_CONFLICT], "pip found no suitable version of a package"),
+        ([_BROKEN, _CONFLICT], "pip could not reach the package index"),
+        ([_BROKEN, "ERROR: [Errno 28] No space left on device"], "[Errno 28] No space left"),
+        ([], "pip failed"),
+    ],
+)
+def test_an_index_that_does_not_answer_is_not_called_a_conflict(
+    lines: list[str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With constraints, pip reports a conflict if the index lists no file of a package."""
+    failed = subprocess.CompletedProcess([], 1, stderr="\n".join(lines))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
+    assert not bootstrap.install(["bokeh>=3.6"], bootstrap.ROOT / "constraints.txt")
+    assert f"could not be installed ({reason}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("no_index", [False, True])
 def test_an_extra_that_may_be_missing_is_added_to_what_is_there_or_left_out(
     stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
