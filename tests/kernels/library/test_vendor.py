@@ -152,9 +152,10 @@ def test_padded_storage_is_a_config_of_gemms() -> None:
 def test_a_gpus_library_writes_padded_rows_in_place(layout: str, batch: int) -> None:
     device = select_device("gpu")
     gemm = Gemm(130, 257, 101, "fp16", layout, batch)
-    operands = random_operands(gemm, device.torch_name)
+    config = LibraryConfig(ld_multiple=64)
+    operands = random_operands(gemm, device.torch_name, storage=config.storage)
     implementation = all_implementations()[library_for(gemm, device.machine)]
-    launch = implementation.prepare(gemm, [operands], LibraryConfig(ld_multiple=64))
+    launch = implementation.prepare(gemm, [operands], config)
     out = launch(0)
     assert out.data_ptr() == launch.sets[0].out.data_ptr()
     assert out.stride(-2) == 320
