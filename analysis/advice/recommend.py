@@ -39,7 +39,7 @@ from analysis.advice.verdict import (
     probability,
     verdict,
 )
-from analysis.model.fit import NEAR, SOFTWARE_ERROR, UNCALIBRATED_PAIR, Fit
+from analysis.model.fit import NEAR, SOFTWARE_ERROR, UNCALIBRATED, UNCALIBRATED_PAIR, Fit
 from analysis.model.predict import Model
 from analysis.model.query import group_of
 from kernels.problem import Problem
@@ -373,13 +373,14 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
 def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true price may be anything from zero to twice the assumed price. ``spread`` is the spread of
-    the aligned shape, and is used for the misaligned shape, too.
+    The true time of the misaligned shape may differ from the predicted time by a factor of two, but
+    the true price is not below zero. ``spread`` is the spread of the aligned shape, and is used for
+    the misaligned shape, too.
     """
     low, high = fit.ratio_range(near=True, spreads=(spread, spread))
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
-    # gain vanishes, and if it is twice the assumed one, the gain doubles.
-    price_error = max(log_ratio, 0.0)
+    # gain vanishes.
+    price_error = min(max(log_ratio, 0.0), UNCALIBRATED[1])
     # The error of the price is independent of all other errors, so they add up in quadrature.
     return -math.hypot(low, price_error), math.hypot(high, price_error)
 

@@ -66,6 +66,9 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
         return "No cliff from one size to the next is significant"
     along, cliff = largest_cliff
     sizes = f"{along.upper()} {cliff[along]} → {cliff['after']}"
+    # Lines are in layout nt, in which M is not the length of a row.
+    if along != "m" and cliff[along] % 8 == 0 and cliff["after"] % 8:
+        sizes += ", not a multiple of 8,"
     more_time = f"{cliff['ratio'] - 1:.0%} more time"
     return f"Largest cliff: {sizes} takes {more_time} in {cliff['dtype']}"
 

@@ -20,7 +20,7 @@ from kernels.config import ceil_div, large_tile
 from kernels.machine import Machine
 from kernels.operation import Layer, Workload
 from kernels.problem import Conv, Gemm
-from kernels.timemodel.estimate import Array
+from kernels.timemodel.estimate import Array, priced_alignment
 
 _REACH = 0.125  # largest relative distance between a size and the round size that it is paired with
 _JUST_PAST = 16  # largest difference, in elements, between the sizes on both sides of an edge
@@ -284,6 +284,9 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
     wave, and the claim is the ratio of the numbers of waves. An edge of the kind ``tile`` begins
     another tile in the same wave, and has no claim. A CPU has no waves, so all of its edges are
     tile edges.
+
+    Rows of two GEMMs on Tensor Cores must begin at multiples of the same number of bytes, because
+    an H100's cuBLAS takes up to eight times as long for misaligned rows, whatever the wave.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -297,6 +300,9 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
             if large - small > _JUST_PAST or not isinstance(before, Gemm):
                 continue
             assert isinstance(after, Gemm)
+            on_tensor_cores = machine.kind == "gpu" and before.dtype != "fp32"
+            if on_tensor_cores and priced_alignment(before) != priced_alignment(after):
+                continue
             tiles_before, waves_before = _tiles_and_waves(before, machine)
             tiles_after, waves_after = _tiles_and_waves(after, machine)
             more_waves = waves_after > waves_before

@@ -319,8 +319,15 @@ def test_what_misalignment_costs_is_said_to_be_assumed_where_no_row_has_shown_it
         answer = advise(odd, model, Measurements({}), "cublas")
         assert answer.verdict == LIKELY
         assert ("the price is assumed" in answer.reason) == aligned_only
-        # The true price may be anything from zero to twice the assumed one.
-        assert (answer.predicted_lo < 0.01) == aligned_only
+        # The time of the misaligned shape is then known to a factor of two either way.
+        ends = (1 + answer.predicted_hi) / (1 + answer.predicted_lo)
+        assert (ends > 4) == aligned_only
+    # A small price may be zero.
+    cheap = replace(fit.constants, misalignment=0.3, fallback=0.0)
+    low = replace(fit, constants=cheap, aligned_only=True)
+    small = advise(odd, Model(H100, {"cublas gemm bf16": low}), Measurements({}), "cublas")
+    assert small.predicted_gain is not None
+    assert small.predicted_lo < 0.02
     known = Model(H100, {"cublas gemm bf16": replace(fit, aligned_only=True)})
     padded = replace(odd, n=50264)
     times: dict[Problem, dict[str, MeasuredTime]] = {

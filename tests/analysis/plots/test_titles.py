@@ -53,6 +53,14 @@ def test_steps_name_the_largest_one_beyond_its_interval(error: float, title: str
     assert titles.steps_title({"m": line(10, 11, 16.5, 17, error=error)}) == title
 
 
+def test_a_cliff_to_a_misaligned_size_says_so() -> None:
+    rows = line(10, 30, 31).rename(columns={"m": "n", "n": "m"})
+    rows["n"] = [1024, 1025, 1026]
+    assert titles.steps_title({"n": rows}) == (
+        "Largest cliff: N 1024 → 1025, not a multiple of 8, takes 200% more time in bf16"
+    )
+
+
 def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, object]:
     return {"along": "n", "base": 1024, "offset": offset, "dtype": "fp32", "relative": relative,
             "relative_lo": relative - width, "relative_hi": relative + width}  # fmt: skip

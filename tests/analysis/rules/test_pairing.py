@@ -190,6 +190,15 @@ def test_edges_are_those_of_the_large_tile_and_nothing_far_past_them() -> None:
     assert not list(edge(small, H100, "wave"))
 
 
+def test_an_edge_is_no_edge_if_rows_become_misaligned() -> None:
+    """Along N, 1,025 is past a wave's edge, but its rows need slower kernels, too."""
+    sizes = ((4096, 1024, 4096), (4096, 1025, 4096), (4096, 1032, 4096))
+    assert not list(edge(gemms(*sizes[:2]), H100, "wave"))
+    assert [m.claim for m in edge(gemms(sizes[0], sizes[2]), H100, "wave")] == [2.0]
+    # Plain FMAs in fp32 have the same kernels at any alignment.
+    assert len(list(edge(gemms(*sizes[:2], dtype="fp32"), H100, "wave"))) == 1
+
+
 def test_intensity_promises_the_ratio_under_the_roofs() -> None:
     cases = gemms((1, 4096, 1024), (512, 4096, 1024), dtype="fp16")
     cases += [case(Layer("relu", n, 1024, 1, 1, "fp16")) for n in (64, 128)]
