@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.model.prior import floor_sentences
 from kernels.timemodel.constants import default_constants
-from tests.studies import attention, evidence, misalignment, reliability
+from tests.studies import attention, evidence, misalignment, own_gpu, reliability
 from tests.support.published import ACCURACY as RECORDED_FIGURES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,6 +96,12 @@ def test_the_price_of_misalignment_is_the_recorded_one() -> None:
     held_out = [r for r in document["judged"] if r["held_out"] and r["n"] == misalignment.LEARNED_N]
     assert len(held_out) == 3
     assert all(row["median_factor"] < 1.3 for row in held_out)
+
+
+def test_errors_on_our_own_gpu() -> None:
+    document = recorded("own-gpu.json")
+    assert own_gpu.calibrated_markdown(document) in ACCURACY
+    assert own_gpu.shipped_markdown(document) in ACCURACY
 
 
 def test_stated_probabilities() -> None:
