@@ -63,7 +63,7 @@ def judged_table() -> pd.DataFrame:
 
 
 def shipped_errors(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Errors of the shipped constants, by dtype, cache and alignment; fp32 has one price for all."""
+    """Errors of the shipped constants, by dtype, state of the cache and alignment of rows."""
     gemms = table[table["op"] == "gemm"].copy()
     with tempfile.TemporaryDirectory() as nothing:  # without any recording or import
         shapes = [problem for problem in gemms["problem"] if isinstance(problem, Gemm)]
@@ -96,8 +96,10 @@ def shipped_markdown(document: dict[str, Any]) -> str:
     """The table of shipped constants, as how-accurate-it-is.md has it."""
     lines = ["| dtype | operands | rows | cases | median | mean | 95th percentile | inside |"]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for row in document["shipped"]:
-        lines.append(f"| {row['dtype']} | {row['cache']} | {row['rows_are']} | {_cells(row)} |")
+    lines += [
+        f"| {row['dtype']} | {row['cache']} | {row['rows_are']} | {_cells(row)} |"
+        for row in document["shipped"]
+    ]
     return "\n".join(lines)
 
 

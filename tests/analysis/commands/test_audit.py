@@ -133,10 +133,10 @@ def test_given_sizes_are_compared_in_one_table() -> None:
     assert "hidden 768 → 1024, heads 12 → 13 cannot be judged" in words
 
 
-def test_what_does_not_fit_comes_first() -> None:
+def test_what_does_not_fit_comes_first(tmp_path: Path) -> None:
     result = analysis(
         "audit", "llama-3-8b", "--machine", "nvidia-h100-sxm", "--batch", "4", "--seq", "16384",
-        "--vary", "vocab", "--arg", "layers=8",
+        "--vary", "vocab", "--arg", "layers=8", "--results", tmp_path,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     _, first, _, _, warning, *_ = result.stdout.splitlines()
