@@ -72,12 +72,15 @@ class Inputs:
             warm and problem.bytes <= machine.l2_bytes
             for warm, problem in zip(query.cached, query.problems, strict=True)
         ]
-        shapes = Shapes.from_problems(query.problems, in_cache, query.sustained)
         # All cases of a group share the implementation, the operation and the dtype of the first.
         first = query.problems[0]
+        config_type = HAND_WRITTEN.get(query.implementations[0])
+        on_gpu_library = config_type is None and machine.kind == "gpu"
+        shapes = Shapes.from_problems(
+            query.problems, in_cache, query.sustained, pads_channels=on_gpu_library
+        )
         # 2. Look up the tiles that the configs of a hand-written kernel name.
         tiles = None
-        config_type = HAND_WRITTEN.get(query.implementations[0])
         if config_type is not None and all(query.configs):
             configs = [config_type.parse(text) for text in query.configs]
             tile_rows = [
@@ -89,7 +92,6 @@ class Inputs:
         #    These algorithms were only observed in fp32. No public table has the kernel names of
         #    16-bit convolutions, which would show the algorithm.
         winograd = {}
-        on_gpu_library = config_type is None and machine.kind == "gpu"
         if on_gpu_library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:  # the first one is the implicit GEMM
                 winograd[name] = Shapes.from_problems(

@@ -82,10 +82,10 @@ def predict(
     >>> sizes = [(4096, hidden, 4096, "bf16") for hidden in (4096, 4224)]
     >>> rooftile.predict(sizes, ["h200", "b200"])[["problem", "machine", "tflops"]].round()
                         problem      machine  tflops
-    0  4096,4096,4096,bf16,nt,1  nvidia-h200   793.0
-    1  4096,4096,4096,bf16,nt,1  nvidia-b200  1534.0
-    2  4096,4224,4096,bf16,nt,1  nvidia-h200   814.0
-    3  4096,4224,4096,bf16,nt,1  nvidia-b200  1563.0
+    0  4096,4096,4096,bf16,nt,1  nvidia-h200   794.0
+    1  4096,4096,4096,bf16,nt,1  nvidia-b200  1535.0
+    2  4096,4224,4096,bf16,nt,1  nvidia-h200   815.0
+    3  4096,4224,4096,bf16,nt,1  nvidia-b200  1561.0
     """
     import pandas as pd
 

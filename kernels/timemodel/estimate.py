@@ -56,6 +56,7 @@ _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
 _SPLIT_WAVES = 1  # K is not split if the largest tile gives more waves than this
 _SLOW_SECONDS = 2e-3  # kernels of about this time and longer are slowed by the power limit
 _RESIDENT_SHARE = 0.8  # if A takes this share of the last-level cache, half of its hits are lost
+_PADDING_BYTES = 12  # bytes whose traffic takes as long as padding one element, in any dtype
 _CHUNK = 2048  # shapes per pass, so that shapes × candidates fit in a CPU core's L2 cache
 
 
@@ -87,6 +88,7 @@ class Shapes:
         cached: Sequence[bool] | None = None,
         sustained: Sequence[bool] | None = None,
         algorithm: str = "implicit-gemm",
+        pads_channels: bool = False,
     ) -> Shapes:
         """Create the arrays from problems.
 
@@ -94,12 +96,14 @@ class Shapes:
         ``sustained`` is True for a problem that is launched without pauses. None stands for False
         for all problems. ``algorithm`` is the algorithm that computes the convolutions, a key of
         :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are computed
-        as their implied GEMM.
+        as their implied GEMM. ``pads_channels`` is True for a library that computes misaligned
+        channels with kernels for aligned ones (:func:`_padded_row`).
         """
         # 1. Convert each problem to a row of the first eleven fields, in their order. The shape is
         # given, so that there are eleven columns even if there are no problems.
         tile = ALGORITHMS[algorithm]
-        rows = [_shape_row(problem, tile) for problem in problems]
+        row_of = _padded_row if pads_channels else _shape_row
+        rows = [row_of(problem, tile) for problem in problems]
         columns = np.array(rows, dtype=np.float64).reshape(-1, 11).T
         # 2. Convert the two flags. None stands for False everywhere.
         no_flags = [False] * len(problems)
@@ -154,6 +158,29 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
         helper_kernels=helper_kernels,
         helper_bytes=helper_bytes,
     )
+
+
+def _padded_row(problem: Problem, tile: int) -> tuple[float, ...]:
+    """Return the row of :func:`_shape_row` for a library that pads misaligned channels.
+
+    On an H100, cuDNN runs a kernel ``nhwcAddPaddingKernel`` before 96% of convolutions on Tensor
+    Cores whose channels are not multiples of 16 bytes in NHWC
+    (results/published/nvidia-h100-sxm). It copies the activations that the pass reads, in the
+    median at a sixth of the memory's bandwidth in 16 bits and at a third in tf32. The kernel after
+    it is one for aligned channels.
+    """
+    if not isinstance(problem, Conv) or problem.dtype == "fp32" or problem.layout != "nhwc":
+        return _shape_row(problem, tile)
+    per_row = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+    c, kout = (ceil_div(size, per_row) * per_row for size in (problem.c, problem.kout))
+    if problem.groups > 1 or (c, kout) == (problem.c, problem.kout):
+        return _shape_row(problem, tile)
+    padded = replace(problem, c=c, kout=kout)
+    *fields_before, helper_kernels, helper_bytes = _shape_row(padded, tile)
+    copied = 2 if problem.pass_ == "dgrad" else 0  # position of the activations that are read
+    elements = problem.operand_elements[copied] + padded.operand_elements[copied]
+    helper_bytes += _PADDING_BYTES * elements
+    return (*fields_before, helper_kernels + 1, helper_bytes)
 
 
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.machine import known_machine, known_machines
-from kernels.problem import Conv, Gemm, Problem
+from kernels.problem import WIDE_BYTES, Conv, Gemm, Problem
 from kernels.timemodel.constants import BOUNDS, Constants, default_constants
 from kernels.timemodel.estimate import (
     ALGORITHMS,
@@ -223,3 +223,31 @@ def test_kernels_for_misaligned_rows_may_not_split_k() -> None:
     ]
     assert (splits[0] > 1).all()
     assert splits[1][0] == 1 < splits[1][1]
+
+
+def padded(spec: str) -> Shapes:
+    return Shapes.from_problems([Conv.parse(spec)], pads_channels=True)
+
+
+def test_misaligned_channels_are_padded_by_a_helper_kernel() -> None:
+    odd, even = (f"2,{c},8,8,{c},3,3,1,1,1,1,bf16,nhwc" for c in (63, 64))
+    row, aligned = padded(odd), padded(even)
+    assert (row.m, row.n, row.k) == (aligned.m, aligned.n, aligned.k)
+    assert row.alignment == aligned.alignment == WIDE_BYTES
+    assert (row.helper_kernels, aligned.helper_kernels) == (1, 0)
+    # The activations are read with 63 channels and written with 64.
+    assert row.helper_bytes == 12 * 2 * 8 * 8 * (63 + 64)
+    assert aligned.helper_bytes == 0
+    # A data gradient reads the gradient of the output, whose channels are aligned here.
+    (bytes_,) = padded("2,63,8,8,128,3,3,1,1,1,1,bf16,nhwc,dgrad").helper_bytes
+    assert bytes_ == 12 * 2 * 8 * 8 * (128 + 128)
+
+
+@pytest.mark.parametrize("changed", ["fp32,nhwc", "bf16,nchw"])
+def test_only_tensor_core_kernels_for_nhwc_pad_channels(changed: str) -> None:
+    conv = Conv.parse(f"2,63,8,8,63,3,3,1,1,1,1,{changed}")
+    for problem in (conv, Gemm(64, 63, 64, "bf16"), replace(conv, dtype="bf16", groups=63)):
+        one, other = (Shapes.from_problems([problem], pads_channels=on) for on in (True, False))
+        assert [one.k, one.alignment, one.helper_bytes] == [
+            other.k, other.alignment, other.helper_bytes,
+        ]  # fmt: skip
