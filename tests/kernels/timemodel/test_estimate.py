@@ -234,7 +234,7 @@ def test_misaligned_channels_are_padded_by_a_helper_kernel() -> None:
     row, aligned = padded(odd), padded(even)
     assert (row.m, row.n, row.k) == (aligned.m, aligned.n, aligned.k)
     assert row.alignment == aligned.alignment == WIDE_BYTES
-    assert (row.helper_kernels, aligned.helper_kernels) == (1, 0)
+    assert [*row.helper_kernels, *aligned.helper_kernels] == [1, 0]
     # The activations are read with 63 channels and written with 64.
     assert row.helper_bytes == 12 * 2 * 8 * 8 * (63 + 64)
     assert aligned.helper_bytes == 0
