@@ -61,15 +61,15 @@ def audit_command(
     mode: Annotated[str, typer.Option(help="Kind of step: train, prefill or decode.")] = "train",
     batch: Annotated[int, typer.Option(min=1, help="Batch size in sequences or images.")] = 1,
     seq: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             help=(
                 "Sequence length in tokens; in a decoding step, the number of tokens before the "
-                "new ones."
+                "new ones [default: 2048, or the positions of the model if it has fewer]."
             ),
         ),
-    ] = 2048,
+    ] = None,
     tokens: Annotated[
         int, typer.Option(min=1, help="Number of new tokens per sequence in a decoding step.")
     ] = 1,
@@ -222,7 +222,7 @@ def audit_command(
 
     try:
         from sweeps.capture.sources import find_source
-        from sweeps.capture.step import ModelStep
+        from sweeps.capture.step import ModelStep, default_seq
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -245,8 +245,10 @@ def audit_command(
         causal_half=causal == "half",
         skew=skew,
     )
-    step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     source = find_source(model, _sizes(arg or []), inputs or [])
+    if seq is None:
+        seq = default_seq(source.positions, mode, tokens)
+    step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     search = LeverSearch(
         vary=names_in(vary or None, "vary"),
         more_parameters=share_of(parameters, "parameters"),

@@ -188,7 +188,7 @@ def audit(
     *,
     mode: str = "train",
     batch: int = 1,
-    seq: int = 2048,
+    seq: int | None = None,
     tokens: int = 1,
     dtype: str = "bf16",
     autocast: bool = False,
@@ -217,7 +217,7 @@ def audit(
         machine: the machine that the model runs on; the machine measured last if None.
         mode: kind of step (``train``, ``prefill`` or ``decode``).
         batch: batch size in sequences or images.
-        seq: sequence length in tokens.
+        seq: sequence length in tokens; None for 2,048, or the model's positions if these are fewer.
         tokens: number of new tokens per sequence in a decoding step.
         dtype: dtype of the model (``fp32``, ``tf32``, ``fp16`` or ``bf16``).
         autocast: if True, parameters stay in fp32, and GEMMs are computed in ``dtype``.
@@ -274,13 +274,12 @@ def audit(
 
     try:
         from sweeps.capture.sources import find_source
-        from sweeps.capture.step import ModelStep
+        from sweeps.capture.step import ModelStep, default_seq
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise UserError(needs_extra("torch", "models", "rooftile.audit")) from None
 
-    step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     run_options = Runtime(
         kind=runtime,
         fuse=names_in(fuse, "fuse"),
@@ -300,6 +299,9 @@ def audit(
         tries=tries or {},
     )
     source = find_source(str(model), sizes, [inputs] if isinstance(inputs, str) else inputs)
+    if seq is None:
+        seq = default_seq(source.positions, mode, tokens)
+    step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     basis = find_basis(machine, Path(results))
     (result,) = audit_on(source, step, run_options, [basis], search)
     return result

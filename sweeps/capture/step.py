@@ -95,6 +95,23 @@ class ModelSource(Protocol):
         """
 
 
+def default_seq(positions: int | None, mode: str, tokens: int) -> int:
+    """Return the sequence length for a model if the user gives none.
+
+    It is 2,048 tokens, or fewer if the model has fewer positions. A decoding step leaves room for
+    its new tokens.
+
+    Args:
+        positions: number of positions of the model; None if it is unknown.
+        mode: kind of step.
+        tokens: number of new tokens of a decoding step.
+    """
+    if positions is None:
+        return ModelStep.seq
+    room = positions - tokens if mode == DECODE else positions
+    return max(1, min(ModelStep.seq, room))
+
+
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
     """Return the assumption about the input of a language model, in words."""
     sequences = counted(step.batch, "sequence")
