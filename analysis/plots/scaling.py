@@ -99,8 +99,9 @@ def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
     Dotted lines are at tile edges, and dashed lines at wave edges, both for the dtype with the most
-    points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. The
-    result is None if no dtype has enough points along any dimension.
+    points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. A GPU
+    computes multiples of 8 and other sizes with different kernels, so their predictions are not
+    joined by a line. The result is None if no dtype has enough points along any dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():
@@ -118,7 +119,11 @@ def draw_steps(analysis: Analysis) -> Figure | None:
             axes.plot(
                 group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
             )
-            axes.plot(group[along], group["predicted_time_us"], **{**PREDICTION, "color": color})
+            # Lines are in layout nt, in which M is not the length of a row.
+            other_kernels = machine.kind == "gpu" and along != "m"
+            sizes = group[along] % 8 == 0 if other_kernels else group[along] > 0
+            for _, part in group.groupby(sizes):
+                axes.plot(part[along], part["predicted_time_us"], **{**PREDICTION, "color": color})
         # Another dtype may have another tile. Only the edges of the most frequent dtype are drawn.
         edge_dtype = str(line["dtype"].mode().iloc[0])
         tile_edges, wave_edges = edges(machine, edge_dtype, along, line)

@@ -192,6 +192,22 @@ def test_the_legend_of_steps_names_the_dtypes_and_edges_of_all_panels(analysis: 
                       "tf32", "tile edge in tf32", "wave edge in tf32"]  # fmt: skip
 
 
+@pytest.mark.parametrize(("kind", "joined"), [("gpu", False), ("cpu", True)])
+def test_a_gpus_aligned_and_misaligned_sizes_are_not_joined(
+    analysis: Analysis, kind: str, joined: bool
+) -> None:
+    steps = analysis.table[analysis.table["sweep"] == "steps"]
+    along_n = steps.rename(columns={"m": "n", "n": "m"})
+    machine = replace(analysis.recording.machine, kind=kind)
+    recording = replace(analysis.recording, machine=machine)
+    figure = scaling.draw_steps(replace(analysis, recording=recording, table=along_n))
+    assert figure is not None
+    (axes,) = figure.axes
+    predicted = [line for line in axes.get_lines() if line.get_linestyle() == "-"]
+    sizes = [np.asarray(line.get_xdata()) for line in predicted]
+    assert any((part % 8 == 0).any() and (part % 8 > 0).any() for part in sizes) == joined
+
+
 def test_a_cpu_has_no_known_tile_edges(analysis: Analysis) -> None:
     lines = series.steps_series(analysis.table)
     assert scaling.edges(replace(H100, kind="cpu"), "bf16", "m", lines["m"]) == ([], [])
