@@ -229,10 +229,11 @@ function predictedRatio(problem, option, before, after, timeModel) {
   const ratio = before.time / after.time;
   let [low, high] = pairError(problem, option, spreads, group, timeModel);
   if (group.aligned_only && alignmentIn(option) > alignmentIn(problem)) {
-    // No misaligned shape was measured, so the true price of misalignment may be zero or twice the
-    // assumed one. For all other errors, the problem counts as equally well known as the option.
+    // No misaligned shape was measured, so the time of the problem may differ by a factor of two, but
+    // the true price of misalignment is not below zero. For all other errors, the problem counts as
+    // equally well known as the option.
     const spread = Math.SQRT2 * spreads[1];
-    const price = Math.max(Math.log(ratio), 0);
+    const price = Math.min(Math.max(Math.log(ratio), 0), timeModel.uncalibrated[1]);
     low = -Math.hypot(group.pair_low * spread, price);
     high = Math.hypot(group.pair_high * spread, price);
   }
@@ -307,9 +308,15 @@ function explained(problem, answer, { machine }) {
     : "";
   const winograd = answer.winograd ? "Winograd, " : "";
   const memory = bytesOf(problem) > machine.memory_bytes ? " It does not fit into the memory." : "";
+  // In fp32, the same kernels run at any alignment.
+  const alignment = pricedAlignment(problem);
+  const needsOthers = machine.kind === "gpu" && problem.dtype !== "fp32" && alignment < WIDE_BYTES;
+  const rows = needsOthers
+    ? ` Rows begin at multiples of ${alignment} bytes, but the fastest kernels need multiples of ${WIDE_BYTES}.`
+    : "";
   return (
     `Limited by ${LIMIT_WORDS[answer.limit]}: ${winograd}${counted(answer.tiles, "tile")} of ` +
-    `${answer.bm}x${answer.bn}${split}${waves}, ${percent(answer.tileEfficiency, 0)} of the tiles' area useful.${memory}`
+    `${answer.bm}x${answer.bn}${split}${waves}, ${percent(answer.tileEfficiency, 0)} of the tiles' area useful.${rows}${memory}`
   );
 }
 

@@ -14,6 +14,7 @@ const STEP_BYTES = 128;
 const MIN_STEPS = 2;
 const SLOW_SECONDS = 2e-3;
 const RESIDENT_SHARE = 0.8;
+const PADDING_BYTES = 12; // bytes whose traffic takes as long as padding one element
 const USUAL_TILES = [[64, 64], [128, 64], [64, 128], [128, 128], [256, 128], [128, 256]];
 
 const ceilDiv = (a, b) => Math.ceil(a / b);
@@ -155,6 +156,27 @@ function shapeRow(problem, winogradTile) {
   return { ...row, ...gemm, density: flopsOf(problem) / flopsOf(gemm) };
 }
 
+// `shapeRow` for a library that pads misaligned channels of Tensor Core convolutions in NHWC: a
+// helper kernel copies the activations that the pass reads.
+function paddedRow(problem, winogradTile) {
+  const element = ELEMENT_BYTES[problem.dtype];
+  const pads = problem.op !== "gemm" && problem.dtype !== "fp32" && problem.layout === "nhwc";
+  if (!pads || problem.groups > 1) return shapeRow(problem, winogradTile);
+  const [c, kout] = [problem.c, problem.kout].map(
+    (size) => (ceilDiv(size * element, WIDE_BYTES) * WIDE_BYTES) / element,
+  );
+  if (c === problem.c && kout === problem.kout) return shapeRow(problem, winogradTile);
+  const padded = { ...problem, c, kout };
+  const row = shapeRow(padded, winogradTile);
+  const copied = problem.pass === "dgrad" ? 2 : 0;
+  const elements = operandElements(problem)[copied] + operandElements(padded)[copied];
+  return {
+    ...row,
+    helperKernels: row.helperKernels + 1,
+    helperBytes: row.helperBytes + PADDING_BYTES * elements,
+  };
+}
+
 // The traffic of Winograd's algorithm. F(2 × 2) is one kernel, which transforms input and result
 // inside, after a kernel that transforms the filters. F(4 × 4) is four kernels, and the transformed
 // tensors go through memory.
@@ -183,7 +205,9 @@ function work(s, [bm, bn], split, machine, group) {
   const waves = c.tail * Math.ceil(rounds) + (1 - c.tail) * Math.max(rounds, 1);
   const depth = STEP_BYTES / s.element;
   const steps = ceilDiv(s.k, depth * split);
-  const misaligned = (WIDE_BYTES / s.alignment) ** c.misalignment;
+  // A GPU's library runs kernels for 4 bytes where rows are aligned to 8.
+  const alignment = machine.kind === "gpu" && s.alignment === 8 ? 4 : s.alignment;
+  const misaligned = (WIDE_BYTES / alignment) ** c.misalignment;
   const rate = (group.peak / machine.sms) * c.compute;
   const compute = (bm * bn * 2 * depth * s.density * misaligned) / rate;
   const fallback = s.alignment < WIDE_BYTES ? 1 + c.fallback : 1;
@@ -384,7 +408,8 @@ function predict(problem, timeModel) {
   const { machine } = timeModel;
   const winograd = group.winograd ? WINOGRAD_TILES : [];
   const cached = group.warm && bytesOf(problem) <= machine.l2_bytes;
-  const shapes = [0, ...winograd].map((tile) => ({ ...shapeRow(problem, tile), cached }));
+  const rowOf = machine.kind === "gpu" ? paddedRow : shapeRow;
+  const shapes = [0, ...winograd].map((tile) => ({ ...rowOf(problem, tile), cached }));
   let guess = fastest(shapes[0], machine, group);
   for (const [place, tile] of winograd.entries()) {
     const other = fastest(shapes[place + 1], machine, group);
