@@ -1,9 +1,9 @@
 """Find out which GEMM and convolution shapes are fast on your GPU, why, and what to change.
 
     >>> import rooftile
-    >>> rooftile.predict("2048,2048,4096,bf16", "nvidia-h100-sxm")[["problem", "time_us", "limit"]]
+    >>> rooftile.predict("2048,2048,4096,bf16", "nvidia-h200")[["problem", "time_us", "limit"]]
                         problem    time_us    limit
-    0  2048,2048,4096,bf16,nt,1  46.535877  compute
+    0  2048,2048,4096,bf16,nt,1  44.877432  compute
 
 A shape is text in the form that the options ``--gemm`` and ``--conv`` take, a tuple of the same
 values, or a :class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes,
