@@ -456,7 +456,7 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
 def _kernel_alignment(shapes: Shapes, machine: Machine) -> Array:
     """Return the alignment in bytes that the kernels for these shapes need, at most 16.
 
-    On a GPU, cuBLAS runs kernels for 4 bytes where rows are aligned to 8: on an H100, 217 of the 218
+    On a GPU, cuBLAS runs kernels for 4 bytes where rows are aligned to 8: on an H100, 217 of 218
     kernels for such rows are named ``align2`` in 16 bits and ``align1`` in tf32
     (results/published/nvidia-h100-sxm).
     """
