@@ -242,7 +242,7 @@ class SampleLog:
         remedy = "wait for it or stop it"
         if shard[1] > 1:
             remedy = "wait for it, stop it, or choose another --shard"
-        self._claim = Claim(self.path, f"another run is writing {self.path}; {remedy}.")
+        self._claim = Claim(self.path, f"another process is writing {self.path}; {remedy}.")
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         try:
             self._file = os.open(self.path, flags, 0o644)
@@ -454,7 +454,7 @@ def refuse_if_running(folder: Path) -> None:
     for path in (folder / "samples").glob(f"*.jsonl{SUFFIX}"):
         samples = path.with_name(path.name.removesuffix(SUFFIX))
         # If the writer has ended without releasing its claim, the claim is taken over and released.
-        Claim(samples, f"another run is writing {samples}; wait for it or stop it.").release()
+        Claim(samples, f"another process is writing {samples}; wait for it or stop it.").release()
 
 
 def set_aside(folder: Path) -> Path:

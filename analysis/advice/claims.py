@@ -137,7 +137,8 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
     All ratios have to come from one machine, because one distribution is fitted to all of them.
-    Every result lies between about 1/150 and 150, because the log ratios end there.
+    Every result lies between about 1/150 and 150, because only log ratios from −5 to 5 are
+    considered.
     """
     if not measured:
         return []

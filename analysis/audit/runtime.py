@@ -233,7 +233,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
-        return product.resized({"batch": _divided(work.batch, tp, "the number of batched GEMMs")})
+        batch = _divided(work.batch, tp, "the number of batched GEMMs")
+        return _named(product.resized({"batch": batch}), ("batch",), tp)
     if product.role in _BY_COLUMNS or _COLUMNS_BY_PATH.search(product.path):
         size = out_size(product, forward)
     elif product.role in _BY_ROWS:

@@ -226,8 +226,8 @@ def _with_search(
 def _markdown(recording: Recording, summary: list[dict[str, Any]], without_library: int) -> str:
     """Return the comparison as a Markdown page with a table for each operation.
 
-    ``without_library`` is the number of shapes that are left out, because the vendor library has
-    no time for them. The column *chosen/best* is left out if no shape has a value in it.
+    ``without_library`` is the number of shapes that are left out, because the vendor library
+    was not timed on them. The column *chosen/best* is left out if no shape has a value in it.
     """
     is_searched = any(row["searched"] for row in summary)
     search = (
@@ -237,7 +237,8 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
     left_out = ""
     if without_library:
         left_out = (
-            f" Shapes left out because the vendor library has no time for them: {without_library}."
+            " The table leaves out shapes on which the vendor library was not timed (number of "
+            f"shapes: {without_library})."
         )
     lines = [
         "# Hand-written kernels compared with the vendor library on "

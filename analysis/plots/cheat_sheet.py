@@ -21,20 +21,20 @@ _MAX_RULES_SHOWN = 8  # rules that fit on one page
 _TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # labels of the axis of effects
 
 
-def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
+def sheet_data(rows: Sequence[RuleResult], with_other_effects: bool = False) -> pd.DataFrame:
     """Return up to eight rules with the largest significant effects, the largest first.
 
     Args:
         rows: results of rules.
-        facts: True to include rules that describe the machine instead of saying what to do.
+        with_other_effects: True to include rules whose effect is not the gain from following their
+            advice (:attr:`Rule.worth`).
 
     Returns:
         A table with the fields of :class:`RuleResult` as columns.
     """
     catalogue = all_rules()
     significant = [row for row in rows if _is_certain(row)]
-    # A rule without ``worth`` describes the machine.
-    shown = [row.to_json() for row in significant if facts or catalogue[row.id].worth]
+    shown = [row.to_json() for row in significant if with_other_effects or catalogue[row.id].worth]
     frame = pd.DataFrame(shown, columns=list(RuleResult.__dataclass_fields__))
     # Half the speed is as large an effect as twice the speed.
     effect_sizes = np.abs(np.log(frame["effect"].to_numpy(dtype=float)))
@@ -56,7 +56,7 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.
     """
-    figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
+    figure = draw_sheet(rows, inputs.machine, with_other_effects=inputs.public)
     if figure is None:
         return []
     return [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
@@ -79,9 +79,9 @@ def write_table_sheet(
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.
     """
-    # Only a few rules can be tested with a public table, so rules that describe the machine are
-    # included.
-    figure = draw_sheet(rows, machine, facts=True)
+    # Only a few rules can be tested with a public table, so those are included whose effect is not
+    # the gain from following their advice.
+    figure = draw_sheet(rows, machine, with_other_effects=True)
     if figure is None:
         return []
     caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source):,} rows"
@@ -104,15 +104,17 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
     return f"{machine.name}: {what_to_do(best.to_dict())}, {best['effect']:.2f}×"
 
 
-def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
+def draw_sheet(
+    rows: Sequence[RuleResult], machine: Machine, with_other_effects: bool = False
+) -> Figure | None:
     """Draw one page with the rules of :func:`sheet_data`, or return None if there are no rules.
 
     Args:
         rows: results of rules.
         machine: the machine on which the rules were tested.
-        facts: as in :func:`sheet_data`.
+        with_other_effects: as in :func:`sheet_data`.
     """
-    data = sheet_data(rows, facts)
+    data = sheet_data(rows, with_other_effects)
     if data.empty:
         return None
     size = (14.0, 2.0 + 0.8 * len(data))

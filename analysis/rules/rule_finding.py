@@ -292,7 +292,7 @@ def find_verdict(
             reach = _CLAIM_REACHED * claim
             possible = [name for name, group in groups.items() if group.hi >= reach]
             if possible:
-                verdict = f"depends: {_listed(possible, groups)} too uncertain to tell"
+                verdict = f"depends: {UNCERTAIN} in {_listed(possible, groups)}"
     else:
         verdict = _contradiction(groups) or _judge_claim(effect, claim)
     return RuleFinding(verdict, effect, claim, groups)

@@ -331,13 +331,15 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
         for dimension, slope in effects
         if math.isclose(slope * dimension.value, value)
     ]
-    # 1. The size is a multiple of all its dimensions multiplied together.
+    # 1. The size is a multiple of all its dimensions multiplied together. Each of them then
+    #    explains the size, because its slope contains the others.
     dimensions_multiplied = math.prod(dimension.value for dimension, _ in effects)
     if value % dimensions_multiplied == 0 and len(sufficient) == len(effects):
         factor = value // dimensions_multiplied
         factors = [str(factor)] if factor > 1 else []
         return "·".join([*factors, *(dimension.name for dimension, _ in sufficient)])
-    # 2. One dimension explains the size by itself, because it and the others depend on each other.
+    # 2. One dimension explains the size by itself: the factor is a fraction, the others depend on
+    #    it, or the size is a quotient of dimensions.
     if sufficient:
         return _term(*sufficient[0])
     # 3. The size is a sum of multiples of its dimensions and a constant.

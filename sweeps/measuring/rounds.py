@@ -176,7 +176,9 @@ class Rounds:
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
 
-        A case needs no further launch if this process checked its eleventh sample or a later one.
+        Each case with samples is then reported as ``right``, which confirms them, or with the
+        outcome of a failed check. A case is reported as right without another launch if it has no
+        checker, or if this process checked its eleventh sample or a later one.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -363,10 +365,14 @@ class Rounds:
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
 
     def _measure_ceilings(self) -> None:
-        """Measure a CPU's ceilings again, because the CPU may have been slow the last time."""
+        """Measure a CPU's ceilings again, and report them; the CPU may have been slow last time.
+
+        Nothing is reported on a GPU, which has no measured ceilings, or after a failure.
+        """
         ceilings = self._run_outside_cases(None, self._bench.ceilings)
         if ceilings is not None:
             peaks, bandwidth = ceilings
+            # The cost is 0 here, because it was reported as time outside of cases.
             self._report("ceilings", "", 0.0, peaks=dict(peaks), bandwidth=bandwidth)
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:

@@ -96,7 +96,9 @@ RUN = {
 
 def test_a_second_writer_of_a_shard_is_refused_and_of_another_is_not(tmp_path: Path) -> None:
     with SampleLog(tmp_path, (1, 2)):
-        with pytest.raises(UserError, match="another run is writing .* another --shard") as caught:
+        with pytest.raises(
+            UserError, match="another process is writing .* another --shard"
+        ) as caught:
             SampleLog(tmp_path, (1, 2))
         assert caught.value.exit_code == 1
         SampleLog(tmp_path, (2, 2)).close()

@@ -176,6 +176,14 @@ def test_a_part_of_a_sum_has_the_sum_in_brackets() -> None:
     assert part.names == {"m": "fixed", "n": "(hidden + 1024) / 2", "k": "hidden"}
 
 
+def test_a_part_of_the_batch_of_attentions_gemms_is_divided_in_its_name() -> None:
+    work = Gemm(512, 512, 64, "bf16", "nt", 96)
+    names = {"m": "fixed", "n": "fixed", "k": "fixed", "batch": "8·heads"}
+    product = Product(work, "attention", "layer.attention", "forward", 1, 0, 0, names)
+    (part,) = Runtime(tp=2).products(Captured((product,), (), (), 1, 2))
+    assert (part.sizes["batch"], part.names["batch"]) == (48, "8·heads / 2")
+
+
 def test_recomputed_layers_and_chunks_of_the_loss(gpt2: Captured) -> None:
     plain = Runtime().products(gpt2)
     again = Runtime(recompute=True).products(gpt2)

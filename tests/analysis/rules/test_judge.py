@@ -232,7 +232,7 @@ def test_the_sheet_of_a_table_has_what_the_table_can_answer(
         RuleResult(**row)
         for row in json.loads((ACCURACY / "rules-a100.json").read_text(encoding="utf-8"))
     ]
-    assert len(sheet_data(rows, facts=True)) == 5
+    assert len(sheet_data(rows, with_other_effects=True)) == 5
     (written,) = write_table_sheet(rows, machine, read_source(path, machine), tmp_path)
     assert path.name in written.with_suffix(".svg").read_text(encoding="utf-8")
 

@@ -205,7 +205,7 @@ def test_a_place_that_cannot_be_made(two: Path) -> None:
 def test_a_recording_that_is_written_at_the_moment(two: Path) -> None:
     with (
         SampleLog(two / "b", (1, 1)),
-        pytest.raises(UserError, match="another run is writing .*; wait for it or stop it"),
+        pytest.raises(UserError, match="another process is writing .*; wait for it or stop it"),
     ):
         merge([two / "a", two / "b"], two / "all", two)
     assert not (two / "all").exists()

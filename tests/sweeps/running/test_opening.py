@@ -295,7 +295,7 @@ def test_a_run_in_progress_is_not_set_aside(tmp_path: Path) -> None:
     first = begin(request(tmp_path), quiet)
     with (
         SampleLog(first.folder, (1, 1)),
-        pytest.raises(UserError, match="another run is writing"),
+        pytest.raises(UserError, match="another process is writing"),
     ):
         begin(request(tmp_path, fresh=True), quiet)
     assert (first.folder / "run.json").exists()

@@ -203,7 +203,7 @@ def test_a_bench_that_cannot_be_set_up_is_one_sentence(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     run = a_run(tmp_path, planned(2))
     with SampleLog(tmp_path, (1, 1)):
-        with pytest.raises(UserError, match="another run is writing") as caught:
+        with pytest.raises(UserError, match="another process is writing") as caught:
             carry(run)
         assert caught.value.exit_code == 1
         assert not (tmp_path / "measurements.csv").exists()
