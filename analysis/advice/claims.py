@@ -174,7 +174,7 @@ def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
     measurements does not: the error of a ratio of 9 may be far below 1%.
     """
     error = max(measured.error, _LEAST_ERROR)
-    # The steps are 0.05 errors around the measurement, and a tenth of the distance far from it.
+    # The steps are 0.03 errors around the measurement, and a twentieth of the distance far from it.
     around = np.clip(measured.log_ratio + error * _sinh_spaced(0.5, 1e4), -_FARTHEST, _FARTHEST)
     return np.union1d(around, _sinh_spaced(5e-4, _FARTHEST))
 

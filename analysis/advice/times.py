@@ -16,7 +16,8 @@ from analysis.model.predict import explain
 from analysis.model.query import group_of
 from analysis.recordings.repetition import MeasuredTime
 from analysis.recordings.runs import load_runs
-from kernels.problem import FP8_INCLUDES, WIDE_BYTES, Problem
+from kernels.common.counts import counted
+from kernels.problem import FP8_INCLUDES, WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import priced_alignment
 from sweeps.schema import problem_columns
 
@@ -50,19 +51,21 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks about misaligned rows, fp8 and too little memory, each after ``; ``.
+    """Return remarks about misaligned GEMMs, fp8 and too little memory, each after ``; ``.
 
     Return "" if none applies.
     """
     machine = basis.model.machine
     remarks = ""
-    alignment = priced_alignment(problem)
     # In fp32, the same kernels run at any alignment, and a CPU has no kernels for alignments.
-    if alignment < WIDE_BYTES and problem.dtype != "fp32" and machine.kind == "gpu":
-        remarks += (
-            f"; rows begin at multiples of {alignment} bytes, but the fastest kernels need "
-            f"multiples of {WIDE_BYTES}"
-        )
+    on_tensor_cores = machine.kind == "gpu" and problem.dtype != "fp32"
+    if isinstance(problem, Gemm) and on_tensor_cores:
+        alignment = priced_alignment(problem)
+        if alignment < WIDE_BYTES:
+            remarks += (
+                f"; rows begin at multiples of {counted(alignment, 'byte')}, but the fastest "
+                f"kernels need multiples of {WIDE_BYTES}"
+            )
     if problem.dtype == "fp8":
         remarks += f"; {FP8_INCLUDES}"
     memory = machine.memory_bytes  # 0 if it is unknown

@@ -31,7 +31,7 @@ from sweeps.store import write_json, write_whole
 BEST = "best of all"
 """Family name under which the fastest kernel of each shape is listed."""
 
-NEAR = 0.9
+CLOSE = 0.9
 """Smallest ratio of a kernel that counts as nearly as fast as the vendor library."""
 
 _SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config of a kernel
@@ -117,7 +117,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     ``all`` and the dtype.
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
-    ``near`` is the share of ratios of at least :data:`NEAR`. ``wins`` is the share of ratios above
+    ``near`` is the share of ratios of at least :data:`CLOSE`. ``wins`` is the share of ratios above
     1, and ``clear_wins`` is the share of shapes whose whole interval is above 1. ``worst`` is the
     smallest ratio, and ``worst_shape`` is the shape with that ratio. ``found`` is the geometric
     mean of the column ``found`` over the shapes that have a value in it, or None if there are none.
@@ -140,7 +140,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
                     "class": name,
                     "shapes": len(members),
                     "ratio": geometric_mean(members["ratio"]),
-                    "near": float((members["ratio"] >= NEAR).mean()),
+                    "near": float((members["ratio"] >= CLOSE).mean()),
                     "wins": float((members["ratio"] > 1).mean()),
                     "clear_wins": float((members["ratio_lo"] > 1).mean()),
                     "worst": float(worst["ratio"]),
@@ -248,7 +248,7 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
         "",
         "A ratio is the vendor library's time over the time of the kernel. If it is above 1, the "
         "kernel is faster. The column *ratio* is the geometric mean over the shapes of a class. "
-        f"*≥ {NEAR}* is the share of shapes whose ratio is at least {NEAR}, *wins* is the share of "
+        f"*≥ {CLOSE}* is the share of shapes whose ratio is at least {CLOSE}, *wins* is the share of "
         "shapes whose ratio is above 1, and *clear wins* is the share of shapes whose whole 95% "
         "interval is above 1. *worst* is the smallest ratio, and *at* is its shape. "
         "The vendor library runs the kernel that it chooses or the one that its autotuner finds, "
@@ -257,7 +257,7 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
         f"*{BEST}* is the fastest family of each shape.{left_out}",
     ]
     titles = [
-        "family", "class", "shapes", "ratio", f"≥ {NEAR}", "wins", "clear wins", "worst", "at",
+        "family", "class", "shapes", "ratio", f"≥ {CLOSE}", "wins", "clear wins", "worst", "at",
     ]  # fmt: skip
     if is_searched:
         titles.append("chosen/best")

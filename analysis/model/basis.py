@@ -275,7 +275,8 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
         if dtype not in TWINS or implementation in HAND_WRITTEN:
             continue
         # No fit starts from this prior, so its spread (UNKNOWN) does not matter.
-        measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
+        kind, source, warm = basis._origin(group)
+        measured_prior = Prior(fit, kind, source, UNKNOWN, warm)
         other_dtypes = [TWINS[dtype]]
         if dtype == "bf16":
             other_dtypes.append("tf32")

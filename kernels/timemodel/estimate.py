@@ -220,7 +220,7 @@ def priced_alignment(problem: Problem) -> int:
     For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
     count. In the public tables, predictions without a price for the output's misaligned rows miss
     by a median factor of only 1.12 to 1.19 if N is 1. If N is 4, predictions without any price miss
-    by a median factor of up to 3.1, so its rows are priced (results/accuracy/misalignment.json). If
+    by a median factor of up to 3.0, so its rows are priced (results/accuracy/misalignment.json). If
     M is 1, the output is a single row, which begins at an aligned address.
     """
     # If B is not stored transposed, its rows also have N elements, so they must count.
@@ -458,7 +458,8 @@ def _kernel_alignment(shapes: Shapes, machine: Machine) -> Array:
 
     On a GPU, cuBLAS runs kernels for 4 bytes where rows are aligned to 8: on an H100, 217 of 218
     kernels for such rows are named ``align2`` in 16 bits and ``align1`` in tf32
-    (results/published/nvidia-h100-sxm).
+    (results/published/nvidia-h100-sxm). Hand-written kernels are priced alike, which scales all of
+    their configs.
     """
     if machine.kind == "cpu":
         return shapes.alignment

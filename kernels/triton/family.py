@@ -124,8 +124,8 @@ class TritonFamily(ABC):
     ) -> list[Config | None]:
         """Return the valid candidates, sorted by their estimated time.
 
-        Experimental configs are left out by default: on an H100, their results were right, but they
-        were 2% to 26% slower than plain ones (the sweep ``warp-specialisation`` in
+        Experimental configs are left out by default: on an H100, their results were correct, but
+        they were 2% to 26% slower than plain ones (the sweep ``warp-specialisation`` in
         results/published/nvidia-h100-sxm).
         For a CPU, the result is a single config for Triton's interpreter.
         """

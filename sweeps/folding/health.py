@@ -8,7 +8,7 @@ The verdict is ``quiet``, ``noisy`` or ``unusable``. The worst of these findings
 | variation of the canary GEMM's times, if too few cases were re-timed | 5% | – |
 | change of the machine's speed during the run | 3% | – |
 | cases whose batches last whole scheduler ticks | 25% | 50% |
-| cases in which the GPU throttled its clock | 5% | – |
+| cases in which the GPU throttled its clock, except at its power limit | 5% | – |
 
 A run is also noisy if the median half-width of its intervals is 5% or more, if fewer than eight
 cases have an interval, or if other processes used the GPU.

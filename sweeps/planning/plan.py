@@ -513,7 +513,9 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
-            shapes = Shapes.from_problems([problems[i] for i in positions])
+            shapes = Shapes.from_problems(
+                [problems[i] for i in positions], pads_channels=machine.kind == "gpu"
+            )
             tiles = Tiles.library(machine, dtype)
             constants = default_constants(machine.generation, dtype)
             peak = machine.peak(dtype)

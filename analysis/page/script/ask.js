@@ -309,10 +309,10 @@ function explained(problem, answer, { machine }) {
   const winograd = answer.winograd ? "Winograd, " : "";
   const memory = bytesOf(problem) > machine.memory_bytes ? " It does not fit into the memory." : "";
   // In fp32, the same kernels run at any alignment.
-  const alignment = pricedAlignment(problem);
-  const needsOthers = machine.kind === "gpu" && problem.dtype !== "fp32" && alignment < WIDE_BYTES;
-  const rows = needsOthers
-    ? ` Rows begin at multiples of ${alignment} bytes, but the fastest kernels need multiples of ${WIDE_BYTES}.`
+  const onTensorCores = machine.kind === "gpu" && problem.dtype !== "fp32";
+  const alignment = problem.op === "gemm" && onTensorCores ? pricedAlignment(problem) : WIDE_BYTES;
+  const rows = alignment < WIDE_BYTES
+    ? ` Rows begin at multiples of ${counted(alignment, "byte")}, but the fastest kernels need multiples of ${WIDE_BYTES}.`
     : "";
   return (
     `Limited by ${LIMIT_WORDS[answer.limit]}: ${winograd}${counted(answer.tiles, "tile")} of ` +

@@ -25,6 +25,7 @@ from analysis.recordings.confirmed import Pair, confirmed_pairs
 from analysis.recordings.load import load
 from analysis.recordings.repetition import MeasuredTime
 from kernels.common.errors import UserError
+from kernels.machine import cpu_machine
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import CONFIRM, Case, Contender
 from sweeps.folding.history import BLOCKS, PROCESSES
@@ -300,15 +301,25 @@ def test_an_unknown_size_of_memory_is_not_too_small(tmp_path: Path) -> None:
 
 
 def test_misaligned_rows_are_explained_where_kernels_depend_on_them(tmp_path: Path) -> None:
-    def remark(machine: str, *gemms: Gemm) -> list[bool]:
-        rows = times_of(gemms, find_basis(machine, tmp_path))
+    def remark(machine: str, *problems: Problem) -> list[bool]:
+        rows = times_of(problems, find_basis(machine, tmp_path))
         return ["rows begin at multiples of" in row["explanation"] for row in rows]
 
     sizes = (4096, 4097)
     for dtype, expected in (("bf16", [False, True]), ("fp32", [False, False])):
         gemms = [Gemm(4096, n, 4096, dtype) for n in sizes]
         assert remark("nvidia-h100-sxm", *gemms) == expected
-    (row,) = times_of([Gemm(4096, 4097, 4096, "tf32")], find_basis("nvidia-h100-sxm", tmp_path))
-    assert row["explanation"].endswith(
-        "; rows begin at multiples of 4 bytes, but the fastest kernels need multiples of 16"
-    )
+    for dtype, words in (
+        ("tf32", "multiples of 4 bytes, but"),
+        ("fp8", "multiples of 1 byte, but"),
+    ):
+        problem = Gemm(4096, 4097, 4097, dtype)
+        (row,) = times_of([problem], find_basis("nvidia-h100-sxm", tmp_path))
+        assert words in row["explanation"]
+    # A library pads the channels of a convolution, and a CPU has no kernels for alignments.
+    conv = Conv.parse("32,63,28,28,63,3,3,1,1,1,1,bf16")
+    assert remark("nvidia-h100-sxm", conv) == [False]
+    cpu = cpu_machine({"fp32": 1e11, "bf16": 2e11}, 3e10, 2)
+    cases = [Case("gemm", Gemm(512, 512, 512, "bf16"), "onednn")]
+    record(tmp_path / cpu.slug, cases, [1e-3], machine=cpu)
+    assert remark(cpu.slug, Gemm(512, 513, 512, "bf16")) == [False]

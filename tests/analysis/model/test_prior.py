@@ -251,8 +251,11 @@ def test_an_import_is_completed_by_the_published_recording(tmp_path: Path) -> No
     published, imported = tmp_path / "published" / slug, tmp_path / "public" / slug
     sizes = [(256 * i, 256 * j, 1024) for i in (1, 2, 3) for j in (1, 2, 3, 4)]
     for folder, dtypes in ((published, ("bf16", "fp16")), (imported, ("bf16",))):
-        problems = [Gemm(*size, dtype) for dtype in dtypes for size in sizes]
-        record(folder, [Case("gemm", p, "cublas") for p in problems], [1e-5] * len(problems))
+        cases = [Case("g", Gemm(*s, dtype), "cublas") for dtype in dtypes for s in sizes]
+        if folder == published:
+            convs = [f"8,{c},28,28,{k},3,3,1,1,1,1,fp16" for c in (32, 64, 96) for k in (32, 64)]
+            cases += [Case("c", Conv.parse(spec), "cudnn") for spec in convs]
+        record(folder, cases, [1e-5] * len(cases))
         write_predictions(analyse(load(folder)))
     assert find_basis(slug, tmp_path).folder == published
     run = json.loads((imported / "run.json").read_text(encoding="utf-8"))
@@ -269,3 +272,13 @@ def test_an_import_is_completed_by_the_published_recording(tmp_path: Path) -> No
     assert (basis.kind, basis.folder) == ("public", imported)
     kinds = {d: basis.group_kind_and_source(Gemm(512, 512, 512, d))[0] for d in ("bf16", "fp16")}
     assert kinds == {"bf16": "public", "fp16": "recorded"}
+    # A group that stands in for another dtype is of the recording, too.
+    conv = Conv.parse("8,64,28,28,64,3,3,1,1,1,1,bf16")
+    assert basis.group_kind_and_source(conv)[0] == "recorded"
+    assert basis.query([conv]).cached == [False]
+    # An own run that is unusable leaves the import in use.
+    health = {"verdict": "unusable", "reasons": ["launches waited"]}
+    record(tmp_path / slug, [Case("gemm", LARGE, "cublas")], [9e-4], health=health)
+    again = find_basis(slug, tmp_path)
+    assert (again.kind, again.folder) == ("public", imported)
+    assert again.group_kind_and_source(Gemm(512, 512, 512, "fp16"))[0] == "recorded"

@@ -131,6 +131,12 @@ def test_expected_times_follow_the_machine() -> None:
     assert expected_seconds([Gemm(8, 8, 8, "tf32")], CPU) == [0.0]  # cannot run: costs nothing
 
 
+def test_channels_that_a_library_pads_are_not_expected_to_take_several_times_as_long() -> None:
+    odd, even = (Conv.parse(f"32,{c},28,28,{c},3,3,1,1,1,1,bf16") for c in (255, 256))
+    on_odd, on_even = expected_seconds([odd, even], H200)
+    assert on_even < on_odd < 2 * on_even
+
+
 def test_sustained_cases_are_expected_to_take_their_settling_time() -> None:
     burst = Case("s", Gemm(1024, 1024, 1024, "fp32"), "cublas")
     sustained = Case("s", Gemm(1024, 1024, 1024, "fp32"), "cublas", mode="sustained")
