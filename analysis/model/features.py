@@ -77,7 +77,7 @@ class Inputs:
         config_type = HAND_WRITTEN.get(query.implementations[0])
         on_gpu_library = config_type is None and machine.kind == "gpu"
         shapes = Shapes.from_problems(
-            query.problems, in_cache, query.sustained, pads_channels=on_gpu_library
+            query.problems, in_cache, query.sustained, on_gpu_library=on_gpu_library
         )
         # 2. Look up the tiles that the configs of a hand-written kernel name.
         tiles = None

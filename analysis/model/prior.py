@@ -39,6 +39,7 @@ from analysis.model.fit import (
 from analysis.model.offsets import LIBRARY, CollectionTrees, Offsets
 from analysis.model.query import Query
 from analysis.model.shift import Shift
+from kernels.config import HAND_WRITTEN
 from kernels.machine import Machine, known_machine
 from kernels.timemodel.constants import (
     Constants,
@@ -418,7 +419,9 @@ def _default_prior(machine: Machine, group: str) -> Prior:
     dtype = group.split()[-1]
     is_known = is_fp32_known(machine, group)
     low, high = FP32_LIKE if is_known else UNCALIBRATED
-    fit = Fit(default_constants(machine.generation, dtype), low=low, high=high, aligned_only=True)
+    hand_written = group.split()[0] in HAND_WRITTEN
+    constants = default_constants(machine.generation, dtype, hand_written)
+    fit = Fit(constants, low=low, high=high, aligned_only=True)
     origin = measured_on(machine.generation, dtype)
     if origin is None:
         source = f"constants not fitted to any machine, with an interval of {_FACTOR_OF_TWO}"

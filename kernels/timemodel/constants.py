@@ -140,15 +140,19 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
     return {**BOUNDS, "compute": (low, max(1.0, machine.boost_mhz / machine.tensor_mhz))}
 
 
-def default_constants(generation: str, dtype: str) -> Constants:
+def default_constants(generation: str, dtype: str, hand_written: bool = False) -> Constants:
     """Return a generation's constants from ``constants.toml``, before any calibration.
+
+    ``hand_written`` is True for Triton kernels, which have no kernels for older GPUs to fall back
+    on if rows are misaligned. They get the default ``misalignment``.
 
     A generation without measured constants gets those of a similar generation, except for the
     constants of misaligned rows (:func:`_misaligned_constants`).
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
-    return replace(measured, **_misaligned_constants(generation, dtype))
+    constants = replace(measured, **_misaligned_constants(generation, dtype))
+    return replace(constants, misalignment=measured.misalignment) if hand_written else constants
 
 
 @functools.cache

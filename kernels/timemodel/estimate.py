@@ -72,7 +72,7 @@ class Shapes:
     bytes: Array  # minimum traffic of the GEMM itself
     a_bytes: Array  # bytes of A in one GEMM of the batch; 0 for a convolution
     density: Array  # useful share of the m·n·k multiply-adds
-    alignment: Array  # what :func:`priced_alignment` returns, in bytes
+    alignment: Array  # bytes; what :func:`priced_alignment` returns, or what a library makes of it
     helper_kernels: Array  # number of kernels before and after the GEMM
     helper_bytes: Array  # bytes that these kernels move
     cached: Array  # 1 where the operands are in the last-level cache, 0 where in memory
@@ -88,7 +88,7 @@ class Shapes:
         cached: Sequence[bool] | None = None,
         sustained: Sequence[bool] | None = None,
         algorithm: str = "implicit-gemm",
-        pads_channels: bool = False,
+        on_gpu_library: bool = False,
     ) -> Shapes:
         """Create the arrays from problems.
 
@@ -96,13 +96,13 @@ class Shapes:
         ``sustained`` is True for a problem that is launched without pauses. None stands for False
         for all problems. ``algorithm`` is the algorithm that computes the convolutions, a key of
         :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are computed
-        as their implied GEMM. ``pads_channels`` is True for a library that computes misaligned
-        channels with kernels for aligned ones (:func:`_padded_row`).
+        as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the problems,
+        which decides what misaligned sizes cost (:func:`_gpu_library_row`).
         """
         # 1. Convert each problem to a row of the first eleven fields, in their order. The shape is
         # given, so that there are eleven columns even if there are no problems.
         tile = ALGORITHMS[algorithm]
-        row_of = _padded_row if pads_channels else _shape_row
+        row_of = _gpu_library_row if on_gpu_library else _shape_row
         rows = [row_of(problem, tile) for problem in problems]
         columns = np.array(rows, dtype=np.float64).reshape(-1, 11).T
         # 2. Convert the two flags. None stands for False everywhere.
@@ -160,27 +160,32 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     )
 
 
-def _padded_row(problem: Problem, tile: int) -> tuple[float, ...]:
-    """Return the row of :func:`_shape_row` for a library that pads misaligned channels.
+def _gpu_library_row(problem: Problem, tile: int) -> tuple[float, ...]:
+    """Return the row of :func:`_shape_row` for cuBLAS or cuDNN, by what they do on an H100.
 
-    On an H100, cuDNN runs a kernel ``nhwcAddPaddingKernel`` before 96% of convolutions on Tensor
-    Cores whose channels are not multiples of 16 bytes in NHWC
-    (results/published/nvidia-h100-sxm). It copies the activations that the pass reads, in the
-    median at a sixth of the memory's bandwidth in 16 bits and at a third in tf32. The kernel after
-    it is one for aligned channels.
+    These are observations of kernels' names in results/published/nvidia-h100-sxm:
+
+    - Where rows of a GEMM are aligned to 8 bytes, 217 of 218 kernels are those for 4 bytes
+      (``align2`` in 16 bits, ``align1`` in tf32).
+    - Before 96% of convolutions on Tensor Cores whose channels are not multiples of 16 bytes in
+      NHWC, a kernel ``nhwcAddPaddingKernel`` pads the activations that the pass reads, in the
+      median at a sixth of the memory's bandwidth in 16 bits and at a third in tf32. The kernel
+      after it is one for aligned channels.
     """
-    if not isinstance(problem, Conv) or problem.dtype == "fp32" or problem.layout != "nhwc":
+    if isinstance(problem, Gemm):
+        *before, alignment, helper_kernels, helper_bytes = _shape_row(problem, tile)
+        return (*before, 4 if alignment == 8 else alignment, helper_kernels, helper_bytes)
+    if problem.dtype == "fp32" or problem.layout != "nhwc" or problem.groups > 1:
         return _shape_row(problem, tile)
     per_row = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
     c, kout = (ceil_div(size, per_row) * per_row for size in (problem.c, problem.kout))
-    if problem.groups > 1 or (c, kout) == (problem.c, problem.kout):
+    if (c, kout) == (problem.c, problem.kout):
         return _shape_row(problem, tile)
     padded = replace(problem, c=c, kout=kout)
-    *fields_before, helper_kernels, helper_bytes = _shape_row(padded, tile)
+    *before, helper_kernels, helper_bytes = _shape_row(padded, tile)
     copied = 2 if problem.pass_ == "dgrad" else 0  # position of the activations that are read
     elements = problem.operand_elements[copied] + padded.operand_elements[copied]
-    helper_bytes += _PADDING_BYTES * elements
-    return (*fields_before, helper_kernels + 1, helper_bytes)
+    return (*before, helper_kernels + 1, helper_bytes + _PADDING_BYTES * elements)
 
 
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
@@ -431,7 +436,7 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     # 2. Estimate the time of the arithmetic in a K step. The factors that depend on the shape are
     # usually the same for all shapes. They are then one number, which is cheaper to multiply. A
     # slowdown is a factor of at least 1 by which misaligned rows lengthen a time.
-    arithmetic_slowdown = (WIDE_BYTES / _kernel_alignment(shapes, machine)) ** c.misalignment
+    arithmetic_slowdown = (WIDE_BYTES / shapes.alignment) ** c.misalignment
     rate = peak / machine.sms * c.compute * np.where(shapes.sustained > 0, c.sustained, 1.0)
     compute = (
         tiles.bm
@@ -451,19 +456,6 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     row_seconds = shapes.k * shapes.element / (c.l2 * tiles.split)
     intake = count * (tiles.bm + tiles.bn) * row_seconds
     return _Work(count, waves, steps, compute, feed, latency, epilogue, total, intake)
-
-
-def _kernel_alignment(shapes: Shapes, machine: Machine) -> Array:
-    """Return the alignment in bytes that the kernels for these shapes need, at most 16.
-
-    On a GPU, cuBLAS runs kernels for 4 bytes where rows are aligned to 8: on an H100, 217 of 218
-    kernels for such rows are named ``align2`` in 16 bits and ``align1`` in tf32
-    (results/published/nvidia-h100-sxm). Hand-written kernels are priced alike, which scales all of
-    their configs.
-    """
-    if machine.kind == "cpu":
-        return shapes.alignment
-    return np.where(shapes.alignment == 8, 4, shapes.alignment)
 
 
 def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:

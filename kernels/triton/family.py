@@ -138,7 +138,7 @@ class TritonFamily(ABC):
             if config.invalid(problem.dtype, machine) is None
             and (experimental or config.experimental is None)
         ]
-        constants = default_constants(machine.generation, problem.dtype)
+        constants = default_constants(machine.generation, problem.dtype, hand_written=True)
         seconds = self.seconds(problem, valid, machine, constants)
         # The sort is stable, so candidates with equal times keep their order.
         return [valid[i] for i in np.argsort(seconds, kind="stable")]

@@ -514,7 +514,7 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
             shapes = Shapes.from_problems(
-                [problems[i] for i in positions], pads_channels=machine.kind == "gpu"
+                [problems[i] for i in positions], on_gpu_library=machine.kind == "gpu"
             )
             tiles = Tiles.library(machine, dtype)
             constants = default_constants(machine.generation, dtype)

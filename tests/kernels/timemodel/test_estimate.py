@@ -226,7 +226,7 @@ def test_kernels_for_misaligned_rows_may_not_split_k() -> None:
 
 
 def padded(spec: str) -> Shapes:
-    return Shapes.from_problems([Conv.parse(spec)], pads_channels=True)
+    return Shapes.from_problems([Conv.parse(spec)], on_gpu_library=True)
 
 
 def test_misaligned_channels_are_padded_by_a_helper_kernel() -> None:
@@ -247,7 +247,21 @@ def test_misaligned_channels_are_padded_by_a_helper_kernel() -> None:
 def test_only_tensor_core_kernels_for_nhwc_pad_channels(changed: str) -> None:
     conv = Conv.parse(f"2,63,8,8,63,3,3,1,1,1,1,{changed}")
     for problem in (conv, Gemm(64, 63, 64, "bf16"), replace(conv, dtype="bf16", groups=63)):
-        one, other = (Shapes.from_problems([problem], pads_channels=on) for on in (True, False))
+        one, other = (Shapes.from_problems([problem], on_gpu_library=on) for on in (True, False))
         assert [one.k, one.alignment, one.helper_bytes] == [
             other.k, other.alignment, other.helper_bytes,
         ]  # fmt: skip
+
+
+def test_cublas_has_kernels_for_rows_of_four_bytes_but_not_of_eight() -> None:
+    problems = [Gemm(512, n, 512, "bf16") for n in (513, 514, 516, 520)]
+    for on_gpu_library, alignment in ((True, [2, 4, 4, 16]), (False, [2, 4, 8, 16])):
+        shapes = Shapes.from_problems(problems, on_gpu_library=on_gpu_library)
+        assert shapes.alignment.tolist() == alignment
+
+
+def test_hand_written_kernels_do_not_pay_for_the_librarys_fallback() -> None:
+    library, ours = (default_constants("hopper", "bf16", hand) for hand in (False, True))
+    assert library.misalignment > ours.misalignment
+    assert replace(library, misalignment=ours.misalignment) == ours
+    assert default_constants("hopper", "fp32", True) == default_constants("hopper", "fp32")
