@@ -224,8 +224,9 @@ def priced_alignment(problem: Problem) -> int:
 
     For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
     count. In the public tables, predictions without a price for the output's misaligned rows miss
-    by a median factor of only 1.12 to 1.19 if N is 1. If N is 4, predictions without any price miss
-    by a median factor of up to 3.0, so its rows are priced (results/accuracy/misalignment.json). If
+    by a median factor of only 1.12 to 1.19 if N is 1. If N is 4, predictions without the constant
+    ``fallback`` miss by a median factor of up to 2.8, so its rows are priced
+    (results/accuracy/misalignment.json). If
     M is 1, the output is a single row, which begins at an aligned address.
     """
     # If B is not stored transposed, its rows also have N elements, so they must count.
