@@ -226,8 +226,8 @@ def priced_alignment(problem: Problem) -> int:
     count. In the public tables, predictions without a price for the output's misaligned rows miss
     by a median factor of only 1.12 to 1.19 if N is 1. If N is 4, predictions without the constant
     ``fallback`` miss by a median factor of up to 2.8, so its rows are priced
-    (results/accuracy/misalignment.json). If
-    M is 1, the output is a single row, which begins at an aligned address.
+    (results/accuracy/misalignment.json). If M is 1, the output is a single row, which begins at an
+    aligned address.
     """
     # If B is not stored transposed, its rows also have N elements, so they must count.
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
