@@ -170,8 +170,9 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
 def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
     """Return the log ratios, in increasing order, that may be the true one of a measurement.
 
-    They resolve both the measurement's error and the narrow components around 0. A grid for all
-    measurements does not: the error of a ratio of 9 may be far below 1%.
+    They resolve both the measurement's error and the narrow components around 0. A single grid for
+    all measurements would be too coarse far from 0, because the error of a ratio of 9, for example,
+    may be far below 1%.
     """
     error = max(measured.error, _LEAST_ERROR)
     # The steps are 0.03 errors around the measurement, and a twentieth of the distance far from it.

@@ -138,7 +138,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     # 1. Check the options.
     if machine == _ALL:
         raise UserError(
-            f"name the machine on which the times in {path} were measured: --machine SLUG."
+            "a file of times belongs to one machine; add --machine SLUG, the machine on which the "
+            f"times in {path} were measured."
         )
     if defaults.dtype and defaults.dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype is {defaults.dtype!r}; {nearest(defaults.dtype, DTYPE_BYTES)}")

@@ -24,10 +24,10 @@ CHANGE_CORRELATION = 0.5
 a GEMM's time before a change, divided by its time after the change."""
 
 MOST_PRODUCTS = 12
-"""Largest number of distinct GEMMs in a simulated step."""
+"""Largest number of GEMMs drawn for a simulated step; the same GEMM may be drawn twice."""
 
 FEWEST_PRODUCTS = 3
-"""Smallest number of distinct GEMMs in a simulated step."""
+"""Smallest number of GEMMs drawn for a simulated step; the same GEMM may be drawn twice."""
 
 _MAX_COUNT = 48  # Largest number of times that a GEMM occurs in a simulated step.
 _DRAWS = 4000  # Number of simulated steps.
@@ -62,7 +62,7 @@ def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
 
     Returns:
         Counts as an array of shape (steps, :data:`MOST_PRODUCTS`). The row of a step with fewer
-        distinct GEMMs ends with zeros.
+        drawn GEMMs ends with zeros.
     """
     distinct = rng.integers(FEWEST_PRODUCTS, MOST_PRODUCTS + 1, (steps, 1))
     counts = rng.integers(1, _MAX_COUNT + 1, (steps, MOST_PRODUCTS))

@@ -146,9 +146,9 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
     within the span, and each kernel has the number of the call that launched it (``correlation``).
     If the record of a kernel is lost, the call that launched the kernel has none in the trace, so
-    only the launch with that call gets None. A launch without calls and kernels, for example
-    because it failed, gets None if the trace has the kernels of another launch, and an empty list
-    otherwise.
+    only the launch with that call gets None. The trace may have neither calls nor kernels for a
+    launch, for example because the launch failed. The launch's entry is then None if the trace has
+    kernels of another launch, and an empty list otherwise.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)

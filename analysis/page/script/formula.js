@@ -156,12 +156,17 @@ function shapeRow(problem, winogradTile) {
   return { ...row, ...gemm, density: flopsOf(problem) / flopsOf(gemm) };
 }
 
-// `shapeRow` for a library that pads misaligned channels of Tensor Core convolutions in NHWC: a
-// helper kernel copies the activations that the pass reads.
-function paddedRow(problem, winogradTile) {
+// `shapeRow` for a GPU's library. For GEMMs, it runs kernels for 4 bytes where rows are aligned to 8.
+// It pads misaligned channels of Tensor Core convolutions in NHWC: a helper kernel copies the
+// activations that the pass reads.
+function gpuLibraryRow(problem, winogradTile) {
   const element = ELEMENT_BYTES[problem.dtype];
-  const pads = problem.op !== "gemm" && problem.dtype !== "fp32" && problem.layout === "nhwc";
-  if (!pads || problem.groups > 1) return shapeRow(problem, winogradTile);
+  if (problem.op === "gemm") {
+    const row = shapeRow(problem, winogradTile);
+    return { ...row, alignment: row.alignment === 8 ? 4 : row.alignment };
+  }
+  const pads = problem.dtype !== "fp32" && problem.layout === "nhwc" && problem.groups === 1;
+  if (!pads) return shapeRow(problem, winogradTile);
   const [c, kout] = [problem.c, problem.kout].map(
     (size) => (ceilDiv(size * element, WIDE_BYTES) * WIDE_BYTES) / element,
   );
@@ -205,9 +210,7 @@ function work(s, [bm, bn], split, machine, group) {
   const waves = c.tail * Math.ceil(rounds) + (1 - c.tail) * Math.max(rounds, 1);
   const depth = STEP_BYTES / s.element;
   const steps = ceilDiv(s.k, depth * split);
-  // A GPU's library runs kernels for 4 bytes where rows are aligned to 8.
-  const alignment = machine.kind === "gpu" && s.alignment === 8 ? 4 : s.alignment;
-  const misaligned = (WIDE_BYTES / alignment) ** c.misalignment;
+  const misaligned = (WIDE_BYTES / s.alignment) ** c.misalignment;
   const rate = (group.peak / machine.sms) * c.compute;
   const compute = (bm * bn * 2 * depth * s.density * misaligned) / rate;
   const fallback = s.alignment < WIDE_BYTES ? 1 + c.fallback : 1;
@@ -408,7 +411,7 @@ function predict(problem, timeModel) {
   const { machine } = timeModel;
   const winograd = group.winograd ? WINOGRAD_TILES : [];
   const cached = group.warm && bytesOf(problem) <= machine.l2_bytes;
-  const rowOf = machine.kind === "gpu" ? paddedRow : shapeRow;
+  const rowOf = machine.kind === "gpu" ? gpuLibraryRow : shapeRow;
   const shapes = [0, ...winograd].map((tile) => ({ ...rowOf(problem, tile), cached }));
   let guess = fastest(shapes[0], machine, group);
   for (const [place, tile] of winograd.entries()) {

@@ -222,7 +222,7 @@ def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
     deepbench.write_text("M,N,K,transA,transB,time_ms\n1760,16,512,T,N,0.02\n")
     folder = record(tmp_path / "recording", gemm_cases([(64, 64, 64)]), [1e-6])
     for arguments, words in (
-        ((path,), "name the machine"),
+        ((path,), "belongs to one machine"),
         ((path, path, "--machine", "h200"), "a file of times has to be imported by itself"),
         ((path, "--machine", "h100"), "give the full name"),
         ((path, "--machine", "l20"), "is not known"),
