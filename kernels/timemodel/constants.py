@@ -274,12 +274,13 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     facts: dict[str, float] = {}
     if dtype != "fp32":
         facts = _constants_table()["facts"].get(generation, {})
-    stated = {name: facts[name] for name in ("misalignment",) if name in facts}
-    return {
+    constants = {
         "fallback": facts.get("fallback", 0.0),
         "fallback_split": facts.get("fallback_split", 1.0),
-        **stated,
     }
+    if "misalignment" in facts:
+        constants["misalignment"] = facts["misalignment"]
+    return constants
 
 
 def measured_on(generation: str, dtype: str) -> str | None:

@@ -234,7 +234,7 @@ def test_an_index_that_does_not_answer_is_not_called_a_conflict(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With constraints, pip reports a conflict if the index lists no file of a package."""
+    """pip calls it a conflict of constraints if it cannot reach the index, or finds no version."""
     failed = subprocess.CompletedProcess([], 1, stderr="\n".join(lines))
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
     assert not bootstrap.install(["bokeh>=3.6"], bootstrap.ROOT / "constraints.txt")

@@ -34,7 +34,7 @@ const ceil = (a, b) => Math.ceil(a / b);
 
 // The sizes from `low` to `high` at which one more of M or N begins another tile (`tiles`) or even
 // another wave (`waves`). The tile is the one that is predicted for row `i`, with its split of K.
-// There are no edges along K, for other operations than GEMMs, and if there would be too many.
+// The result is empty along K, for a convolution, and if the edges would be too many to draw.
 function edgesOf(i, along, low, high) {
   const edges = { tiles: [], waves: [] };
   const tile = word("predicted_tile", i).match(/^(\d+)x(\d+)/);
@@ -176,8 +176,8 @@ function secondsInTable(problem, run) {
   return row === undefined || points.time_lo_us[row] !== null ? null : points.time_us[row] * 1e-6;
 }
 
-// The row that is nearest to a problem, among those that were timed in its dtype; undefined if
-// there is no such row. The distance adds the absolute logarithms (base 2) of the ratios of sizes,
+// The row that is nearest to a problem, among those that were timed in its dtype; undefined if no
+// row was. The distance adds the absolute logarithms (base 2) of the ratios of sizes,
 // and 1 for each word that differs, such as the layout.
 function nearestRow(problem) {
   // Points name a convolution's images ``batch``, and have pairs such as strides as text.
