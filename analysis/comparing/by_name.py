@@ -49,8 +49,9 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
 
     ``lost`` maps the name of each case without a time in the new results to the reason.
     """
-    # The limit only affects the verdict on the shift, which is not used here.
-    _, counted_shift = judge_shift(changes.shift, 0.0)
+    # A shift that all cases share counts as a change, unless it may be only a difference between
+    # runs. The limit matters only to the verdict on the shift, which is not used here.
+    _, counted_shift = judge_shift(changes.shift, limit=0.0)
     # Absurd times may have a ratio that is too large for a double.
     log_ratio = np.minimum(changes.deviation + counted_shift, LARGEST_LOG)
     half_width = stats.t.isf(_OUTSIDE, changes.freedom) * changes.error

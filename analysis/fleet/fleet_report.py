@@ -14,7 +14,7 @@ import numpy as np
 from analysis.fleet.anchors import Anchors, read_anchors
 from analysis.fleet.device_verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, DeviceVerdict, judge
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds, Interference, SpeedChange, fleet_speeds
-from kernels.common.counts import counted
+from kernels.common.counts import counted, enumerated
 from sweeps.store import write_json
 from sweeps.timing.statistics import TOLERANCE
 
@@ -169,18 +169,21 @@ def findings(report: FleetReport) -> list[str]:
 
 
 def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
-    """Yield a sentence that names the nodes whose GPUs took turns, if there are such nodes."""
-    if nodes:
-        where = "node" if len(nodes) == 1 else "nodes"
-        *names, last = map(str, nodes[:_LISTED_NODES])
-        if len(nodes) > _LISTED_NODES:
-            names, last = [*names, last], f"{len(nodes) - _LISTED_NODES:,} more"
-        listed = f"{', '.join(names)} and {last}" if names else last
-        yield (
-            f"The run's anchors showed that the {noun}s of {where} {listed} slow each other "
-            f"down. These {noun}s took turns, so each time was measured while no other {noun} of "
-            "the same node worked."
-        )
+    """Yield a sentence about the nodes whose GPUs took turns, if there are such nodes.
+
+    It names at most five of them, and says how many more there are.
+    """
+    if not nodes:
+        return
+    names = [str(node) for node in nodes[:_LISTED_NODES]]
+    if len(nodes) > _LISTED_NODES:
+        names.append(f"{len(nodes) - _LISTED_NODES:,} more")
+    word = "node" if len(nodes) == 1 else "nodes"
+    yield (
+        f"The run's anchors showed that the {noun}s of {word} {enumerated(names)} slow each "
+        f"other down. These {noun}s took turns, so each time was measured while no other {noun} of "
+        "the same node worked."
+    )
 
 
 def _summary_sentence(report: FleetReport) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.slices.cliffs import steepest
 from analysis.slices.series import NEARLY, fast_from, layout_summary
+from kernels.common.counts import enumerated
 from kernels.config import ceil_div
 from kernels.machine import Machine
 
@@ -29,7 +30,7 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
         share = min(1.0, tflops * 1e12 / machine.peak(str(dtype)))
         of_peak = "" if phrases else " of the peak"
         phrases.append(f"{share:.0%}{of_peak} in {dtype}")
-    return f"The fastest GEMMs reach {_listed(phrases)}" if phrases else ""
+    return f"The fastest GEMMs reach {enumerated(phrases)}" if phrases else ""
 
 
 def square_title(rows: pd.DataFrame) -> str:
@@ -48,10 +49,10 @@ def square_title(rows: pd.DataFrame) -> str:
             # Non-breaking spaces keep the size on one line.
             reached.append(f"at M\u00a0=\u00a0{size} in {dtype}")
     if not reached:
-        dtypes = _listed(slow_at_end)
+        dtypes = enumerated(slow_at_end)
         return f"The largest square GEMM is below {NEARLY:.0%} of the best speed in {dtypes}"
-    slower = f"; the largest is below that in {_listed(slow_at_end)}" if slow_at_end else ""
-    return f"Square GEMMs reach {NEARLY:.0%} of their best speed {_listed(reached)}{slower}"
+    slower = f"; the largest is below that in {enumerated(slow_at_end)}" if slow_at_end else ""
+    return f"Square GEMMs reach {NEARLY:.0%} of their best speed {enumerated(reached)}{slower}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
@@ -157,10 +158,3 @@ def layouts_title(pairs: pd.DataFrame) -> str:
         f"NHWC is {mean:.2f}× as fast as NCHW on average. It is clearly faster in {faster} of "
         f"{len(pairs)} pairs, and clearly slower in {slower}"
     )
-
-
-def _listed(phrases: list[str]) -> str:
-    """Join phrases as in ``a, b and c``; without phrases, return an empty string."""
-    if len(phrases) < 2:
-        return "".join(phrases)
-    return f"{', '.join(phrases[:-1])} and {phrases[-1]}"

@@ -34,7 +34,7 @@ from analysis.validation.baselines import baseline_errors
 from analysis.validation.design import choose_rows
 from analysis.validation.holdout import FOLDS, Validation, split_rows
 from kernels.common.aliases import slug_meant
-from kernels.common.counts import counted
+from kernels.common.counts import counted, enumerated
 from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
@@ -167,9 +167,8 @@ def validate_with_prior(
             - There are neither collections nor rows to calibrate on.
     """
     if holdout not in _HOLDOUTS:
-        *others, last = _HOLDOUTS
-        words = f"{', '.join(others)} or {last}"
-        raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
+        valid = enumerated(_HOLDOUTS, "or")
+        raise UserError(f"with --prior, --holdout must be {valid}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
         raise UserError("--prior works only for GEMMs; to judge convolutions, leave out --prior.")
     source = replace(source, warm=True, implementations=[LIBRARY] * len(source))

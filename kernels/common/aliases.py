@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
+from kernels.common.counts import enumerated
 from kernels.common.errors import UserError
 from kernels.common.program import command
 
@@ -39,7 +40,7 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise UserError(f"{word!r} may mean {_joined_by_or(matches)}; give the full name.")
+        raise UserError(f"{word!r} may mean {enumerated(matches, 'or')}; give the full name.")
     same_numbers = [slug for slug in unique_slugs if _numbers(slug) == _numbers(word)]
     close = difflib.get_close_matches(word.lower(), same_numbers, n=1, cutoff=_SIMILAR)
     hint = (
@@ -70,8 +71,3 @@ def _matches(slug: str, words: Iterable[str]) -> bool:
 def _numbers(name: str) -> set[str]:
     """Return the parts of a name that have a digit, because these parts distinguish models."""
     return {word for word in _words(name) if any(letter.isdigit() for letter in word)}
-
-
-def _joined_by_or(slugs: list[str]) -> str:
-    """Join two or more slugs, as in ``a, b or c``."""
-    return f"{', '.join(slugs[:-1])} or {slugs[-1]}"

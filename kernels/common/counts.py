@@ -1,6 +1,8 @@
-"""Formatting of counts in sentences."""
+"""Counts and enumerations in sentences."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
@@ -11,3 +13,10 @@ def counted(count: int, singular: str, plural: str = "") -> str:
     if count == 1:
         return f"{count:,} {singular}"
     return f"{count:,} {plural or f'{singular}s'}"
+
+
+def enumerated(phrases: Sequence[str], conjunction: str = "and") -> str:
+    """Join phrases as in ``a, b and c``; without phrases, return an empty string."""
+    if len(phrases) < 2:
+        return "".join(phrases)
+    return f"{', '.join(phrases[:-1])} {conjunction} {phrases[-1]}"

@@ -52,15 +52,17 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
     """Return the lines of one family's table: a header, and a line for each dtype and alignment."""
-    # The rows of each cell, by the line's dtype and alignment, and then by architecture.
-    cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
+    # Each line of the table has a dtype and an alignment, and each cell of it an architecture.
+    cells_of_line: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
     for row in rows:
-        by_arch = cells.setdefault((row.dtype, row.alignment), {})
-        by_arch.setdefault(row.arch, []).append(row)
+        cells = cells_of_line.setdefault((row.dtype, row.alignment), {})
+        cells.setdefault(row.arch, []).append(row)
     lines = [f"| dtype | rows | {' | '.join(arches)} |", "|---|---|" + "---|" * len(arches)]
-    for (dtype, alignment), by_arch in cells.items():
-        alignment_text = "of 16 bytes" if alignment == WIDE_BYTES else "odd"
-        cell_texts = " | ".join(_cell(by_arch.get(arch, [])) for arch in arches)
+    for (dtype, alignment), cells in cells_of_line.items():
+        # The column `rows` says whether the operands' rows are multiples of 16 bytes. The document
+        # is compared with an older one by these words.
+        alignment_text = f"of {WIDE_BYTES} bytes" if alignment == WIDE_BYTES else "odd"
+        cell_texts = " | ".join(_cell(cells.get(arch, [])) for arch in arches)
         lines.append(f"| {dtype} | {alignment_text} | {cell_texts} |")
     return lines
 

@@ -432,8 +432,8 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
     waves = _wave_count(count / machine.sms, c)
-    depth = _STEP_BYTES / shapes.element
-    steps = ceil_div(shapes.k, depth * tiles.split)
+    step_depth = _STEP_BYTES / shapes.element  # elements along K of one K step
+    steps = ceil_div(shapes.k, step_depth * tiles.split)
     # 2. Estimate the time of the arithmetic in a K step. The factors that depend on the shape are
     # usually the same for all shapes. They are then one number, which is cheaper to multiply. A
     # slowdown is a factor of at least 1 by which misaligned rows lengthen a time.
@@ -442,9 +442,11 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     compute = (
         tiles.bm
         * tiles.bn
-        * _scalar_if_uniform(2 * depth * shapes.density * arithmetic_slowdown / rate)
+        * _scalar_if_uniform(2 * step_depth * shapes.density * arithmetic_slowdown / rate)
     )
-    # 3. Estimate the loads of a K step and its latency, which take longer without bulk copies.
+    # 3. Estimate the loads of a K step and its latency. Misaligned rows cannot be loaded by bulk
+    # copies, which lengthens both. Their loads also become as much narrower as the kernel's
+    # arithmetic becomes slower. The two causes overlap, so the larger slowdown applies.
     latency_slowdown = np.where(shapes.alignment < WIDE_BYTES, 1 + c.fallback, 1.0)
     load_slowdown = np.maximum(arithmetic_slowdown, latency_slowdown)
     feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * load_slowdown / c.feed)

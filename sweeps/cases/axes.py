@@ -15,8 +15,8 @@ between the first value and the last. Tiles have edges along m, n and k. Waves h
 and n. In a linear layer, waves have edges along ``tokens`` in those passes whose result has one row
 per token.
 
-In the functions below, ``along`` is the name of the axis, and ``where`` names the place in the file
-for error messages.
+In the functions below, ``along`` is the name of the axis, and ``location`` names the place in the
+file for error messages.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.common.checks import check_size
+from kernels.common.counts import enumerated
 from kernels.common.errors import UserError, nearest
 from kernels.config import ceil_div, large_tile, next_wave_edge
 from kernels.machine import Machine
@@ -78,22 +79,22 @@ class Edges:
 Axis = tuple[Any, ...] | Multiple | Edges
 
 
-def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
+def parse_axis(declared: Any, location: str) -> tuple[Any, ...]:
     """Parse an axis whose TOML value ``declared`` is one value or a list of values.
 
     Raises:
         UserError: if the axis is a table or an empty list.
     """
     if isinstance(declared, Mapping):
-        raise UserError(f"{where} takes a word or a list of words, not a table.")
+        raise UserError(f"{location} takes a word or a list of words, not a table.")
     if isinstance(declared, list):
         if not declared:
-            raise UserError(f"{where} is an empty list; give at least one value.")
+            raise UserError(f"{location} is an empty list; give at least one value.")
         return tuple(declared)
     return (declared,)
 
 
-def parse_size_axis(declared: Any, where: str, along: str, sizes: Sequence[str]) -> Axis:
+def parse_size_axis(declared: Any, location: str, along: str, sizes: Sequence[str]) -> Axis:
     """Parse an axis of sizes, which may also be a multiple of another size.
 
     ``sizes`` has the names of the sizes that the axis may be a multiple of. An error message lists
@@ -103,24 +104,25 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Sequence[str])
         UserError: if the value is not a valid axis of sizes.
     """
     if isinstance(declared, Mapping):
-        return _parse_table(declared, where, along)
+        return _parse_table(declared, location, along)
     multiple = _MULTIPLE.fullmatch(declared) if isinstance(declared, str) else None
     if multiple:
         factor, other_axis = multiple.groups()
         if other_axis not in sizes:
             hint = f"; {nearest(other_axis, sizes)}" if sizes else "."
             raise UserError(
-                f"{where} takes whole numbers or a multiple of another size, not {declared!r}{hint}"
+                f"{location} takes whole numbers or a multiple of another size, not "
+                f"{declared!r}{hint}"
             )
-        _check_value(int(factor or 1), where, along)
+        _check_value(int(factor or 1), location, along)
         return Multiple(int(factor or 1), other_axis)
-    values = parse_axis(declared, where)
+    values = parse_axis(declared, location)
     for value in values:
-        _check_value(value, where, along)
+        _check_value(value, location, along)
     return values
 
 
-def _check_value(value: Any, where: str, along: str) -> None:
+def _check_value(value: Any, location: str, along: str) -> None:
     """Refuse a value of an axis of sizes that is neither a size nor, where allowed, a pair."""
     # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
     takes_pairs = along in PAIRS
@@ -131,12 +133,12 @@ def _check_value(value: Any, where: str, along: str) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or size < minimum:
             or_pairs = ' or pairs such as "2x1"' if takes_pairs else ""
             raise UserError(
-                f"{where} takes whole numbers of at least {minimum}{or_pairs}, not {value!r}."
+                f"{location} takes whole numbers of at least {minimum}{or_pairs}, not {value!r}."
             )
-        check_size(size, where)
+        check_size(size, location)
 
 
-def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
+def resolution_order(axes: Mapping[str, Axis], location: str = "") -> list[str]:
     """Return the names of the axes, each one after the axes on which its values depend.
 
     Raises:
@@ -150,13 +152,13 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
         ]
         if not ready:
             cyclic = _cyclic(unresolved)
-            names = _listed(sorted(cyclic))
+            names = enumerated(sorted(cyclic))
             # An axis with edges may be in the cycle although it is given as numbers.
             has_edges = any(isinstance(unresolved[name], Edges) for name in cyclic)
             remedy = " without edges" if has_edges else ""
             raise UserError(
-                f"{where}: {names} are defined in terms of one another; give at least one of them "
-                f"as numbers{remedy}."
+                f"{location}: {names} are defined in terms of one another; give at least one "
+                f"of them as numbers{remedy}."
             )
         order += ready
         for name in ready:
@@ -176,12 +178,6 @@ def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
         cyclic &= needed
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Return names as a list in words, such as ``m, n and k``."""
-    *earlier, last = names
-    return f"{', '.join(earlier)} and {last}" if earlier else last
-
-
 def _needs(axis: Axis, along: str) -> set[str]:
     """Return the names of the axes on which the values of the axis ``along`` depend."""
     if isinstance(axis, Multiple):
@@ -196,7 +192,7 @@ def _needs(axis: Axis, along: str) -> set[str]:
     return {"dtype", "pass", *_ACROSS[along].values()}
 
 
-def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
+def _parse_table(table: Mapping[str, Any], location: str, along: str) -> Axis:
     """Parse an axis that is given as a table: a range, powers or a neighbourhood.
 
     Raises:
@@ -205,7 +201,7 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     """
     for key in table:
         if key not in _KEYS:
-            raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, _KEYS)}")
+            raise UserError(f"{location} has an unknown key {key!r}; {nearest(key, _KEYS)}")
     # The keys must be those that a form requires, with or without its optional ones. A form is a
     # candidate if all its required keys are given. For each candidate, collect the given keys that
     # do not belong to it.
@@ -215,35 +211,37 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     ]
     if not extra_keys_by_form:
         raise UserError(
-            f"{where} must be a range (with the keys from, to and step), powers (from, to and "
+            f"{location} must be a range (with the keys from, to and step), powers (from, to and "
             "times) or a neighbourhood (around and by)."
         )
     if all(extra_keys_by_form):  # no form has all the keys
-        extra = _listed(sorted(extra_keys_by_form[0]))
-        rest = _listed(sorted(keys - extra_keys_by_form[0]))
-        raise UserError(f"{where}: {extra} cannot be combined with {rest}; remove {extra}.")
+        extra = enumerated(sorted(extra_keys_by_form[0]))
+        rest = enumerated(sorted(keys - extra_keys_by_form[0]))
+        raise UserError(f"{location}: {extra} cannot be combined with {rest}; remove {extra}.")
     for key, value in table.items():
         if key == "edges":  # the only key that takes a word, which is checked below
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{where}.{key} must be a whole number of at least 1, not {value!r}.")
-        check_size(value, f"{where}.{key}")
-    values = tuple(_spread(table, where))
+            raise UserError(
+                f"{location}.{key} must be a whole number of at least 1, not {value!r}."
+            )
+        check_size(value, f"{location}.{key}")
+    values = tuple(_spread(table, location))
     edges = table.get("edges")
     if edges is None:
         return values
     # The value may be a list, which cannot be looked up in a dictionary.
     if not isinstance(edges, str) or edges not in _EDGES:
-        raise UserError(f"{where}.edges is {edges!r}; {nearest(str(edges), _EDGES)}")
+        raise UserError(f"{location}.edges is {edges!r}; {nearest(str(edges), _EDGES)}")
     if along not in _EDGES[edges]:
-        names = _listed(_EDGES[edges])
+        names = enumerated(_EDGES[edges])
         raise UserError(
-            f"{where}.edges: {edges} have edges only along {names}; remove edges from this axis."
+            f"{location}.edges: {edges} have edges only along {names}; remove edges from this axis."
         )
     return Edges(values, edges)
 
 
-def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
+def _spread(table: Mapping[str, Any], location: str) -> Iterable[int]:
     """Return the values of a range, of powers or of a neighbourhood. The keys must be valid.
 
     Values below 1 are left out of a neighbourhood.
@@ -256,24 +254,24 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
         centre, distance = table["around"], table["by"]
         neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
         # If the distance is at least as large as the centre, some values are not sizes.
-        sizes = [value for value in _checked_length(neighbourhood, where) if value > 0]
+        sizes = [value for value in _checked_length(neighbourhood, location) if value > 0]
         if not sizes:
-            raise UserError(f"{where} has no value of at least 1; use a smaller step.")
+            raise UserError(f"{location} has no value of at least 1; use a smaller step.")
         return sizes
     low, high = table["from"], table["to"]
     if high < low:
-        raise UserError(f"{where}.to is {high}, but from is {low}; swap the two values.")
+        raise UserError(f"{location}.to is {high}, but from is {low}; swap the two values.")
     if "step" in table:
-        return _checked_length(range(low, high + 1, table["step"]), where)
+        return _checked_length(range(low, high + 1, table["step"]), location)
     if table["times"] < 2:
-        raise UserError(f"{where}.times must be at least 2; otherwise the powers never end.")
+        raise UserError(f"{location}.times must be at least 2; otherwise the powers never end.")
     values = [low]
     while values[-1] * table["times"] <= high:
         values.append(values[-1] * table["times"])
     return values
 
 
-def _checked_length(values: range, where: str) -> range:
+def _checked_length(values: range, location: str) -> range:
     """Return a range unchanged, after checking that it does not have too many values.
 
     The length is checked before the range becomes a list, which might not fit into memory.
@@ -283,7 +281,7 @@ def _checked_length(values: range, where: str) -> range:
     """
     if len(values) > _MAX_VALUES:
         raise UserError(
-            f"{where} has {len(values):,} values, more than {_MAX_VALUES:,}; use a larger step."
+            f"{location} has {len(values):,} values, more than {_MAX_VALUES:,}; use a larger step."
         )
     return values
 

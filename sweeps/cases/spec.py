@@ -184,7 +184,7 @@ def axis_names(op: str) -> tuple[str, ...]:
     return (*SIZES[op], *layer_axis, "dtype", *layout_axis, *pass_axis, *_OPTIONS)
 
 
-def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
+def _read_block(block: Mapping[str, Any], op: str, location: str) -> Block:
     """Check the TOML table of a ``[[block]]``, including shared shapes, and return the block.
 
     Raises:
@@ -193,15 +193,15 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
     """
     # 1. Read the listed shapes and their variants.
     names = axis_names(op)
-    _check_keys(block, ("on", "shapes", "vary", "where", *names), where)
+    _check_keys(block, ("on", "shapes", "vary", "where", *names), location)
     if "on" in block:
-        _check_word(block["on"], ("gpu", "cpu"), f"{where}: on")
-    shapes = _read_shapes(block.get("shapes", []), op, where)
+        _check_word(block["on"], ("gpu", "cpu"), f"{location}: on")
+    shapes = _read_shapes(block.get("shapes", []), op, location)
     clashing = [name for name in SHAPE[op] if name in block]
     if shapes and clashing:
-        raise UserError(f"{where} has both shapes and {clashing[0]!r}; give only one of them.")
+        raise UserError(f"{location} has both shapes and {clashing[0]!r}; give only one of them.")
     if "vary" in block:
-        shapes = _read_vary(block["vary"], shapes, op, where)
+        shapes = _read_vary(block["vary"], shapes, op, location)
     # 2. Read each axis, or take its default. By default, a linear layer is timed in all passes, and
     # a convolution only forward. An axis may be a multiple of another size of the block, whether
     # that size is part of the listed shapes or an axis.
@@ -210,9 +210,9 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
     for name in names:
         if name in block and name in SIZES[op]:
             other_sizes = [size for size in sizes if size != name]
-            axes[name] = parse_size_axis(block[name], f"{where}: {name}", name, other_sizes)
+            axes[name] = parse_size_axis(block[name], f"{location}: {name}", name, other_sizes)
         elif name in block:
-            axes[name] = parse_axis(block[name], f"{where}: {name}")
+            axes[name] = parse_axis(block[name], f"{location}: {name}")
         elif name in _DEFAULTS:
             axes[name] = (_DEFAULTS[name],)
         elif name == "layout":
@@ -222,23 +222,23 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         elif not (shapes and name in SHAPE[op]):
             # A list of shapes replaces only some of the axes.
             alternative = ", or a list of shapes" if name in SHAPE[op] else ""
-            raise UserError(f"{where} has no {name!r}; add it{alternative}.")
+            raise UserError(f"{location} has no {name!r}; add it{alternative}.")
     # 3. Check the axes together, and read the filters. Listed shapes replace the default values of
     # their sizes.
     if shapes:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
-    resolution_order(axes, where)
-    _check_words(axes, op, where)
-    _check_dtypes(axes, where)
-    _check_weights_cold(axes, op, where)
+    resolution_order(axes, location)  # raises UserError if axes depend on one another in a cycle
+    _check_words(axes, op, location)
+    _check_dtypes(axes, location)
+    _check_weights_cold(axes, op, location)
     filters = block.get("where", [])
-    _check_type(filters, list, f"{where}: where", "a list of filters")
+    _check_type(filters, list, f"{location}: where", "a list of filters")
     return Block(
-        block.get("on"), axes, shapes, tuple(_read_filter(text, op, where) for text in filters)
+        block.get("on"), axes, shapes, tuple(_read_filter(text, op, location) for text in filters)
     )
 
 
-def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
+def _check_words(axes: Mapping[str, Axis], op: str, location: str) -> None:
     """Refuse words that are not valid for the operation; axes that are sizes are not checked."""
     valid_words = {
         "dtype": (*_DTYPE_GROUPS, *TIMED_DTYPES),
@@ -254,23 +254,23 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
             continue
         for word in _words(declared):
             if name in valid_words:
-                _check_word(word, valid_words[name], f"{where}: {name}")
+                _check_word(word, valid_words[name], f"{location}: {name}")
             else:  # only the implementations know which words they take
-                _check_type(word, str, f"{where}: {name}", "a string")
+                _check_type(word, str, f"{location}: {name}", "a string")
 
 
-def _check_dtypes(axes: Mapping[str, Axis], where: str) -> None:
+def _check_dtypes(axes: Mapping[str, Axis], location: str) -> None:
     """Refuse ``all`` or ``emulated`` in a list that has other words, too."""
     words = _words(axes["dtype"])
     for word in words:
         if word in _DTYPE_GROUPS and len(words) > 1:
             raise UserError(
-                f"{where}: dtype {word!r} cannot be combined with other dtypes; give it by itself, "
-                "or list the dtypes."
+                f"{location}: dtype {word!r} cannot be combined with other dtypes; give it by "
+                "itself, or list the dtypes."
             )
 
 
-def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
+def _check_weights_cold(axes: Mapping[str, Axis], op: str, location: str) -> None:
     """Refuse ``weights-cold`` for operations and modes for which it has no meaning.
 
     It has no meaning for sustained work, because the cache is then neither emptied nor loaded with
@@ -280,12 +280,13 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
         return
     if op not in _WEIGHTS_COLD:
         raise UserError(
-            f"{where}: cache 'weights-cold' is available only for "
+            f"{location}: cache 'weights-cold' is available only for "
             f"{' and '.join(_WEIGHTS_COLD)}, not for {op}; use 'cold' or 'warm'."
         )
     if "sustained" in _words(axes["mode"]):
         raise UserError(
-            f"{where}: cache 'weights-cold' is timed only in bursts; remove 'sustained' from mode."
+            f"{location}: cache 'weights-cold' is timed only in bursts; remove 'sustained' from "
+            "mode."
         )
 
 
@@ -295,14 +296,14 @@ def _words(axis: Axis) -> tuple[Any, ...]:
     return axis
 
 
-def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
+def _read_shapes(shapes: Any, op: str, location: str) -> tuple[str, ...]:
     """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them.
 
     Raises:
         UserError: if ``shapes`` is not a list of strings, or if a string does not have one number
             for each of the operation's sizes in :data:`SHAPE`.
     """
-    _check_type(shapes, list, f"{where}: shapes", "a list of strings")
+    _check_type(shapes, list, f"{location}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
         # A stride, padding or dilation may be a pair such as 2x1, one number for each direction.
@@ -312,12 +313,12 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
         )
         if not are_numbers:
             raise UserError(
-                f"{where}: {shape!r} is not a shape; give {','.join(SHAPE[op])} as numbers."
+                f"{location}: {shape!r} is not a shape; give {','.join(SHAPE[op])} as numbers."
             )
     return tuple(shapes)
 
 
-def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
+def _read_vary(vary: Any, shapes: Sequence[str], op: str, location: str) -> tuple[str, ...]:
     """Return each shape, followed by its variants, in which ``vary`` adds an offset to one size.
 
     ``vary`` maps each size that is varied to an offset or a list of offsets. Duplicates are left
@@ -332,9 +333,9 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
             - A variant would have a size below 1.
     """
     if not shapes:
-        raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")
-    _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
-    _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{where}: vary")
+        raise UserError(f"{location} has vary but no shapes to change; add shapes, or remove vary.")
+    _check_type(vary, dict, f"{location}: vary", "a table such as { n = [-1, 1] }")
+    _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{location}: vary")
     variants: dict[str, None] = {}  # the dictionary is used as a set that keeps its order
     for shape in shapes:
         variants[shape] = None
@@ -342,13 +343,13 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
         for name, declared in vary.items():
             position = SHAPE[op].index(name)
             offsets = declared if isinstance(declared, list) else [declared]
-            for offset in parse_axis(offsets, f"{where}: vary.{name}"):
+            for offset in parse_axis(offsets, f"{location}: vary.{name}"):
                 if isinstance(offset, bool) or not isinstance(offset, int):
-                    raise UserError(f"{where}: vary.{name} takes whole numbers, not {offset!r}.")
+                    raise UserError(f"{location}: vary.{name} takes whole numbers, not {offset!r}.")
                 new_size = int(sizes[position]) + offset
                 if new_size < 1:
                     raise UserError(
-                        f"{where}: vary.{name} is {offset}, which makes {name} of {shape!r} "
+                        f"{location}: vary.{name} is {offset}, which makes {name} of {shape!r} "
                         "smaller than 1; use a larger offset."
                     )
                 new_sizes = [*sizes[:position], str(new_size), *sizes[position + 1 :]]
@@ -356,7 +357,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
     return tuple(variants)
 
 
-def _read_filter(text: Any, op: str, where: str) -> Filter:
+def _read_filter(text: Any, op: str, location: str) -> Filter:
     """Parse a condition such as ``flops <= 1e12``.
 
     If the left side is ``dtype``, the right side must be a dtype, such as ``fp16``. If the left
@@ -369,13 +370,13 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
     if match is None:
         raise UserError(
-            f"{where}: {text!r} is not a filter; write a condition such as 'flops <= 1e12'."
+            f"{location}: {text!r} is not a filter; write a condition such as 'flops <= 1e12'."
         )
     left, sign, right = match.groups()
-    _check_word(left, names, f"{where}: where")
+    _check_word(left, names, f"{location}: where")
     if left == "dtype":
-        _check_word(sign, ("==", "!="), f"{where}: the operator after dtype")
-        _check_word(right, tuple(TIMED_DTYPES), f"{where}: the dtype of a filter")
+        _check_word(sign, ("==", "!="), f"{location}: the operator after dtype")
+        _check_word(right, tuple(TIMED_DTYPES), f"{location}: the dtype of a filter")
         return left, sign, right
     if right in names and right != "dtype":
         return left, sign, right
@@ -383,26 +384,26 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
         return left, sign, float(right)
     except ValueError:
         raise UserError(
-            f"{where}: the right side of a filter must be a number, a size or a quantity, not "
+            f"{location}: the right side of a filter must be a number, a size or a quantity, not "
             f"{right!r}; "
             f"{nearest(right, [name for name in names if name != 'dtype'])}"
         ) from None
 
 
-def _check_keys(table: Mapping[str, Any], valid: Sequence[str], where: str) -> None:
+def _check_keys(table: Mapping[str, Any], valid: Sequence[str], location: str) -> None:
     """Refuse a table with a key that is not in ``valid``."""
     for key in table:
         if key not in valid:
-            raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, valid)}")
+            raise UserError(f"{location} has an unknown key {key!r}; {nearest(key, valid)}")
 
 
-def _check_type(value: Any, kind: type, where: str, expected: str) -> None:
+def _check_type(value: Any, kind: type, location: str, expected: str) -> None:
     """Refuse a value whose type is not ``kind``; ``expected`` describes a valid value."""
     if not isinstance(value, kind):
-        raise UserError(f"{where} must be {expected}, not {value!r}.")
+        raise UserError(f"{location} must be {expected}, not {value!r}.")
 
 
-def _check_word(word: Any, valid: Sequence[str], where: str) -> None:
+def _check_word(word: Any, valid: Sequence[str], location: str) -> None:
     """Refuse a word that is not in ``valid``."""
     if word not in valid:
-        raise UserError(f"{where} is {word!r}; {nearest(str(word), valid)}")
+        raise UserError(f"{location} is {word!r}; {nearest(str(word), valid)}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernels.common.counts import enumerated
 from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, needs_extra
 from sweeps.submitting.node_job import NodeJob
@@ -76,9 +77,7 @@ class Cluster:
                 if submitit is not installed.
         """
         if kind not in CLUSTERS:
-            raise UserError(
-                f"--cluster must be {', '.join(CLUSTERS[:-1])} or {CLUSTERS[-1]}, not {kind!r}."
-            )
+            raise UserError(f"--cluster must be {enumerated(CLUSTERS, 'or')}, not {kind!r}.")
         if kind == "slurm" and not shutil.which("sbatch"):
             raise UserError(
                 "sbatch is not installed on this machine: submit from a node that has it, or "

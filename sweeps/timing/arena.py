@@ -72,7 +72,8 @@ class Arena:
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
         """Return how many operand sets of a problem, with different inputs, the arena can hold.
 
-        With ``shared_a``, all sets share one first operand.
+        The arena's memory for the problem's dtype is allocated first, if it is not yet. With
+        ``shared_a``, all sets share one first operand.
 
         Raises:
             ArenaFullError: if the arena cannot hold one set.
