@@ -95,12 +95,14 @@ def check_command(
     """
     from kernels.device import select_device
 
+    # 1. Select the device, and then import what depends on it.
     selected = select_device(device, gpu)
     if selected.gpu is None:
         # Triton reads this variable when it is first imported, which happens below.
         os.environ["TRITON_INTERPRET"] = "1"
     from kernels.correctness.check import SUITE, check_all
 
+    # 2. Check the implementations on the problems, and print the rows.
     names = implementation or list(implementations())
     _check_names(names, implementations())
     problems = parse_problems(gemm, conv) or [
@@ -117,6 +119,7 @@ def check_command(
     else:
         for row in rows:
             print(check_line(row))
+    # 3. Print a summary, and exit.
     failures = sum(row.status in ("wrong", "error") for row in rows)
     passed = sum(row.status == "ok" for row in rows)
     unsupported = len(rows) - passed - failures
@@ -182,17 +185,7 @@ def compile_command(
     from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
     from kernels.compiler.compiletable import compile_markdown, differing_cells
 
-    def show(row: CompileRow) -> None:
-        """Print a finished row, unless ``--json`` is given."""
-        if not json:
-            print(
-                f"{'ok' if row.ok else 'BAD':4}{row.kernel:18}{row.operation:6}{row.arch:7}"
-                f"{row.dtype} {row.layout:5}align {row.alignment:2}  {row.mma:9}"
-                f"{row.registers:4} registers {row.shared_bytes >> 10:4} KiB shared "
-                f"{row.copy_bytes:6} B copies  {row.config}  {row.message}",
-                flush=True,
-            )
-
+    # 1. Check the options, and read the earlier table.
     names = implementation or []
     _check_names(names, HAND_WRITTEN)
     if every and (write or compare):
@@ -212,9 +205,21 @@ def compile_command(
         raise UserError(
             f"{compare} cannot be read: {error.strerror}. Give a readable file to --compare."
         ) from None
-    rows = compile_rows(arch or ARCHES, every, names, show)
+
+    # 2. Compile the kernels, and print each row when it is finished, or all of them as JSON.
+    def show(row: CompileRow) -> None:
+        print(
+            f"{'ok' if row.ok else 'BAD':4}{row.kernel:18}{row.operation:6}{row.arch:7}"
+            f"{row.dtype} {row.layout:5}align {row.alignment:2}  {row.mma:9}"
+            f"{row.registers:4} registers {row.shared_bytes >> 10:4} KiB shared "
+            f"{row.copy_bytes:6} B copies  {row.config}  {row.message}",
+            flush=True,
+        )
+
+    rows = compile_rows(arch or ARCHES, every, names, done=None if json else show)
     if json:
         print_json([asdict(row) for row in rows])
+    # 3. Write the new table, and compare it with the earlier one.
     document = compile_markdown(rows)
     if write is not None:
         write.write_text(document, encoding="utf-8")

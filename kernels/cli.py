@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from kernels.common.errors import UserError
+from kernels.common.errors import UserError, error_summary
 from kernels.common.program import needs_extra
 from kernels.problem import Conv, Gemm, Problem
 
@@ -116,6 +116,7 @@ def run(app: typer.Typer, program: str) -> None:
     An error is printed on stderr without its traceback. With ``--debug`` anywhere on the command
     line, the traceback is printed instead.
     """
+    # 1. Run the command, and print its error if it fails.
     _make_printable()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = "--debug" in sys.argv[1:]
@@ -136,7 +137,8 @@ def run(app: typer.Typer, program: str) -> None:
             with suppress(BrokenPipeError):  # the reader of stderr may have exited
                 text = traceback.format_exc().rstrip() if debug else explanation
                 print(text, file=sys.stderr, flush=True)
-    # The rest of the output may fail, too, because the reader has exited or the disk is full.
+    # 2. Print the rest of the output, which may fail because the reader has exited or the disk is
+    # full.
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -189,8 +191,7 @@ def _explain(error: Exception, program: str) -> tuple[str, int]:
             return message, 2
         command_path = getattr(getattr(error, "ctx", None), "command_path", program)
         return f"{message.rstrip('.')}. See `{command_path} --help`.", 2
-    first_line = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first_line.rstrip('.')} (for a traceback, add --debug).", 1
+    return f"{error_summary(error).rstrip('.')} (for a traceback, add --debug).", 1
 
 
 def print_json(document: Any) -> None:

@@ -20,6 +20,8 @@ from kernels.problem import DTYPE_BYTES, Gemm
 MIN_ASYNC_ROWS = 64
 """Smallest number of rows in a tile that wgmma or tcgen05 can compute."""
 
+_MAX_ACCUMULATORS = 128  # accumulator registers per thread; see TileConfig.invalid
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -120,8 +122,7 @@ class TileConfig(Config):
 
     def _reads_shared(self, dtype: str, machine: Machine) -> bool:
         """Return True if the machine computes this tile with wgmma or tcgen05."""
-        major = machine.capability[0] if machine.capability else 0
-        return major in (9, 10) and dtype != "fp32" and self.bm >= MIN_ASYNC_ROWS
+        return machine.multiplies_from_shared and dtype != "fp32" and self.bm >= MIN_ASYNC_ROWS
 
     @property
     def accumulators(self) -> int:
@@ -157,7 +158,7 @@ class TileConfig(Config):
                     f"{name}={value} is invalid; it must be a power of two, and at least "
                     f"{smallest}."
                 )
-        if self.accumulators > 128:
+        if self.accumulators > _MAX_ACCUMULATORS:
             return (
                 f"{self.accumulators} accumulators per thread do not fit in the registers; "
                 "use more warps."

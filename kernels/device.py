@@ -179,14 +179,15 @@ def nvidia_driver() -> str | None:
 
 def _why_unusable(driver: str) -> str:
     """Explain why PyTorch cannot use the GPU, and say what to do."""
-    problem = f"This machine has an NVIDIA GPU (driver {driver}), but PyTorch {torch.__version__} "
+    # Each message completes this sentence.
+    start = f"This machine has an NVIDIA GPU (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return problem + (
+        return start + (
             "cannot see it because CUDA_VISIBLE_DEVICES hides it; unset that "
             f"variable, or use {USE_CPU}."
         )
     if torch.version.cuda is None:
-        return problem + f"is a CPU build; install a CUDA build, or use {USE_CPU}."
+        return start + f"is a CPU build; install a CUDA build, or use {USE_CPU}."
     major = int(torch.version.cuda.split(".")[0])
     # A CUDA version that is newer than the table needs at least the newest driver in the table.
     oldest = _MIN_DRIVER.get(major, max(_MIN_DRIVER.values()))
@@ -195,10 +196,10 @@ def _why_unusable(driver: str) -> str:
         # The driver is new enough, or its version is unknown. CUDA itself has to say what is wrong,
         # for example that no fabric manager is running on a node whose GPUs are connected by
         # NVSwitches.
-        return problem + (
+        return start + (
             f"cannot use it: {_initialisation_error()}. Solve this problem, or use {USE_CPU}."
         )
-    return problem + (
+    return start + (
         f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "
         f"Update the driver, {OTHER_TORCH} that the driver supports, or use {USE_CPU}."
     )

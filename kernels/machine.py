@@ -102,6 +102,16 @@ class Machine:
         """Architecture: ``sm_90`` for compute capability 9.0, ``cpu`` for a CPU."""
         return "cpu" if self.capability is None else "sm_{}{}".format(*self.capability)
 
+    @property
+    def major(self) -> int:
+        """Major version of the compute capability, such as 9 for Hopper; 0 for a CPU."""
+        return 0 if self.capability is None else self.capability[0]
+
+    @property
+    def multiplies_from_shared(self) -> bool:
+        """True if the Tensor Cores read operands from shared memory, with wgmma or tcgen05."""
+        return self.major in (9, 10)
+
     def to_json(self) -> dict[str, Any]:
         """Return the machine's facts for run.json."""
         return asdict(self)
@@ -114,31 +124,30 @@ class Machine:
             UserError: if a fact is missing or impossible, or if the slug does not consist of
                 lower-case letters, digits and dashes.
         """
-        if fault := misfit(data, _FACTS, "machine"):
+        # 1. Refuse facts that are missing or impossible.
+        fault = misfit(data, _FACTS, "machine")
+        if not fault and data["kind"] not in ("gpu", "cpu"):
+            fault = f"machine.kind is {data['kind']!r}, not 'gpu' or 'cpu'"
+        if not fault and data["kind"] == "gpu":
+            fault = misfit(data, _GPU_FACTS, "machine")
+        if not fault:
+            generations = ("cpu",) if data["kind"] == "cpu" else tuple(_GENERATIONS.values())
+            if data["generation"] not in generations:
+                fault = f"machine.generation is {data['generation']!r}, which is not known"
+        if not fault and data["capability"] is not None and len(data["capability"]) != 2:
+            fault = f"machine.capability is {data['capability']!r}, not two whole numbers"
+        if fault:
             raise UserError(f"invalid machine description: {fault}. {_COPY_AGAIN}")
-        if data["kind"] not in ("gpu", "cpu"):
-            raise UserError(
-                f"invalid machine description: machine.kind is {data['kind']!r}, not 'gpu' or "
-                f"'cpu'. {_COPY_AGAIN}"
-            )
-        if data["kind"] == "gpu" and (fault := misfit(data, _GPU_FACTS, "machine")):
-            raise UserError(f"invalid machine description: {fault}. {_COPY_AGAIN}")
-        capability = data["capability"]
-        if capability is not None and len(capability) != 2:
-            raise UserError(
-                f"invalid machine description: machine.capability is {capability!r}, not two whole "
-                f"numbers. {_COPY_AGAIN}"
-            )
         slug = data["slug"]
         if not _SLUG.fullmatch(slug):
             raise UserError(
                 f"{slug!r} is not a valid machine name; use lower-case letters, digits and dashes."
             )
+        # 2. Create the machine. JSON has lists in place of tuples.
         facts = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        # JSON has lists in place of tuples.
         facts["emulated"] = tuple(facts.get("emulated", ()))
-        if capability is not None:
-            facts["capability"] = tuple(capability)
+        if facts["capability"] is not None:
+            facts["capability"] = tuple(facts["capability"])
         return cls(**facts)
 
 
@@ -149,13 +158,13 @@ def known_machines() -> dict[str, Machine]:
     Raises:
         UserError: if the file is damaged or cannot be read.
     """
-    with _whole_table() as table:
+    with _checked_table() as table:
         sources = table.pop("sources")
         return {slug: _from_entry(slug, _inherited(table, slug), sources) for slug in table}
 
 
 @contextmanager
-def _whole_table() -> Iterator[dict[str, Any]]:
+def _checked_table() -> Iterator[dict[str, Any]]:
     """Yield the content of machines.toml; turn faults in the ``with`` block into UserErrors."""
     try:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
@@ -194,7 +203,7 @@ def machine_of_arch(arch: str) -> Machine:
 def _slug_of_device_name() -> dict[str, str]:
     """Return the slugs in machines.toml, by the device name that a GPU's driver reports."""
     slugs: dict[str, str] = {}
-    with _whole_table() as table:
+    with _checked_table() as table:
         table.pop("sources", None)  # the only entry that is not a machine
         for slug, entry in table.items():
             for name in entry["device_names"]:

@@ -178,11 +178,11 @@ def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
         # A pattern gives only the depth, only the tile, or both. The first pattern that gives a
         # fact decides it.
         if "depth" in pattern.groupindex:
-            if not depth:
+            if depth is None:
                 depth = numbers[0]
         elif tile is None:
             tile = numbers[0], numbers[1]
-            if len(numbers) > 2 and not depth:
+            if len(numbers) > 2 and depth is None:
                 depth = numbers[2]
     return tile, depth
 

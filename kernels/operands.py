@@ -26,6 +26,13 @@ TORCH_DTYPES = {
 }
 
 
+_CONV_TENSORS = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("x", "y", "w")}
+"""Names in :func:`conv_shapes` of the two operands and the result of each pass.
+
+A gradient has the shape of the tensor that it belongs to.
+"""
+
+
 class Operands(NamedTuple):
     """One set of operands: two inputs and the memory for the result, all with logical shapes."""
 
@@ -52,9 +59,9 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
         return count_a, count_b, count_out
     if isinstance(problem, Operation):
         return problem.operand_elements
-    # The pass decides which two tensors it reads and which one it writes.
-    x, w, y = problem.operand_elements
-    return {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (x, y, w)}[problem.pass_]
+    shapes = conv_shapes(problem)
+    a, b, out = _CONV_TENSORS[problem.pass_]
+    return math.prod(shapes[a]), math.prod(shapes[b]), math.prod(shapes[out])
 
 
 def view_operands(
@@ -71,11 +78,9 @@ def view_operands(
     if isinstance(problem, Operation):
         return _view_operation(problem, a, b, out)
     shapes = conv_shapes(problem)
-    # The letters name the convolution's tensors that are the two operands and the result.
-    names = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}[problem.pass_]
     images = [
         _image(flat, shapes[name], problem.layout)
-        for flat, name in zip((a, b, out), names, strict=True)
+        for flat, name in zip((a, b, out), _CONV_TENSORS[problem.pass_], strict=True)
     ]
     return Operands(*images)
 

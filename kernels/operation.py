@@ -228,6 +228,11 @@ class Lstm(_OperationBase):
 
     op = "lstm"
 
+    def __post_init__(self) -> None:
+        check_positive(self, ("steps", "minibatch", "hidden", "features"))
+        check_word("dtype", self.dtype, TIMED_DTYPES)
+        check_bytes(self)
+
     @property
     def weight_scale(self) -> float:
         """Factor by which normally distributed values are multiplied to obtain weights.
@@ -236,11 +241,6 @@ class Lstm(_OperationBase):
         two, so that normal floating-point values are not rounded.
         """
         return 2.0 ** -round(math.log2(self.features + self.hidden) / 2)
-
-    def __post_init__(self) -> None:
-        check_positive(self, ("steps", "minibatch", "hidden", "features"))
-        check_word("dtype", self.dtype, TIMED_DTYPES)
-        check_bytes(self)
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:

@@ -206,6 +206,7 @@ class Conv:
     op = "conv"
 
     def __post_init__(self) -> None:
+        # 1. Check each field.
         check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
         if self.dtype == "fp8":
             raise UserError(
@@ -218,12 +219,13 @@ class Conv:
             pair = getattr(self, name)
             if isinstance(pair, Integral):  # one number stands for both directions
                 pair = (pair, pair)
-            vertical, horizontal = pair
             # NumPy's integers are replaced by Python's, which do not overflow.
-            pair = index(vertical), index(horizontal)
-            object.__setattr__(self, name, pair)
-            if min(pair) < minimum:
-                raise UserError(f"{name} must be at least {minimum}, not {pair_text(pair)}.")
+            vertical, horizontal = map(index, pair)
+            if min(vertical, horizontal) < minimum:
+                text = pair_text((vertical, horizontal))
+                raise UserError(f"{name} must be at least {minimum}, not {text}.")
+            object.__setattr__(self, name, (vertical, horizontal))  # the dataclass is frozen
+        # 2. Check that the fields fit together.
         if self.c % self.groups or self.kout % self.groups:
             raise UserError(
                 f"groups={self.groups} must divide the input channels ({self.c}) and the output "

@@ -50,6 +50,6 @@ def library_for(problem: Workload, machine: Machine) -> str:
         if library.kind == machine.kind and problem.op in library.serves
     ]
     for library in candidates:
-        if library.supports(problem, machine) is None:  # there is no reason against it
+        if library.supports(problem, machine) is None:
             return library.name
     return candidates[0].name

@@ -7,6 +7,10 @@ from collections.abc import Callable
 import torch
 from torch.utils.benchmark import Timer
 
+from kernels.cuda_graph import capture
+
+_UNTIMED_REPLAYS = 3  # as many as AIConfigurator makes
+
 
 def blocked_autorange(launch: Callable[[], object]) -> float:
     """Return the median seconds per launch over several blocks of ``torch.utils.benchmark``."""
@@ -30,21 +34,15 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
             because the L2 is not flushed between replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
+
+    Raises:
+        RuntimeError: if PyTorch cannot capture the launches.
     """
-    # 1. Make the launches outside of a graph, on a side stream. PyTorch requires this before a
-    # capture.
-    side_stream = torch.cuda.Stream()
-    side_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side_stream):
-        launches()  # what is loaded or allocated at first use must not be captured
-    torch.cuda.current_stream().wait_stream(side_stream)
-    # 2. Capture the launches, and replay them without timing.
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launches()
-    for _ in range(3):
+    # 1. Capture the launches, and replay them without timing.
+    graph, _ = capture(launches)
+    for _ in range(_UNTIMED_REPLAYS):
         graph.replay()
-    # 3. Time further replays. The elapsed time of CUDA's events is in milliseconds.
+    # 2. Time further replays. The elapsed time of CUDA's events is in milliseconds.
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     begin.record()

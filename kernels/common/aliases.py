@@ -41,6 +41,7 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
         return matches[0]
     if matches:
         raise UserError(f"{word!r} may mean {enumerated(matches, 'or')}; give the full name.")
+    # Suggest only machines with the same model number, because a similar one is another model.
     same_numbers = [slug for slug in unique_slugs if _numbers(slug) == _numbers(word)]
     close = difflib.get_close_matches(word.lower(), same_numbers, n=1, cutoff=_SIMILAR)
     hint = (

@@ -39,7 +39,8 @@ class Number:
 
     def __str__(self) -> str:
         kind = "whole number" if self.whole else "number"
-        low, high = (_POWERS.get(bound, f"{bound:g}") for bound in (self.low, self.high))
+        low = _POWERS.get(self.low, f"{self.low:g}")
+        high = _POWERS.get(self.high, f"{self.high:g}")
         return f"a {kind} from {low} to {high}"
 
 
@@ -63,30 +64,29 @@ class Each:
     shape: Any
 
 
-def misfit(value: Any, shape: Any, where: str = "it") -> str:
+def misfit(value: Any, shape: Any, place: str = "it") -> str:
     """Describe the first part of a value that does not fit a shape; return "" if all parts fit.
 
-    The text begins with ``where``, the path to the value, such as ``machine.peaks``.
+    The text begins with ``place``, the path to the value, such as ``machine.peaks``.
     """
     if isinstance(shape, Maybe):
-        return "" if value is None else misfit(value, shape.shape, where)
+        return "" if value is None else misfit(value, shape.shape, place)
     if isinstance(shape, Number):
-        return "" if _is_number(value, shape) else f"{where} is {_shown(value)}, not {shape}"
+        return "" if _is_number(value, shape) else f"{place} is {_shown(value)}, not {shape}"
     if isinstance(shape, type):
-        return (
-            "" if isinstance(value, shape) else f"{where} is {_shown(value)}, not {_WORDS[shape]}"
-        )
+        fits = isinstance(value, shape)
+        return "" if fits else f"{place} is {_shown(value)}, not {_WORDS[shape]}"
     if isinstance(shape, list):
         if not isinstance(value, list | tuple):
-            return f"{where} is {_shown(value)}, not a list"
-        faults = (misfit(item, shape[0], f"{where}[{i}]") for i, item in enumerate(value))
+            return f"{place} is {_shown(value)}, not a list"
+        faults = (misfit(item, shape[0], f"{place}[{i}]") for i, item in enumerate(value))
         return _first(faults)
     if not isinstance(value, dict):
-        return f"{where} is {_shown(value)}, not a mapping"
+        return f"{place} is {_shown(value)}, not a mapping"
     if isinstance(shape, Each):
-        faults = (misfit(item, shape.shape, f"{where}.{key}") for key, item in value.items())
+        faults = (misfit(item, shape.shape, f"{place}.{key}") for key, item in value.items())
         return _first(faults)
-    return _misfit_of_keys(value, shape, where)
+    return _misfit_of_keys(value, shape, place)
 
 
 def _first(faults: Iterable[str]) -> str:
@@ -97,15 +97,15 @@ def _first(faults: Iterable[str]) -> str:
     return ""
 
 
-def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: str) -> str:
+def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], place: str) -> str:
     """Describe the first key that is missing or has a wrong value; return "" if all keys fit."""
     for key, inner in shape.items():
         name = key.removesuffix("?")
         if name in value:
-            if fault := misfit(value[name], inner, f"{where}.{name}"):
+            if fault := misfit(value[name], inner, f"{place}.{name}"):
                 return fault
         elif name == key:  # a key without ``?`` must not be missing
-            return f"{where} has no {name!r}"
+            return f"{place} has no {name!r}"
     return ""
 
 

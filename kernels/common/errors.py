@@ -45,5 +45,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"use one of {', '.join(words)}."
 
 
+def error_summary(error: Exception) -> str:
+    """Return an error's type and the first line of its text, such as ``KeyError: 'bf61'``."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
 class WrongResultError(Exception):
     """Error that is raised when a launch computes a wrong result."""

@@ -146,11 +146,11 @@ def compile_rows(
         for machine in known_machines().values()
         if machine.capability is not None
     }
-    old_arches = [arch for arch, capability in capabilities.items() if capability < MIN_CAPABILITY]
+    supported = [arch for arch, capability in capabilities.items() if capability >= MIN_CAPABILITY]
     for arch in arches:
-        if arch in old_arches:
+        if arch in capabilities and arch not in supported:
             raise UserError(f"--arch {arch} is too old; the Triton kernels need sm_80 or later.")
-        check_word("architecture", arch, [name for name in capabilities if name not in old_arches])
+        check_word("architecture", arch, supported)
     jobs = [
         job
         for arch in arches
@@ -277,7 +277,8 @@ def _compile(job: _Job) -> CompileRow:
     except Exception as error:  # the row reports the failure, and the other rows are still compiled
         # The last line of a compiler's message says what is wrong. An assertion may have none.
         lines = str(error).strip().splitlines()
-        complaints = [": ".join([type(error).__name__, *lines[-1:]])]
+        reason = f": {lines[-1]}" if lines else ""
+        complaints = [f"{type(error).__name__}{reason}"]
     problem, loop = job.problem, facts.loop
     products, copied = _loop_shares(job, loop)
     operation = problem.pass_ if isinstance(problem, Conv) else problem.op
@@ -317,11 +318,13 @@ def _family_facts(job: _Job) -> _Facts:
     calls = family.unbound_calls(job.problem, operands, job.config)
     kernels = [_inspect(call, job.config.warps) for call in calls]
     # The first kernel is the main one, which multiplies.
-    largest = {
-        name: max(getattr(facts, name) for facts in kernels)
-        for name in ("registers", "spill_bytes", "shared_bytes")
-    }
-    return replace(kernels[0], **largest, launches=len(kernels))
+    return replace(
+        kernels[0],
+        registers=max(kernel.registers for kernel in kernels),
+        spill_bytes=max(kernel.spill_bytes for kernel in kernels),
+        shared_bytes=max(kernel.shared_bytes for kernel in kernels),
+        launches=len(kernels),
+    )
 
 
 def _inspect(call: LaunchSpec, warps: int) -> _Facts:
@@ -444,8 +447,8 @@ def _expected(job: _Job) -> tuple[str, ...]:
     """Return the matrix instructions that are acceptable for a job."""
     if job.problem.dtype == "fp32":
         return ("fma",)
-    major, _ = machine_of_arch(job.arch).capability or (0, 0)
-    best = {9: "wgmma", 10: "tcgen05"}.get(major, "mma.sync")
+    machine = machine_of_arch(job.arch)
+    best = {9: "wgmma", 10: "tcgen05"}.get(machine.major, "mma.sync")
     if best == "mma.sync" or job.config.bm < MIN_ASYNC_ROWS:
         return ("mma.sync",)
     return (best, "mma.sync") if _transposes_tf32(job) else (best,)

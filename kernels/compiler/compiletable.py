@@ -53,17 +53,16 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
     """Return the lines of one family's table: a header, and a line for each dtype and alignment."""
     # Each line of the table has a dtype and an alignment, and each cell of it an architecture.
-    cells_of_line: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
+    rows_of_line: dict[tuple[str, int], list[CompileRow]] = {}
     for row in rows:
-        cells = cells_of_line.setdefault((row.dtype, row.alignment), {})
-        cells.setdefault(row.arch, []).append(row)
+        rows_of_line.setdefault((row.dtype, row.alignment), []).append(row)
     lines = [f"| dtype | rows | {' | '.join(arches)} |", "|---|---|" + "---|" * len(arches)]
-    for (dtype, alignment), cells in cells_of_line.items():
+    for (dtype, alignment), line_rows in rows_of_line.items():
         # The column `rows` says whether the operands' rows are multiples of 16 bytes. The document
         # is compared with an older one by these words.
         alignment_text = f"of {WIDE_BYTES} bytes" if alignment == WIDE_BYTES else "odd"
-        cell_texts = " | ".join(_cell(cells.get(arch, [])) for arch in arches)
-        lines.append(f"| {dtype} | {alignment_text} | {cell_texts} |")
+        cells = [_cell([row for row in line_rows if row.arch == arch]) for arch in arches]
+        lines.append(f"| {dtype} | {alignment_text} | {' | '.join(cells)} |")
     return lines
 
 
@@ -73,16 +72,21 @@ def differing_cells(stored_document: str, new_document: str) -> list[str]:
     Cells that the new document lacks are not compared.
     """
     stored_cells = _cells_of(stored_document)
-    return [
-        f"{' '.join(names)}: {cell} "
-        + (f"instead of {stored_cells[names]}" if names in stored_cells else "is new")
-        for names, cell in _cells_of(new_document).items()
-        if stored_cells.get(names) != cell
-    ]
+    lines = []
+    for names, cell in _cells_of(new_document).items():
+        stored_cell = stored_cells.get(names)
+        if stored_cell is None:
+            lines.append(f"{' '.join(names)}: {cell} is new")
+        elif stored_cell != cell:
+            lines.append(f"{' '.join(names)}: {cell} instead of {stored_cell}")
+    return lines
 
 
 def _cells_of(document: str) -> dict[tuple[str, ...], str]:
-    """Return the text of each cell of a document by (family, dtype, alignment, architecture)."""
+    """Return the text of each cell of a document by (family, dtype, alignment, architecture).
+
+    A damaged line may have too few or too many cells. Cells without an architecture are left out.
+    """
     cells: dict[tuple[str, ...], str] = {}
     family, arches = "", []
     for line in document.splitlines():
@@ -92,10 +96,10 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
             arches = [word.strip() for word in line.strip("|").split("|")[2:]]
         elif line.startswith("| "):
             words = [word.strip() for word in line.strip("|").split("|")]
-            # A damaged line may have only one cell. An empty string then stands for its alignment.
-            dtype, alignment, *texts = [*words, ""]
-            for arch, text in zip(arches, texts, strict=False):
-                cells[family, dtype, alignment, arch] = text
+            if len(words) > 2:  # a damaged line may have fewer cells
+                dtype, alignment, *texts = words
+                for arch, text in zip(arches, texts, strict=False):
+                    cells[family, dtype, alignment, arch] = text
     return cells
 
 

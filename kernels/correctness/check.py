@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kernels.common.errors import error_summary
 from kernels.correctness.verify import verify
 from kernels.device import Device, make_current
 from kernels.operands import random_operands
@@ -99,9 +100,7 @@ def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
         seed = zlib.crc32(problem.spec().encode())
         outcome = verify(problem, [operands], [result], seed)
     except Exception as error:  # any error of a library or a compiler becomes a row
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        message = f"{type(error).__name__}: {first_line}"
-        return CheckRow(name, problem.spec(), "error", None, None, message)
+        return CheckRow(name, problem.spec(), "error", None, None, error_summary(error))
     # JSON has neither NaN nor infinity, so None stands for both.
     rel_error = outcome.rel_error if math.isfinite(outcome.rel_error) else None
     status = "ok" if outcome.ok else "wrong"

@@ -84,10 +84,12 @@ def remainders(
     # Number of products that are added up in one element of the result. It is an average, because
     # the pixels of a strided gradient do not all have the same number.
     terms = problem.flops / 2 / sets[0].out.numel()
-    largest_squares: list[Tensor] = []  # all tensors together have one number for each set
+    # Largest squared remainders, one for each set; a tensor may hold those of several sets.
+    largest_squares: list[Tensor] = []
     # TF32 would add rounding errors to the test's own sums.
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
         if isinstance(problem, Conv):
+            # Convolutions are tested set by set, because conv2d has no axis for sets.
             for operands, result in zip(sets, results, strict=True):
                 variance = terms * _mean_square(operands.a) * _mean_square(operands.b)
                 sides = _tested_sides(_conv_sides(problem, operands, result), side)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.operands import Operands, conv_shapes
-from kernels.operation import Layer, Lstm, Series, Workload
+from kernels.operation import GATES, Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm
 
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
@@ -27,6 +27,7 @@ about 3.5e-4. The limits for the 16-bit dtypes are about eight rounding errors o
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
+_BATCHES = 3  # sampled GEMMs of a batch: the first, the last and one between them
 # Number of sampled filters in a filter's gradient, and of sampled taps (channel, row and column) in
 # each filter. Both are small, because each tap is a sum over all pixels.
 _TAPS = 16
@@ -72,7 +73,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
         actual, expected = sample(problem, operands, result, rng)
     error = (actual.double() - expected).abs().max()  # NaN if the result has a NaN
     scale = expected.abs().max()
-    if scale == error == 0:  # all values are 0, as for a filter that covers only padding
+    if scale == 0 and error == 0:  # all values are 0, as for a filter that covers only padding
         return CheckResult(0.0, TOLERANCE[problem.dtype])
     return CheckResult(float(error / scale), TOLERANCE[problem.dtype])
 
@@ -94,7 +95,7 @@ def _gemm(
     a, b, y = _batched(operands.a), _batched(operands.b), _batched(result)
     rows = _sample_indices(rng, problem.m, _ROWS, a.device)
     columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
-    batches = _sample_indices(rng, problem.batch, 3, a.device)
+    batches = _sample_indices(rng, problem.batch, _BATCHES, a.device)
     # All axes are indexed at once, because one axis after another would copy whole matrices.
     a_rows, b_columns = a[batches[:, None], rows], b.mT[batches[:, None], columns]
     actual = y[batches[:, None, None], rows[:, None], columns]
@@ -169,7 +170,7 @@ def _lstm(
     hidden_states = []
     for step_input in x:
         gates = torch.cat([step_input, hidden], dim=1) @ weights.T  # in PyTorch's order
-        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(GATES, dim=1)
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         hidden = output_gate.sigmoid() * cell.tanh()
         hidden_states.append(hidden)
@@ -227,7 +228,10 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the positions (images, rows, columns) of pixels sampled from ``shape``."""
+    """Sample up to 32 pixels of ``shape`` (images, rows, columns), and return their positions.
+
+    The result has the index of the image, the row and the column of each pixel.
+    """
     images, rows, columns = shape
     pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
     in_image = pixels % (rows * columns)

@@ -6,12 +6,14 @@ memory for the result at each call, as a real model does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.cuda_graph import capture
 from kernels.operands import Operands
 from kernels.operation import Layer, Lstm, Series
 from kernels.problem import Conv, Gemm
@@ -67,7 +69,10 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
 
 def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
-    """Return a call of a memory-bound layer."""
+    """Return a call of a memory-bound layer.
+
+    ReLU, GELU and softmax write to the set's memory for the result; the others allocate memory.
+    """
     # Softmax and layer norm work along the last axis, which must be the channels.
     channels_last = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]
 
@@ -104,24 +109,26 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
     }[layer.op]
 
 
-def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
-    """Return a call that computes the GEMMs of a series one by one, or as one fused GEMM.
+def series_call(series: Series, sets: Sequence[Operands]) -> Call:
+    """Return a call that computes the GEMMs of a series one by one; the result is (count, m, n)."""
 
-    The result is (count, m, n) in both cases. For fused projections, this result is a view of a
-    matrix (m, count·n).
+    def call(index: int) -> Tensor:
+        x, w, out = sets[index]
+        for number in range(series.count):
+            # Projections have one input, timesteps have one weight.
+            a, b = (x, w[number]) if series.op == "projections" else (x[number], w)
+            torch.mm(a, b.T, out=out[number])
+        return out
+
+    return call
+
+
+def fused_series_call(series: Series, sets: Sequence[Operands]) -> Call:
+    """Return a call that computes a series as one GEMM; the result is (count, m, n).
+
+    For projections, the result is a view of a matrix (m, count·n).
     """
     count, m, n = series.count, series.m, series.n
-    if not fused:
-
-        def one_by_one(index: int) -> Tensor:
-            x, w, out = sets[index]
-            for number in range(count):
-                # Projections have one input, timesteps have one weight.
-                a, b = (x, w[number]) if series.op == "projections" else (x[number], w)
-                torch.mm(a, b.T, out=out[number])
-            return out
-
-        return one_by_one
 
     def projections(index: int) -> Tensor:
         x, w, out = sets[index]
@@ -164,17 +171,7 @@ def graph_captured(call: Call, set_count: int) -> Call:
     Raises:
         RuntimeError: if the machine has no GPU, or PyTorch cannot capture the call.
     """
-    graphs = []
-    for index in range(set_count):
-        side_stream = torch.cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
-            call(index)  # what is loaded or allocated at first use must not be captured
-        torch.cuda.current_stream().wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = call(index)
-        graphs.append((graph, result))
+    graphs = [capture(functools.partial(call, index)) for index in range(set_count)]
 
     def replay(index: int) -> Tensor:
         graph, result = graphs[index]

@@ -21,6 +21,7 @@ from kernels.launch import Launch
 from kernels.library.calls import (
     Call,
     conv_call,
+    fused_series_call,
     gemm_call,
     graph_captured,
     layer_call,
@@ -153,7 +154,8 @@ def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryCo
     if isinstance(problem, Layer):
         return layer_call(problem, sets)
     if isinstance(problem, Series):
-        return series_call(problem, sets, library_config.fused)
+        make_call = fused_series_call if library_config.fused else series_call
+        return make_call(problem, sets)
     return lstm_call(problem, sets)
 
 
@@ -192,14 +194,14 @@ def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None
 def libraries() -> list[Library]:
     """Return cuBLAS, cuDNN and PyTorch's own kernels for a GPU, and the libraries of this CPU."""
     gpu_dtypes = ("fp32", "tf32", "fp16", "bf16")
-    storage_dtypes = ("fp32", "fp16", "bf16")
+    layer_dtypes = ("fp32", "fp16", "bf16")  # a memory-bound layer has no use for tf32
     # PyTorch calls cuDNN for an LSTM in bf16 only if it was built with cuDNN 9.13 or later. Older
     # builds use PyTorch's own kernels, so bf16 is left out.
     lstm_dtypes = ("fp32", "tf32", "fp16")
     return [
         Library("cublas", "gpu", dict.fromkeys(("gemm", *SERIES), gpu_dtypes)),
         Library("cudnn", "gpu", {"conv": gpu_dtypes, "lstm": lstm_dtypes}),
-        Library("aten", "gpu", dict.fromkeys(LAYERS, storage_dtypes)),
+        Library("aten", "gpu", dict.fromkeys(LAYERS, layer_dtypes)),
         *_cpu_libraries(),
     ]
 

@@ -143,16 +143,19 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 def default_constants(generation: str, dtype: str, hand_written: bool = False) -> Constants:
     """Return a generation's constants from ``constants.toml``, before any calibration.
 
-    ``hand_written`` is True for Triton kernels, which have no kernels for older GPUs to fall back
-    on if rows are misaligned. They get the default ``misalignment``.
-
     A generation without measured constants gets those of a similar generation, except for the
     constants of misaligned rows (:func:`_misaligned_constants`).
+
+    ``hand_written`` is True for Triton kernels. Unlike a vendor library, they do not fall back on
+    kernels for older GPUs if rows are misaligned, so the ``misalignment`` of the generation's
+    library does not apply to them.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
-    constants = replace(measured, **_misaligned_constants(generation, dtype))
-    return replace(constants, misalignment=measured.misalignment) if hand_written else constants
+    misaligned_constants = _misaligned_constants(generation, dtype)
+    if hand_written:
+        misaligned_constants["misalignment"] = measured.misalignment
+    return replace(measured, **misaligned_constants)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,12 +99,12 @@ class Shapes:
         as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the problems,
         which decides what misaligned sizes cost (:func:`_gpu_library_row`).
         """
-        # 1. Convert each problem to a row of the first eleven fields, in their order. The shape is
-        # given, so that there are eleven columns even if there are no problems.
+        # 1. Convert each problem to a row. The number of columns is given, because it cannot be
+        # derived from the rows if there are no problems.
         tile = ALGORITHMS[algorithm]
         row_of = _gpu_library_row if on_gpu_library else _shape_row
         rows = [row_of(problem, tile) for problem in problems]
-        columns = np.array(rows, dtype=np.float64).reshape(-1, 11).T
+        columns = np.array(rows, dtype=np.float64).reshape(-1, len(_ShapeRow._fields)).T
         # 2. Convert the two flags. None stands for False everywhere.
         no_flags = [False] * len(problems)
         is_cached = np.asarray(no_flags if cached is None else cached, dtype=np.float64)
@@ -112,17 +112,33 @@ class Shapes:
         arrays = [*columns, is_cached, is_sustained]
         return cls(*arrays)
 
-    def take(self, where: Any) -> Shapes:
-        """Return the shapes at ``where``, which is any NumPy index of the arrays."""
-        return Shapes(*(getattr(self, f.name)[where] for f in fields(self)))
+    def take(self, index: Any) -> Shapes:
+        """Return the shapes at ``index``, which is any NumPy index of the arrays."""
+        return Shapes(*(getattr(self, f.name)[index] for f in fields(self)))
 
     def where(self, other: Shapes, condition: NDArray[np.bool_]) -> Shapes:
         """Return ``other`` where the condition holds, and these shapes elsewhere."""
         return Shapes(*_choose_fields(self, other, condition))
 
 
-def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
-    """Return the first eleven fields of :class:`Shapes`, in their order, for one problem.
+class _ShapeRow(NamedTuple):
+    """Fields of :class:`Shapes` that follow from one problem, in the order of that class."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    element: int
+    bytes: int
+    a_bytes: int
+    density: float
+    alignment: int
+    helper_kernels: int
+    helper_bytes: int
+
+
+def _shape_row(problem: Problem, tile: int) -> _ShapeRow:
+    """Return the row of one problem.
 
     ``tile`` is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
     """
@@ -160,7 +176,7 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     )
 
 
-def _gpu_library_row(problem: Problem, tile: int) -> tuple[float, ...]:
+def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
     """Return the row of :func:`_shape_row` for cuBLAS or cuDNN, by what they do on an H100.
 
     These are observations of kernels' names in results/published/nvidia-h100-sxm:
@@ -172,23 +188,30 @@ def _gpu_library_row(problem: Problem, tile: int) -> tuple[float, ...]:
       median at a sixth of the memory's bandwidth in 16 bits and at a third in tf32. The kernel
       after it is one for aligned channels.
     """
+    # 1. Lower the alignment of a GEMM's rows from 8 bytes to 4.
     if isinstance(problem, Gemm):
-        *before, alignment, helper_kernels, helper_bytes = _shape_row(problem, tile)
-        return (*before, 4 if alignment == 8 else alignment, helper_kernels, helper_bytes)
+        row = _shape_row(problem, tile)
+        return row._replace(alignment=4) if row.alignment == 8 else row
+    # 2. Pad the channels of a convolution to multiples of 16 bytes.
     if problem.dtype == "fp32" or problem.layout != "nhwc" or problem.groups > 1:
         return _shape_row(problem, tile)
-    per_row = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
-    c, kout = (ceil_div(size, per_row) * per_row for size in (problem.c, problem.kout))
+    block = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+    c = ceil_div(problem.c, block) * block
+    kout = ceil_div(problem.kout, block) * block
     if (c, kout) == (problem.c, problem.kout):
         return _shape_row(problem, tile)
     padded = replace(problem, c=c, kout=kout)
-    *before, helper_kernels, helper_bytes = _shape_row(padded, tile)
-    copied = 2 if problem.pass_ == "dgrad" else 0  # position of the activations that are read
-    elements = problem.operand_elements[copied] + padded.operand_elements[copied]
-    return (*before, helper_kernels + 1, helper_bytes + _PADDING_BYTES * elements)
+    # 3. Add the kernel that reads the activations and writes the padded ones.
+    row = _shape_row(padded, tile)
+    position = 2 if problem.pass_ == "dgrad" else 0  # dgrad reads the output's gradient
+    elements = problem.operand_elements[position] + padded.operand_elements[position]
+    return row._replace(
+        helper_kernels=row.helper_kernels + 1,
+        helper_bytes=row.helper_bytes + _PADDING_BYTES * elements,
+    )
 
 
-def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
+def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> _ShapeRow:
     """Return the row of :func:`_shape_row` for a convolution that Winograd's algorithm computes.
 
     ``gemm`` is the result of :meth:`kernels.problem.Conv.winograd_gemm` for ``tile``.
@@ -243,12 +266,13 @@ def _row(
     a_bytes: int = 0,
     helper_kernels: int = 0,
     helper_bytes: int = 0,
-) -> tuple[float, ...]:
-    """Return the first eleven fields of :class:`Shapes` for a problem that ``gemm`` computes.
+) -> _ShapeRow:
+    """Return the row of a problem that ``gemm`` computes.
 
     ``traffic`` is the field ``bytes``; the arguments after it have the names of their fields.
     """
-    return (
+    # Positional arguments take half of the time of named ones.
+    return _ShapeRow(
         gemm.m,
         gemm.n,
         gemm.k,
@@ -357,9 +381,10 @@ def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Cons
     for start in range(0, count, _CHUNK):
         chunk = slice(start, start + _CHUNK)
         seconds, parts = candidate_times(shapes.take(chunk), tiles, machine, peak, c)
-        best_tile = np.argmin(seconds, axis=1)  # the index of a tile for each shape
-        best.bm[chunk], best.bn[chunk] = tiles.bm[best_tile], tiles.bn[best_tile]
-        best.split[chunk] = parts[np.arange(len(best_tile)), best_tile]
+        best_indices = np.argmin(seconds, axis=1)  # the index of a tile for each shape
+        best.bm[chunk] = tiles.bm[best_indices]
+        best.bn[chunk] = tiles.bn[best_indices]
+        best.split[chunk] = parts[np.arange(len(best_indices)), best_indices]
     return estimate(shapes, best, machine, peak, c)
 
 
@@ -380,8 +405,9 @@ def candidate_times(
     if machine.kind == "cpu":
         return seconds, parts
     # 2. Select the shapes with few tiles, because splitting K pays only for those.
-    largest = int(np.argmax(tiles.bm * tiles.bn))
-    tile_counts = tile_count(shapes.m, shapes.n, tiles.bm[largest], tiles.bn[largest], shapes.batch)
+    largest_index = int(np.argmax(tiles.bm * tiles.bn))
+    bm, bn = tiles.bm[largest_index], tiles.bn[largest_index]
+    tile_counts = tile_count(shapes.m, shapes.n, bm, bn, shapes.batch)
     rows = np.flatnonzero(tile_counts <= _SPLIT_WAVES * machine.sms)
     if not len(rows):
         return seconds, parts
@@ -391,7 +417,8 @@ def candidate_times(
     for split in SPLITS[1:]:
         split_tiles = replace(tiles, split=np.array(float(split)))
         split_seconds = c.split + _busy_seconds(split_shapes, split_tiles, machine, peak, c)
-        # K must be long enough, and a kernel for misaligned rows must be able to split it.
+        # K must be long enough, and kernels for misaligned rows must be able to split it. The
+        # constant for that may be fitted to any number from 0 to 1, so it is rounded.
         possible = split_shapes.k * split_shapes.element >= _STEP_BYTES * _MIN_STEPS * split
         possible &= (split_shapes.alignment >= WIDE_BYTES) | (c.fallback_split >= 0.5)
         better = possible & (split_seconds < best_seconds)

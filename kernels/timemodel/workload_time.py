@@ -15,14 +15,14 @@ from kernels.timemodel.estimate import Array
 
 def workload_seconds(
     products: Sequence[Sequence[tuple[int, Problem]]],
-    moving: Sequence[float],
+    seconds_without_gemms: Sequence[float],
     seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
 ) -> Array:
-    """Return each workload's seconds: the sum over its GEMMs, or ``moving`` if it has no GEMMs.
+    """Return each workload's seconds: the sum over its GEMMs or, without GEMMs, the given number.
 
     Args:
         products: GEMMs and convolutions of each workload, each with its number of occurrences.
-        moving: seconds of each workload, used only if the workload has no GEMMs.
+        seconds_without_gemms: seconds of each workload, used only if the workload has no GEMMs.
         seconds_of: function that returns the seconds of problems. Its first argument has the
             position of each problem's workload, and its second has the problems.
     """
@@ -33,7 +33,7 @@ def workload_seconds(
         for count, problem in gemms
     ]
     # 2. Add up the times of the GEMMs. A workload without GEMMs only moves data.
-    seconds = np.where([bool(gemms) for gemms in products], 0.0, moving)
+    seconds = np.where([bool(gemms) for gemms in products], 0.0, seconds_without_gemms)
     if listed:
         # np.add.at sums repeated positions, because one workload may have several GEMMs.
         positions, counts, problems = zip(*listed, strict=True)

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from kernels.config import ConvConfig, PersistentConfig, TileConfig, ceil_div
+from kernels.config import ConvConfig, PersistentConfig, TileConfig, ceil_div, tile_count
 from kernels.machine import Machine
 from kernels.operands import Operands, conv_shapes
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
@@ -78,24 +78,27 @@ class TritonConv(TritonFamily):
           computes divisions, which take too many registers.
         """
         assert isinstance(problem, Conv)
-        # 1. List the parameters of the tiles: (bm, bn, warps, stages).
+        # 1. List the parameters of the tiles: (bm, bn, warps, stages). If two tiles have the same
+        # estimated time, the first of them is preferred.
         fma = problem.dtype == "fp32"
         aligned = problem.alignment == WIDE_BYTES
-        params = [(64, 64, 8 if fma else 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3)]
-        if not fma:
-            params = [(128, 64, 8, 3), (64, 128, 8, 3), *params]
+        element_bytes = DTYPE_BYTES[problem.dtype]
+        bk = (128 if aligned and not fma else 64) // element_bytes
+        params: list[tuple[int, int, int, int]] = []
+        if aligned and element_bytes == 2 and machine.multiplies_from_shared:
+            for bm, bn in ((128, 256), (256, 128)):
+                if _stays_in_tap(problem, bn, bk):
+                    params.append((bm, bn, 8, 4))
         if aligned and not fma:
-            params = [(128, 128, 8, 4), (128, 32, 4, 4), *params]
-        bk = (128 if aligned and not fma else 64) // DTYPE_BYTES[problem.dtype]
-        major = machine.capability[0] if machine.capability else 0
-        if aligned and DTYPE_BYTES[problem.dtype] == 2 and major in (9, 10):
-            large = [(128, 256, 8, 4), (256, 128, 8, 4)]
-            params = [*(tile for tile in large if _stays_in_tap(problem, tile[1], bk)), *params]
+            params += [(128, 128, 8, 4), (128, 32, 4, 4)]
+        if not fma:
+            params += [(128, 64, 8, 3), (64, 128, 8, 3)]
+        params += [(64, 64, 8 if fma else 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3)]
         # 2. Make a config of each tile without a split, and with each useful split.
         gemm = _computed_problem(problem).implied_gemm
         configs: list[TileConfig] = list(_gemm_candidates(problem, machine))
         for bm, bn, warps, stages in params:
-            tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
+            tiles = tile_count(gemm.m, gemm.n, bm, bn, gemm.batch)
             for split in SPLITS:
                 has_two_waves_at_most = tiles * split <= 2 * machine.sms
                 has_two_steps = gemm.k >= 2 * bk * split
@@ -165,8 +168,8 @@ class TritonConv(TritonFamily):
 
 def as_gemm(conv: Conv) -> Gemm | None:
     """Return the GEMM with the same result as an NHWC convolution, or None if there is none."""
-    has_one_tap = (conv.r, conv.s) == (1, 1)
-    keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
+    has_one_tap = conv.r == 1 and conv.s == 1
+    keeps_pixels = conv.stride == (1, 1) and conv.padding == (0, 0)
     if not (has_one_tap and keeps_pixels and conv.groups == 1):
         return None
     pixels = conv.n * conv.h * conv.w
@@ -289,8 +292,8 @@ def _data_call(
     # 3. Make the grid for the first phase, which is the largest.
     phase_rows = ceil_div(out_size[0], spacing[0])
     phase_columns = ceil_div(out_size[1], spacing[1])
-    tiles = ceil_div(problem.n * phase_rows * phase_columns, config.bm)
-    tiles *= ceil_div(width, config.bn)
+    phase_pixels = problem.n * phase_rows * phase_columns
+    tiles = tile_count(phase_pixels, width, config.bm, config.bn)
     grid = (tiles * problem.groups * math.prod(spacing), _parts(problem, config))
     # 4. Convert sizes and strides to units.
     all_strides = (_group_strides(source, depth), filter_stride, out_stride)
@@ -301,6 +304,7 @@ def _data_call(
         width // width_unit, problem.groups, (problem.r, problem.s), tap_step, problem.stride,
         problem.padding, problem.dilation, *in_units(all_strides, stride_unit),
     )  # fmt: skip
+    # 5. Set the kernel's compile-time options.
     options = {
         **_options(problem, operands, config, units),
         "BACKWARD": backward,
@@ -321,7 +325,7 @@ def _filter_call(
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
     gemm_columns = problem.r * problem.s * depth
-    tiles = ceil_div(width, config.bm) * ceil_div(gemm_columns, config.bn)
+    tiles = tile_count(width, gemm_columns, config.bm, config.bn)
     grid = (tiles * problem.groups, _parts(problem, config))
     # 2. Convert sizes and strides to units.
     all_strides = (_group_strides(source, depth), _group_strides(grad, width), strides)

@@ -110,10 +110,8 @@ def conv_data(
     """
     # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
-    source_stride, filter_stride = (
-        tensor_stride(source_stride, UNITS[2]),
-        tensor_stride(filter_stride, UNITS[2]),
-    )
+    source_stride = tensor_stride(source_stride, UNITS[2])
+    filter_stride = tensor_stride(filter_stride, UNITS[2])
     out_stride = tensor_stride(out_stride, UNITS[2])
     # 2. Find the part, the group and the phase of this program.
     if BACKWARD:  # the first phase is the largest, and the grid is made for it
@@ -276,10 +274,8 @@ def conv_filter(
     """
     # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
-    source_stride, grad_stride = (
-        tensor_stride(source_stride, UNITS[2]),
-        tensor_stride(grad_stride, UNITS[2]),
-    )
+    source_stride = tensor_stride(source_stride, UNITS[2])
+    grad_stride = tensor_stride(grad_stride, UNITS[2])
     out_stride = tensor_stride(out_stride, UNITS[2])
     # 2. Find the tile, the group and the part of this program, and the taps of its columns.
     N = taps[0] * taps[1] * depth
@@ -311,12 +307,12 @@ def conv_filter(
     # 4. Sum over the K steps. The pixels of a step, as (image, row, column), are counted up by BK
     # pixels: dividing by the sizes of an image in each iteration takes twice the instructions.
     pixel = (first * BK + tl.arange(0, BK))[:, None]
-    image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
-    image_step, row_step, column_step = (
-        BK // per_image,
-        BK // grad_size[1] % grad_size[0],
-        BK % grad_size[1],
-    )
+    image = pixel // per_image
+    p = pixel // grad_size[1] % grad_size[0]
+    q = pixel % grad_size[1]
+    image_step = BK // per_image
+    row_step = BK // grad_size[1] % grad_size[0]
+    column_step = BK % grad_size[1]
     h_tap, w_tap = r * dilation[0] - padding[0], s * dilation[1] - padding[1]
     for step in range(first, last):
         h, w = p * stride[0] + h_tap, q * stride[1] + w_tap

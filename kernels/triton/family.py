@@ -148,10 +148,11 @@ class TritonFamily(ABC):
     ) -> Array:
         """Estimate the seconds of a problem with each config, to rank the configs."""
         gemm = problem.implied_gemm
-        # One row for each config, in the order of the fields of Tiles. The shape is given, so that
-        # there are three columns even if there are no configs.
-        rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
-        tiles = Tiles(*np.array(rows, dtype=np.float64).reshape(-1, 3).T)
+        tiles = Tiles(
+            bm=np.array([config.bm for config in configs], dtype=np.float64),
+            bn=np.array([config.bn for config in configs], dtype=np.float64),
+            split=np.array([config.parts(gemm) for config in configs], dtype=np.float64),
+        )
         shapes = Shapes.from_problems([problem] * len(configs))
         if self.shares_tail:  # a partial wave then costs only its share of a whole one
             c = replace(c, tail=0.0)
@@ -240,10 +241,10 @@ def meta_operands(problem: Problem, offset: int = 0) -> Operands:
     Every operand starts ``offset`` elements after an address that is divisible by 16.
     """
     dtype = TORCH_DTYPES[problem.dtype]
-    flats = (
+    flats = [
         torch.empty(offset + count, dtype=dtype, device="meta")[offset:]
         for count in element_counts(problem)
-    )
+    ]
     return view_operands(problem, *flats)
 
 
@@ -278,11 +279,12 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
     """Convert strides to units for :func:`kernels.triton.blocks.elements`; 1 becomes None."""
-
-    def in_unit(stride: int) -> int | None:
-        return None if stride == 1 else stride // unit
-
-    return [tuple(map(in_unit, tensor_strides)) for tensor_strides in strides]
+    converted = []
+    for tensor_strides in strides:
+        # The unit need not divide a stride of 1, which the kernels know without an argument.
+        units = [None if stride == 1 else stride // unit for stride in tensor_strides]
+        converted.append(tuple(units))
+    return converted
 
 
 def input_precision(dtype: str) -> str:

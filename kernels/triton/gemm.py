@@ -132,7 +132,10 @@ class GemmFamily(TritonFamily):
         bk = k_bytes // DTYPE_BYTES[problem.dtype]
         tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in params]
         if problem.m <= _FEW_ROWS and not (misaligned or fma):
-            tiles += [TileConfig(16, bn, 2 * bk, 4, warps) for bn, warps in ((128, 4), (256, 8))]
+            tiles += [
+                TileConfig(16, 128, 2 * bk, stages=4, warps=4),
+                TileConfig(16, 256, 2 * bk, stages=4, warps=8),
+            ]
         # 2. Leave out the tiles that would spill.
         if looped and misaligned:
             max_area = 64 * 32 if fma else 64 * 64
@@ -145,20 +148,20 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
     """Return True if a tile's sums fit in registers; see :meth:`GemmFamily.base_tiles`."""
     if tile.bm * tile.bn <= 128 * 128:
         return True
-    major = machine.capability[0] if machine.capability else 0
     if looped:
-        return major == 9 and problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES == 0
+        return machine.major == 9 and problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES == 0
     # Without masks, all GPUs have room. With masks, only GPUs that multiply from shared memory do.
     needs_no_masks = problem.m % tile.bm == problem.n % tile.bn == problem.k % tile.bk == 0
-    return needs_no_masks or major in (9, 10)
+    return needs_no_masks or machine.multiplies_from_shared
 
 
 def read_alignment(problem: Gemm) -> int:
     """Return the alignment in bytes, at most 16, of all stored rows of A and B."""
-    size = DTYPE_BYTES[problem.dtype]
-    a_row = problem.k if problem.layout[0] == "n" else problem.m
-    b_row = problem.n if problem.layout[1] == "n" else problem.k
-    return math.gcd(WIDE_BYTES, a_row * size, b_row * size)
+    a_row, b_row, _ = problem.row_dimensions
+    element_bytes = DTYPE_BYTES[problem.dtype]
+    a_bytes = getattr(problem, a_row) * element_bytes
+    b_bytes = getattr(problem, b_row) * element_bytes
+    return math.gcd(WIDE_BYTES, a_bytes, b_bytes)
 
 
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:

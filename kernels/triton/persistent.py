@@ -187,6 +187,8 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return each tile with one CTA per SM, and large tiles also with a warp that only copies.
 
+        A tile is large if it has at least 128×128 elements.
+
         For tiles above 128×128, the preferred variant stores the result in halves, if this saves
         enough shared memory for another stage. In tf32 on sm_100, the halves take two buffers
         instead of one, so they save no memory. Large tiles are also tried without fusing the loops.
@@ -200,36 +202,38 @@ class TritonPersistent(GemmFamily):
         instead, so that no iteration of the loop waits for a transposition in shared memory.
 
         Specialised tf32 tiles above 128×128 spill on sm_100, so they are left out on all GPUs. If
-        the rows of C are misaligned, all specialised tiles spill except on sm_90. A
-        single K step makes no loop that could be specialised.
+        the rows of C are misaligned, all specialised tiles spill except on sm_90. A single K step
+        makes no loop that could be specialised.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.
-        major = machine.capability[0] if machine.capability else 0
         tf32 = problem.dtype == "tf32"
-        must_transpose = tf32 and problem.layout != "nt" and major in (9, 10)
-        tma = major >= _TMA_MAJOR and read_alignment(problem) == WIDE_BYTES and not must_transpose
+        must_transpose = tf32 and problem.layout != "nt" and machine.multiplies_from_shared
+        rows_are_aligned = read_alignment(problem) == WIDE_BYTES
+        tma = machine.major >= _TMA_MAJOR and rows_are_aligned and not must_transpose
         # TMA cannot store a C with misaligned rows, which is then written with plain stores.
         plain_stores = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0
-        may_halve = tma and not plain_stores and not (tf32 and major == 10)
-        has_registers = not plain_stores or major == 9
+        may_halve = tma and not plain_stores and not (tf32 and machine.major == 10)
+        has_registers = not plain_stores or machine.major == 9
         # fp32 has no Tensor Cores to keep busy. The descriptors that a specialised kernel builds
         # describe a single matrix, so there must be no batch.
         may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1 and has_registers
         # 2. List the variants of each tile, the preferred one first.
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=not tma or plain_stores):
-            area = tile.bm * tile.bn
+            is_above_128_squared = tile.bm * tile.bn > 128 * 128
+            is_large = tile.bm * tile.bn >= 128 * 128
             whole = PersistentConfig(**vars(tile), ctas=machine.sms, tma=tma)
             whole = whole.fitted(problem.dtype, machine)
             variants = [whole]
             halves = replace(whole, halves=True, stages=whole.stages + 1)
-            if may_halve and area > 128 * 128 and not halves.invalid(problem.dtype, machine):
+            if may_halve and is_above_128_squared and not halves.invalid(problem.dtype, machine):
                 variants.insert(0, halves)
-            if tma and area >= 128 * 128:
+            if tma and is_large:
                 variants.append(replace(variants[0], flatten=False))
-            is_large = area == 128 * 128 or (area > 128 * 128 and not tf32)
-            if may_specialise and is_large and problem.k > tile.bk:
+            would_spill = tf32 and is_above_128_squared
+            has_loop = problem.k > tile.bk
+            if may_specialise and is_large and has_loop and not would_spill:
                 # Two groups of warps multiply. With four warps each, they have as many as the other
                 # variants, which have eight.
                 variants.append(replace(whole, specialize=True, warps=4))
@@ -308,7 +312,7 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows
     shape = [*matrix.shape]
-    stride = [*matrix.stride()[:2], 1]
+    stride = [*matrix.stride()]
     block = [1, rows, columns]
     if matrix.shape[0] == 1:
         shape, stride, block = shape[1:], stride[1:], block[1:]

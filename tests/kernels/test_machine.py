@@ -259,6 +259,8 @@ def test_a_stranger_s_slug_names_no_folder_elsewhere(slug: object) -> None:
         ("capability", []),
         ("capability", [9, 0, 1]),
         ("capability", None),
+        ("generation", "rubin"),
+        ("generation", "cpu"),
         ("tensor_mhz", 0),
         ("boost_mhz", 0.0),
     ],
