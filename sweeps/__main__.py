@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 app = new_app("Run and inspect sweeps.")
 app.command("submit")(submit_command)
 
+_AGAIN_CASES = 8  # default number of cases that `doctor --again` re-times
+_CLOCK_CASES = 60  # default number of cases that `doctor --clock` times
+
 ResultsOption = Annotated[
     Path, typer.Option("--results", help="Folder with the results of all machines.")
 ]
@@ -115,7 +118,10 @@ def show_command(
 
 
 def _list_sweeps(json: bool) -> None:
-    """Print the name and the question of every sweep, and warn about files that cannot be read."""
+    """Warn about sweep files that cannot be read, and print the other sweeps with their questions.
+
+    With ``json``, print also whether each sweep is a default sweep.
+    """
     sweeps = all_sweeps().values()
     note_broken()
     if json:
@@ -181,7 +187,7 @@ def _show_plan(
         print_json(rows)
         return
     for row in rows:
-        noun = "case, " if row["cases"] == 1 else "cases,"
+        noun = "case, " if row["cases"] == 1 else "cases,"  # equally long, to align the columns
         print(
             f"{row['name']:20} {row['cases']:5,} {noun} {row['planned']:5,} in the plan, "
             f"about {row['expected_s']:6,.0f} s at six samples each"
@@ -196,7 +202,7 @@ def _show_plan(
 
 @app.command("doctor")
 def doctor_command(
-    name: Annotated[
+    name_only: Annotated[
         bool, typer.Option("--name", help="Print only this machine's name and results folder.")
     ] = False,
     clock: Annotated[
@@ -221,8 +227,8 @@ def doctor_command(
             "--cases",
             min=1,
             help=(
-                "Number of cases to time with --again [default: 8] or with --clock [default: 60; "
-                "11 on a CPU]."
+                f"Number of cases to time with --again [default: {_AGAIN_CASES}] or with --clock "
+                f"[default: {_CLOCK_CASES}; all 11 on a CPU]."
             ),
         ),
     ] = None,
@@ -238,21 +244,21 @@ def doctor_command(
     from kernels.device import select_device
     from sweeps.doctor.doctor import examine
 
-    if [name, clock, again].count(True) > 1:
+    if [name_only, clock, again].count(True) > 1:
         raise UserError("give only one of --name, --clock and --again.")
     if cases and not (clock or again):
         raise UserError("--cases works only with --again or --clock; add one of them.")
-    if strict and (name or clock or again):
+    if strict and (name_only or clock or again):
         raise UserError("--strict works only without --name, --clock and --again; leave it out.")
     if clock:
-        _check_clock(cases, device, gpu, results, json)
+        _check_clock(cases or _CLOCK_CASES, device, gpu, results, json)
         return
     selected = select_device(device, gpu)
-    if name:
+    if name_only:
         _name_machine(selected, results, json)
         return
     if again:
-        _recheck(selected, cases or 8, results, json)
+        _recheck(selected, cases or _AGAIN_CASES, results, json)
         return
     findings = examine(selected, results)
     if json:
@@ -289,8 +295,11 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
     print(f"{machine.name} ({machine.slug}): {folder}")
 
 
-def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: bool) -> None:
-    """Compare the sampler with a standard timer, write clock.json, and print the comparison."""
+def _check_clock(cases: int, device: str, gpu: int, results: Path, json: bool) -> None:
+    """Compare the sampler with a standard timer, write clock.json, and print the comparison.
+
+    At most ``cases`` cases are timed with the standard timer.
+    """
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
     from sweeps.store import make_folder, write_json
@@ -298,8 +307,7 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
     selected = measured_device(device, gpu)
     folder = results / selected.machine.slug
     make_folder(folder)
-    default_cases = 11 if selected.gpu is None else 60  # a CPU has only 11 cases
-    report = check_clock(selected, cases or default_cases, note)
+    report = check_clock(selected, cases, note)
     write_json(folder / "clock.json", report)
     if json:
         print_json(report)
@@ -313,7 +321,7 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
 
 
 def _recheck(selected: Device, cases: int, results: Path, json: bool) -> None:
-    """Re-time recorded cases, and print whether the machine's speed has changed."""
+    """Re-time up to ``cases`` recorded cases, and print whether the machine's speed has changed."""
     from sweeps.doctor.recheck import time_again
 
     report = time_again(selected, results / selected.machine.slug, cases)
@@ -453,7 +461,8 @@ def run_command(
     try:
         with LiveReporter() as live:
             # With --gpus, share() begins the run and measures on all of these GPUs.
-            single_run = None if gpus else begin(request, note)
+            if not gpus:
+                single_run = begin(request, note)
             # One device is examined for all, because all devices of a run are of one model.
             first_device = next(iter(devices.values()))
             for finding in examine(first_device, results):
@@ -467,11 +476,11 @@ def run_command(
     except KeyboardInterrupt:
         # Until a run has begun, the old one is not set aside, so --fresh is still needed.
         has_begun = bool(begun_folders) or single_run is not None
-        command_words = same_command(fresh and has_begun)
+        next_command = same_command(fresh and has_begun)
         if has_begun:
-            note(f"Stopped. Measurements are saved. Run {command_words} to resume.")
+            note(f"Stopped. Measurements are saved. Run {next_command} to resume.")
         else:
-            note(f"Stopped before this call measured a case. Run {command_words} again.")
+            note(f"Stopped before this call measured a case. Run {next_command} again.")
         raise
     # 3. Report the outcome.
     record = read_run(folder)

@@ -180,7 +180,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
         if not _added_to_venv(missing_in_venv, optional, offline):
             return None
         if missing_in_venv:
-            _write_stamp([*installed, *wanted])
+            _write_stamp([*installed, *missing_in_venv])
         return str(PYTHON)
     # 2. Otherwise use this interpreter if it has all requirements.
     missing_here, sees_gpu = probe(sys.executable, wanted)

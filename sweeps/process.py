@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -36,10 +36,10 @@ def is_stopped(pid: int | None) -> bool:
     except OSError:
         return False
     # The list has no fields if the process ends while the file is read.
-    return _fields_after_name(stat)[:1] == ["T"]
+    return fields_after_name(stat)[:1] == ["T"]
 
 
-def _fields_after_name(stat: str) -> list[str]:
+def fields_after_name(stat: str) -> list[str]:
     """Return the fields of ``/proc/PID/stat`` that follow the name: state, parent, …
 
     The name is in parentheses, and may contain spaces and parentheses itself.
@@ -54,7 +54,7 @@ def descendants(pid: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
             stat = path.read_text(encoding="utf-8", errors="replace")
-            parent = int(_fields_after_name(stat)[1])
+            parent = int(fields_after_name(stat)[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     # 2. Follow the children from the given process.
     descendant_ids: list[int] = []
@@ -67,6 +67,26 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextmanager
+def _handling(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Let ``handler`` handle signals during the block, and restore the old handlers afterwards.
+
+    A signal that is ignored, such as SIGHUP under nohup, stays ignored.
+    """
+    old_handlers = {
+        number: signal.signal(number, handler)
+        for number in numbers
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)
+
+
+@contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM (end of a batch job) and SIGHUP (closed terminal) like Ctrl-C during the block.
 
@@ -76,16 +96,8 @@ def terminated_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    old_handlers = {
-        number: signal.signal(number, interrupt)
-        for number in _TERMINATING
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
+    with _handling(_TERMINATING, interrupt):
         yield
-    finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -100,16 +112,9 @@ def undisturbed() -> Iterator[None]:
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    old_handlers = {
-        number: signal.signal(number, remember)
-        for number in (*_TERMINATING, signal.SIGINT)
-        # A signal that is ignored, such as SIGHUP under nohup, stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
     try:
-        yield
+        with _handling((*_TERMINATING, signal.SIGINT), remember):
+            yield
     finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
         if received:
             raise KeyboardInterrupt

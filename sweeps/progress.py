@@ -61,6 +61,10 @@ class LiveReporter:
             disable=not self._console.is_terminal,
         )
         self._printed_at = time.monotonic()  # moment of the last line, or of the start
+        self._phase = ""
+        self._after = 0.0  # expected seconds of all later phases together
+        # Moment at which the call should end, including later phases; infinite if it is not known.
+        self._until = math.inf
 
     def __enter__(self) -> LiveReporter:
         self.begin("Preparing", None)
@@ -79,7 +83,6 @@ class LiveReporter:
         """Show a phase in place of the previous phase; see :meth:`Reporter.begin`."""
         self._phase = phase
         self._after = after
-        # Moment at which the call should end, including later phases; infinite if it is not known.
         self._until = math.inf if seconds is None else time.monotonic() + seconds + after
         for task in self._bar.task_ids:
             self._bar.remove_task(task)

@@ -250,8 +250,8 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
     if row["op"] != "conv":
         return operation_of(row)
     # The columns are in the order in which Conv.build takes their values.
-    sizes = (_size(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
-    pairs = (parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation"))
+    sizes = [_size(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s")]
+    pairs = [parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation")]
     groups = _size(row["groups"])
     return Conv.build(sizes, pairs, groups, row["dtype"], row["layout"], row["pass"])
 

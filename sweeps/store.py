@@ -122,12 +122,12 @@ def _read_text(path: Path, remedy: str) -> str:
         raise UserError(f"{path} cannot be read ({reason}). {remedy}") from None
 
 
-def _parse_json(text: str, where: Path | str, remedy: str) -> Any:
-    """Parse a JSON text, or raise a UserError that says ``where`` the text is from."""
+def _parse_json(text: str, source: Path | str, remedy: str) -> Any:
+    """Parse a JSON text, or raise a UserError that names its ``source``, a file or a line of it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read ({error}). {remedy}") from None
+        raise UserError(f"{source} cannot be read ({error}). {remedy}") from None
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
@@ -236,6 +236,7 @@ class SampleLog:
         Raises:
             UserError: if another process is writing this shard, or the file cannot be written.
         """
+        # 1. Claim the file.
         make_folder(folder / "samples")
         self.path = samples_path(folder, shard)
         # A run with one shard has no other shard to choose.
@@ -243,9 +244,10 @@ class SampleLog:
         if shard[1] > 1:
             remedy = "wait for it, stop it, or choose another --shard"
         self._claim = Claim(self.path, f"another process is writing {self.path}; {remedy}.")
+        # 2. Open it, and release the claim if that fails.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         try:
-            self._file = os.open(self.path, flags, 0o644)
+            self._descriptor = os.open(self.path, flags, 0o644)
         except IsADirectoryError:
             self._claim.release()
             raise UserError(
@@ -254,6 +256,7 @@ class SampleLog:
         except OSError as error:
             self._claim.release()
             raise _write_error(self.path, error) from None
+        # 3. End the last line, and release everything if that fails.
         try:
             self._end_last_line()
         except BaseException:
@@ -262,8 +265,8 @@ class SampleLog:
 
     def _end_last_line(self) -> None:
         """End the last line of the file, if a crash cut it short."""
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             self._write(b"\n")
 
     def append(self, event: Event) -> None:
@@ -294,7 +297,7 @@ class SampleLog:
     def _is_there(self) -> bool:
         """Return True if the path still names the open file."""
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self._file))
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except OSError:
             return False
 
@@ -302,14 +305,14 @@ class SampleLog:
         """Append bytes with a single write, or raise a UserError if not all can be written."""
         try:
             # If the disk becomes full during the write, only a part is written, without an error.
-            if os.write(self._file, line) != len(line):
+            if os.write(self._descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
             raise _write_error(self.path, error) from None
 
     def close(self) -> None:
         """Close the file and release the claim on it."""
-        os.close(self._file)
+        os.close(self._descriptor)
         self._claim.release()
 
     def __enter__(self) -> SampleLog:

@@ -97,29 +97,31 @@ def gather(root: Path, target: Path) -> None:
     Raises:
         ValueError: if a module has an import that cannot be rewritten.
     """
-    for name in files(root):
+    for relative_path in files(root):
+        source = root / relative_path
+        package = ".".join(relative_path.parent.parts)
         # The first part is the namespace itself, for which the target folder stands.
-        _, *parts_below = in_namespace(".".join(name.parent.parts)).split(".")
-        copy = target.joinpath(*parts_below, name.name)
+        _, *parts_below = in_namespace(package).split(".")
+        copy = target.joinpath(*parts_below, relative_path.name)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if name.suffix == ".py":
-            text = (root / name).read_text(encoding="utf-8")
+        if source.suffix == ".py":
+            text = source.read_text(encoding="utf-8")
             try:
                 new_text = rewritten(text)
             except ValueError as error:
-                raise ValueError(f"{name}, {error}") from None
+                raise ValueError(f"{relative_path}, {error}") from None
             copy.write_text(new_text, encoding="utf-8")
         else:
-            shutil.copyfile(root / name, copy)
+            shutil.copyfile(source, copy)
 
 
 def files(root: Path) -> Iterator[Path]:
-    """Yield the files that are installed, relative to the checkout."""
+    """Yield the paths of the files that are installed, relative to the checkout."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*")):
-            name = path.relative_to(root)
-            if path.suffix in (".py", *DATA) and str(name) not in SET_UP:
-                yield name
+            relative_path = path.relative_to(root)
+            if path.suffix in (".py", *DATA) and str(relative_path) not in SET_UP:
+                yield relative_path
 
 
 class OneNamespace(build_py):

@@ -44,9 +44,10 @@ class AlikeLayers:
     def skipping(self, model: nn.Module) -> Iterator[None]:
         """Skip the calls to layers that are identical to a traced layer, and count these calls.
 
-        Layers count as identical if they are in one ``ModuleList`` or ``Sequential`` and
-        :func:`_facts` finds no difference other than their position in the list. A call to such a
-        layer is skipped if it agrees with a traced call in all of these:
+        While the context is active, the ``forward`` of such layers is replaced. Layers count as
+        identical if they are in one ``ModuleList`` or ``Sequential`` and :func:`_facts` finds no
+        difference other than their position in the list. A call to such a layer is skipped if it
+        agrees with a traced call in all of these:
 
         - the structure of the arguments;
         - the shape, the strides and the dtype of tensors, and whether they need gradients;
@@ -61,7 +62,11 @@ class AlikeLayers:
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
                 # A layer may be in two lists. Its forward is replaced only once, so that the
                 # original is recorded and can be restored.
-                new_layers = [layer for layer in module if layer not in replaced]
+                new_layers = [
+                    (position, layer)
+                    for position, layer in enumerate(module)
+                    if layer not in replaced
+                ]
                 for group in _groups_of_identical(new_layers):
                     traced_calls: dict[Any, _TracedCall] = {}  # shared by the layers of the group
                     for layer in dict.fromkeys(group):  # a list may have one layer twice
@@ -85,14 +90,15 @@ class AlikeLayers:
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            # 1. If a call of this kind was traced before, only count this one.
+            # 1. If a call of this kind was traced before, only count this one. The layers around it
+            # are part of the kind, because each of them has its own number of calls.
             inputs, structure = tree_flatten((args, kwargs))
             tensors = [value for value in inputs if isinstance(value, Tensor)]
             key = (
                 str(structure),
                 *map(_input_kind, inputs),
                 torch.is_grad_enabled(),
-                *map(id, self.stack),
+                *self.stack,
             )
             if key in traced_calls:
                 traced_calls[key].layer.calls += 1
@@ -195,18 +201,21 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
-def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Return the groups of two or more layers that differ only in their position in the list."""
+def _groups_of_identical(layers: list[tuple[int, nn.Module]]) -> list[list[nn.Module]]:
+    """Return the groups of two or more layers that differ only in their position in a list.
+
+    Each element of ``layers`` is the position of a layer in that list, and the layer itself.
+    """
     # For each group: the position and the facts of its first layer, and all its layers.
     groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
-    for number, layer in enumerate(layers):
+    for position, layer in layers:
         facts = _facts(layer)
-        for first_number, first_facts, group in groups:
-            if _differ_only_in_number(facts, number, first_facts, first_number):
+        for first_position, first_facts, group in groups:
+            if _differ_only_in_position(facts, position, first_facts, first_position):
                 group.append(layer)
                 break
         else:  # the layer fits no group, so it begins a new one
-            groups.append((number, facts, [layer]))
+            groups.append((position, facts, [layer]))
     return [group for _, _, group in groups if len(group) > 1]
 
 
@@ -238,19 +247,19 @@ def _is_setting(value: Any) -> bool:
     return isinstance(value, _SCALARS)
 
 
-def _differ_only_in_number(
-    facts: dict[str, Any], number: int, first_facts: dict[str, Any], first_number: int
+def _differ_only_in_position(
+    facts: dict[str, Any], position: int, first_facts: dict[str, Any], first_position: int
 ) -> bool:
     """Return True if two layers have the same properties, except those that hold their position.
 
     ``facts`` and ``first_facts`` are the results of :func:`_facts` for the layers at the positions
-    ``number`` and ``first_number`` of the list.
+    ``position`` and ``first_position`` of the list.
     """
     if facts.keys() != first_facts.keys():
         return False
     return all(
         value == first_facts[name]
         # Many layers store their position, because a cache stores their keys at this position.
-        or (type(value) is int and (value, first_facts[name]) == (number, first_number))
+        or (type(value) is int and (value, first_facts[name]) == (position, first_position))
         for name, value in facts.items()
     )

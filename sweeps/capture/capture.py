@@ -111,11 +111,13 @@ def dimensions(
                 f"{name} of {source.name} is {sizes[name]}, but only sizes of at least 1 can be "
                 f"varied; give {name} such a value."
             )
-    chosen = named or [
-        name
-        for name, value in sizes.items()
-        if value > 1 and _SIZE.search(name) and not _NO_SIZE.search(name)
-    ]
+    chosen = list(dict.fromkeys(named))  # a name may be given twice
+    if not chosen:
+        chosen = [
+            name
+            for name, value in sizes.items()
+            if value > 1 and _SIZE.search(name) and not _NO_SIZE.search(name)
+        ]
     # 2. Replace a training step by its forward pass, from which the sizes of gradients follow.
     if step.mode == TRAIN:
         step = replace(step, mode=PREFILL)

@@ -111,7 +111,7 @@ class Attention:
         convention. But if the window is smaller than the number of keys, every key of the window is
         counted for each query.
         """
-        keys_in_window = min(self.keys, self.window or self.keys)
+        keys_in_window = min(self.keys, self.window) if self.window else self.keys
         pairs = self.queries * keys_in_window
         is_halved = self.causal and self.queries > 1 and keys_in_window == self.keys
         return pairs // 2 if is_halved else pairs

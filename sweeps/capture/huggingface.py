@@ -18,6 +18,7 @@ from kernels.common.errors import UserError, nearest
 from kernels.common.program import needs_extra
 from sweeps.capture import attention
 from sweeps.capture.step import (
+    IMAGE_SIZE,
     TRAIN,
     ModelStep,
     StartedStep,
@@ -165,12 +166,12 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     used_entries = {name: value for name, value in config.items() if name not in ignored}
     source = HuggingFace(str(path), used_entries, dict(new_sizes), text_only)
     # transformers accepts any name, so the names are compared with a configuration without them.
-    known = replace(source, new_sizes={})._configuration({}).to_dict()
-    sizes = source.sizes
+    original = replace(source, new_sizes={})
+    original_entries = original._configuration({}).to_dict()
+    source._configuration({})  # raises UserError if transformers does not accept the new sizes
     for name in new_sizes:
-        if name not in known:
-            others = [size for size in sizes if size in known]
-            raise UserError(f"{path} has no size {name!r}; {nearest(name, others)}")
+        if name not in original_entries:
+            raise UserError(f"{path} has no size {name!r}; {nearest(name, original.sizes)}")
     return source
 
 
@@ -208,7 +209,8 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
 
     If the family does not support the attention operation, the model uses PyTorch's attention or
     the attention code of transformers. If the family does not support grouped GEMMs, the model uses
-    the family's default code for experts.
+    the family's default code for experts. The choice is stored in ``config``, and the attention
+    operation stays registered with transformers.
 
     Raises:
         UserError: if the model cannot be built with any of these implementations.
@@ -250,8 +252,8 @@ def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
     """
     name = model_class.main_input_name
     if name == "pixel_values":
-        # If a configuration states no size, 224 × 224 pixels in three colours are assumed.
-        size = getattr(config, "image_size", 224)
+        # If a configuration states no size, square images in three colours are assumed.
+        size = getattr(config, "image_size", IMAGE_SIZE)
         if isinstance(size, list | tuple):
             height, width = size
         else:  # one number stands for both directions

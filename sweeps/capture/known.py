@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.common.errors import UserError
+from sweeps.capture.known_names import POSITIONS
 
 TOKENS, IMAGES = "tokens", "images"
 """Kinds of input: token ids (batch, length), or images (batch, 3, size, size)."""
@@ -94,11 +95,13 @@ class UNet(nn.Module):
             _pair(channels_in, channels_out)
             for channels_in, channels_out in zip(input_widths, widths, strict=True)
         )
+        # Each transposed convolution halves the number of channels, and a skip connection then
+        # doubles it again.
         self.rise = nn.ModuleList(
             nn.ConvTranspose2d(2 * channels, channels, 2, 2) for channels in reversed(widths[:-1])
         )
         self.up = nn.ModuleList(_pair(2 * channels, channels) for channels in reversed(widths[:-1]))
-        self.last = nn.Conv2d(width, 2, 1)
+        self.last = nn.Conv2d(width, 2, 1)  # two classes, as in the paper
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, 3, h, w) to (n, 2, h, w); h and w must be multiples of ``2**depth``."""
@@ -158,7 +161,8 @@ class Gpt2Block(nn.Module):
 class LlamaBlock(nn.Module):
     """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and a gated FFN.
 
-    There are ``heads`` query heads, ``kv_heads`` key heads and ``kv_heads`` value heads.
+    The block has ``heads`` query heads, and ``kv_heads`` heads each for keys and for values. Each
+    head has the width ``head_width``, and the feed-forward layer has the width ``ffn``.
     """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
@@ -169,10 +173,10 @@ class LlamaBlock(nn.Module):
         self.width = head_width
         self.norm_1 = nn.RMSNorm(hidden)
         self.norm_2 = nn.RMSNorm(hidden)
-        self.q = nn.Linear(hidden, heads * self.width, bias=False)
-        self.k = nn.Linear(hidden, kv_heads * self.width, bias=False)
-        self.v = nn.Linear(hidden, kv_heads * self.width, bias=False)
-        self.out = nn.Linear(heads * self.width, hidden, bias=False)
+        self.q = nn.Linear(hidden, heads * head_width, bias=False)
+        self.k = nn.Linear(hidden, kv_heads * head_width, bias=False)
+        self.v = nn.Linear(hidden, kv_heads * head_width, bias=False)
+        self.out = nn.Linear(heads * head_width, hidden, bias=False)
         self.gate = nn.Linear(hidden, ffn, bias=False)
         self.up = nn.Linear(hidden, ffn, bias=False)
         self.down = nn.Linear(ffn, hidden, bias=False)
@@ -212,11 +216,16 @@ def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> No
 class LanguageModel(nn.Module):
     """Language model that consists of an embedding, blocks, a norm and a head.
 
-    ``positions`` is the number of learned position embeddings; 0 means that the model has none.
+    ``positions`` is the number of learned position embeddings; None means that the model has none.
     """
 
     def __init__(
-        self, blocks: list[nn.Module], norm: nn.Module, vocab: int, hidden: int, positions: int
+        self,
+        blocks: list[nn.Module],
+        norm: nn.Module,
+        vocab: int,
+        hidden: int,
+        positions: int | None = None,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, hidden)
@@ -238,9 +247,10 @@ class LanguageModel(nn.Module):
 def gpt2(
     hidden: int = 768, heads: int = 12, layers: int = 12, vocab: int = 50257, ffn: int = 0
 ) -> nn.Module:
-    """Build a GPT-2 whose head is tied to the embedding."""
+    """Build a GPT-2 whose head is tied to the embedding; ``ffn`` is that of :class:`Gpt2Block`."""
     blocks: list[nn.Module] = [Gpt2Block(hidden, heads, ffn) for _ in range(layers)]
-    model = LanguageModel(blocks, nn.LayerNorm(hidden), vocab, hidden, positions=1024)
+    positions = POSITIONS["gpt2"]  # all sizes of GPT-2 have the same number
+    model = LanguageModel(blocks, nn.LayerNorm(hidden), vocab, hidden, positions)
     model.head.weight = model.embedding.weight
     return model
 
@@ -252,7 +262,7 @@ def llama(
     blocks: list[nn.Module] = [
         LlamaBlock(hidden, heads, kv_heads, ffn, head_width) for _ in range(layers)
     ]
-    return LanguageModel(blocks, nn.RMSNorm(hidden), vocab, hidden, positions=0)
+    return LanguageModel(blocks, nn.RMSNorm(hidden), vocab, hidden)
 
 
 @dataclass(frozen=True)

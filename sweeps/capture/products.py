@@ -164,8 +164,8 @@ def _storage_letter(tensor: Tensor) -> str:
 
 
 def _mm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``mm(a, b)``."""
-    a, b = operation.args[-2:]
+    """Return the pass and the GEMM of ``mm(a, b)``, which may also have an output dtype."""
+    a, b = operation.args[:2]
     return [(_pass(operation, a), _gemm(a, b))]
 
 
@@ -177,7 +177,7 @@ def _addmm(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 def _bmm(operation: TracedOperation) -> list[tuple[str, Work]]:
     """Return the pass and the GEMM of ``bmm(a, b)``, which multiplies batches of activations."""
-    a, b = operation.args[-2:]
+    a, b = operation.args[:2]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
@@ -189,7 +189,7 @@ def _baddbmm(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
     """Return the pass and the GEMM of ``mv(a, x)``, with the vector x as a matrix of one column."""
-    a, x = operation.args[-2:]
+    a, x = operation.args
     return [(_pass(operation, a), _gemm(a, x.unsqueeze(-1)))]
 
 
@@ -255,8 +255,13 @@ def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
     The arguments are (gradient, x, weight, bias sizes, settings…, output mask).
     """
     _, x, weight = operation.args[:3]
-    is_computed = dict(zip(("dgrad", "wgrad", "bias"), operation.args[-1], strict=True))
-    passes = tuple(name for name in ("dgrad", "wgrad") if is_computed[name])
+    # The mask says which of the gradients of x, weight and bias are computed.
+    computes_dgrad, computes_wgrad, _ = operation.args[-1]
+    passes = []
+    if computes_dgrad:
+        passes.append("dgrad")
+    if computes_wgrad:
+        passes.append("wgrad")
     convolutions = _convolutions(x, weight, operation.args[4:], passes)
     # The input gradient of a transposed convolution is computed by an ordinary convolution, whose
     # own pass is therefore fprop.
@@ -264,7 +269,7 @@ def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _convolutions(
-    x: Tensor, weight: Tensor, settings: Sequence[Any], passes: tuple[str, ...]
+    x: Tensor, weight: Tensor, settings: Sequence[Any], passes: Sequence[str]
 ) -> list[Conv]:
     """Return the shape of each of the given passes of a convolution.
 

@@ -20,6 +20,7 @@ from kernels.common.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 from sweeps.capture.known_names import POSITIONS, check_model
 from sweeps.capture.step import (
+    IMAGE_SIZE,
     TRAIN,
     ModelSource,
     ModelStep,
@@ -64,11 +65,12 @@ class KnownModel:
         model.train(step.mode == TRAIN)
         if known_model.takes == IMAGES:
             refuse_decoding(self.name, step)
-            images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
+            shape = (step.batch, 3, IMAGE_SIZE, IMAGE_SIZE)
+            images = torch.empty(shape, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
             _store_channels_last(model)
             call = _with_loss(model, (images,), mean_of, step)
-            return StartedStep(model, call, images_of(step, 224, 224))
+            return StartedStep(model, call, images_of(step, IMAGE_SIZE, IMAGE_SIZE))
         tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
 
         def loss(logits: Tensor) -> Tensor:
@@ -244,7 +246,7 @@ def _build(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: Mode
 
 
 def _store_channels_last(model: nn.Module) -> None:
-    """Store a model's filters with channels last; ``Module.to`` would fail on fake tensors."""
+    """Replace filters by copies with channels last, because ``Module.to`` fails on fake tensors."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() == 4:

@@ -15,6 +15,8 @@ from kernels.common.counts import counted
 from kernels.common.errors import UserError
 
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
+IMAGE_SIZE = 224
+"""Height and width in pixels of the images for a model that does not state their size."""
 TORCH_DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 }  # fmt: skip
@@ -98,8 +100,8 @@ class ModelSource(Protocol):
 def default_seq(positions: int | None, mode: str, tokens: int) -> int:
     """Return the sequence length for a model if the user gives none.
 
-    It is 2,048 tokens, or fewer if the model has fewer positions. A decoding step leaves room for
-    its new tokens.
+    It is 2,048 tokens, or fewer if the model has fewer positions, but at least 1. A decoding step
+    leaves room for its new tokens.
 
     Args:
         positions: number of positions of the model; None if it is unknown.

@@ -65,17 +65,18 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
 
 def largest_operation_bytes(
-    operations: Sequence[TracedOperation], parameters: Collection[int]
+    operations: Sequence[TracedOperation], parameter_storages: Collection[int]
 ) -> int:
     """Return the largest number of bytes that one operation reads and writes, without parameters.
 
     Without a backward pass, this number is an estimate of the memory that activations need, because
-    earlier activations are freed. ``parameters`` are the storages of the parameters.
+    earlier activations are freed. ``parameter_storages`` has the addresses of the parameters'
+    storages. Without operations, the result is 0.
     """
 
     def bytes_of(operation: TracedOperation) -> int:
         accesses = _distinct([*_reads(operation), *operation.writes])
-        return sum(access.bytes for access in accesses if access.storage not in parameters)
+        return sum(access.bytes for access in accesses if access.storage not in parameter_storages)
 
     return max(map(bytes_of, operations), default=0)
 
@@ -83,32 +84,34 @@ def largest_operation_bytes(
 def _groups_between_products(
     operations: Sequence[TracedOperation],
 ) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Return the other operations in groups, each as a list.
+    """Return the other operations in groups, each of which could be one fused kernel.
 
     A group ends at a product, and where a traced layer begins or ends. With each group, return the
-    storages of those of its results that are used later.
+    storages of those of its results that are used after it.
     """
-    # 1. Divide the operations into groups, and find the position where each storage is read last.
-    # Groups have the positions 2, 4, 6 and so on. A product has the odd position before the group
-    # that follows it.
-    groups: list[list[TracedOperation]] = [[]]
+    # 1. Divide the positions of the operations into groups, and find where each storage is read
+    # last.
+    groups: list[list[int]] = [[]]
     last_read: dict[int, int] = {}
-    for operation in operations:
-        multiplies = is_product(operation)
-        if multiplies or (groups[-1] and groups[-1][-1].layers != operation.layers):
-            groups.append([])
-        position = 2 * len(groups) - 1 if multiplies else 2 * len(groups)
+    for position, operation in enumerate(operations):
         for access in operation.reads:
             last_read[access.storage] = position
-        if not multiplies:
-            groups[-1].append(operation)
+        if is_product(operation):
+            groups.append([])
+            continue
+        if groups[-1] and operations[groups[-1][-1]].layers != operation.layers:
+            groups.append([])
+        groups[-1].append(position)
     # 2. Find the results of each group that are used after it. A tensor that no operation reads,
     # such as the gradient of a parameter, counts as used, because it is a result of the step.
     groups_and_used = []
-    for number, group in enumerate(groups, start=1):
+    for positions in groups:
+        if not positions:  # for example between two products in a row
+            continue
+        group = [operations[position] for position in positions]
         written = {access.storage for operation in group for access in operation.writes}
         used_later = {
-            storage for storage in written if last_read.get(storage, math.inf) > 2 * number
+            storage for storage in written if last_read.get(storage, math.inf) > positions[-1]
         }
         groups_and_used.append((group, used_later))
     return groups_and_used
@@ -120,8 +123,7 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
     A tensor from outside the group is counted once, as a read by the first operation that reads it.
     A result is counted once, as a write, if its storage is one of ``used_later``.
     """
-    read_bytes: Counter[str] = Counter()
-    written_bytes: Counter[str] = Counter()
+    moved_bytes: Counter[str] = Counter()
     read: set[tuple[int, int]] = set()  # storages and offsets
     written: set[int] = set()  # storages
     results_to_write = set(used_later)
@@ -133,15 +135,13 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
             start = (access.storage, access.offset)
             if access.storage not in written and start not in read:
                 read.add(start)
-                read_bytes[kind] += operation.count * access.bytes
+                moved_bytes[kind] += operation.count * access.bytes
         for access in _distinct(operation.writes):
             written.add(access.storage)
             if access.storage in results_to_write:
-                written_bytes[kind] += operation.count * access.bytes
+                moved_bytes[kind] += operation.count * access.bytes
                 results_to_write.remove(access.storage)
-    total = Counter(written_bytes)
-    total.update(read_bytes)
-    return total
+    return moved_bytes
 
 
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:

@@ -168,6 +168,7 @@ def resolution_order(axes: Mapping[str, Axis], location: str = "") -> list[str]:
 
 def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
     """Return the names of the axes that depend on one another, without axes that only use them."""
+    # Remove the axes that no remaining axis needs, until every remaining axis is needed.
     cyclic = set(axes)
     while True:
         needed: set[str] = set()
@@ -199,25 +200,27 @@ def _parse_table(table: Mapping[str, Any], location: str, along: str) -> Axis:
         UserError: if the table has invalid keys or values, or if it requests edges along an axis
             that has no such edges.
     """
+    # 1. Check the keys, which must be those that a form requires, with or without its optional
+    # ones. A form is a candidate if all its required keys are given. For each candidate, collect
+    # the given keys that do not belong to it.
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{location} has an unknown key {key!r}; {nearest(key, _KEYS)}")
-    # The keys must be those that a form requires, with or without its optional ones. A form is a
-    # candidate if all its required keys are given. For each candidate, collect the given keys that
-    # do not belong to it.
     keys = set(table)
-    extra_keys_by_form = [
+    extra_keys_of_forms = [
         keys - required - optional for required, optional in _FORMS if required <= keys
     ]
-    if not extra_keys_by_form:
+    if not extra_keys_of_forms:
         raise UserError(
             f"{location} must be a range (with the keys from, to and step), powers (from, to and "
             "times) or a neighbourhood (around and by)."
         )
-    if all(extra_keys_by_form):  # no form has all the keys
-        extra = enumerated(sorted(extra_keys_by_form[0]))
-        rest = enumerated(sorted(keys - extra_keys_by_form[0]))
-        raise UserError(f"{location}: {extra} cannot be combined with {rest}; remove {extra}.")
+    if all(extra_keys_of_forms):  # no form has all the keys
+        extra_keys = extra_keys_of_forms[0]
+        extra = enumerated(sorted(extra_keys))
+        others = enumerated(sorted(keys - extra_keys))
+        raise UserError(f"{location}: {extra} cannot be combined with {others}; remove {extra}.")
+    # 2. Check the numbers.
     for key, value in table.items():
         if key == "edges":  # the only key that takes a word, which is checked below
             continue
@@ -226,7 +229,8 @@ def _parse_table(table: Mapping[str, Any], location: str, along: str) -> Axis:
                 f"{location}.{key} must be a whole number of at least 1, not {value!r}."
             )
         check_size(value, f"{location}.{key}")
-    values = tuple(_spread(table, location))
+    # 3. Find the values, and check whether the axis can have the edges.
+    values = tuple(_values_of_table(table, location))
     edges = table.get("edges")
     if edges is None:
         return values
@@ -241,24 +245,27 @@ def _parse_table(table: Mapping[str, Any], location: str, along: str) -> Axis:
     return Edges(values, edges)
 
 
-def _spread(table: Mapping[str, Any], location: str) -> Iterable[int]:
-    """Return the values of a range, of powers or of a neighbourhood. The keys must be valid.
+def _values_of_table(table: Mapping[str, Any], location: str) -> Iterable[int]:
+    """Return the values of a range, of powers or of a neighbourhood, without those near edges.
 
-    Values below 1 are left out of a neighbourhood.
+    The table must have valid keys, and numbers of at least 1. Values below 1 are left out of a
+    neighbourhood.
 
     Raises:
         UserError: if there are too many values or none, if ``to`` is less than ``from``, or if
             ``times`` is 1.
     """
     if "around" in table:
-        centre, distance = table["around"], table["by"]
+        centre = table["around"]
+        distance = table["by"]
         neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
         # If the distance is at least as large as the centre, some values are not sizes.
         sizes = [value for value in _checked_length(neighbourhood, location) if value > 0]
         if not sizes:
             raise UserError(f"{location} has no value of at least 1; use a smaller step.")
         return sizes
-    low, high = table["from"], table["to"]
+    low = table["from"]
+    high = table["to"]
     if high < low:
         raise UserError(f"{location}.to is {high}, but from is {low}; swap the two values.")
     if "step" in table:

@@ -12,7 +12,7 @@ from kernels.operation import SERIES, Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm, linear, parse_pair
 from sweeps.cases.axes import PAIRS, resolution_order, resolve_axis, single_size
 from sweeps.cases.case import Case
-from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
+from sweeps.cases.spec import QUANTITIES, SHAPE, SIZES, Block, Filter, Sweep
 
 # Largest number of combinations of one block's axes. It stops a mistyped range, which would take
 # minutes to expand.
@@ -92,6 +92,7 @@ def _combinations(
         UserError: if an axis with edges covers too many tiles, or if an axis is a multiple of a
             size such as ``2x1``.
     """
+    # The axes of words can precede all sizes, because no word depends on a size.
     ordered_names = resolution_order(block.axes)
     size_axes = [name for name in ordered_names if name in SIZES[sweep.op]]
     word_axes = [name for name in ordered_names if name not in SIZES[sweep.op]]
@@ -161,9 +162,7 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
             return Series(sweep.op, size("count"), size("m"), size("n"), size("k"), dtype)
         if sweep.op == "lstm":
             return Lstm(size("steps"), size("minibatch"), size("hidden"), size("features"), dtype)
-        # The first seven sizes, from images to the filter's width, are single numbers. Three more
-        # may be pairs.
-        sizes = (size(name) for name in SIZES["conv"][:7])
+        sizes = (size(name) for name in ("images", "c", "h", "w", "kout", "r", "s"))
         pairs = (parse_pair(str(values[name]), name) for name in PAIRS)
         return Conv.build(sizes, pairs, size("groups"), dtype, values["layout"], values["pass"])
     except ValueError as error:
@@ -182,7 +181,7 @@ def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> b
         """Return the value of one side of a condition: a quantity, a size, or the side itself."""
         if not isinstance(side, str):
             return side
-        if side in ("flops", "bytes", "intensity", "dtype"):
+        if side in (*QUANTITIES, "dtype"):
             return getattr(problem, side)
         if side in values:
             return single_size(values[side], side)

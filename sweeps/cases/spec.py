@@ -86,6 +86,9 @@ _OPTIONS = ("implementation", "config", "mode", "cache", "fill")
 _WEIGHTS_COLD = ("gemm", "linear")  # operations whose GEMMs can be timed with cold weights
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
+QUANTITIES = ("flops", "bytes", "intensity")
+"""Attributes of a problem that a condition may limit, besides its sizes and its dtype."""
+
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
 
 Filter = tuple[str, str, str | float]
@@ -158,7 +161,8 @@ def read_sweep(path: Path) -> Sweep:
         if key not in table:
             raise UserError(f"{path.name} has no {key!r}; every sweep needs one.")
     _check_type(table["question"], str, f"{path.name}: question", "a sentence")
-    _check_type(table.get("default", True), bool, f"{path.name}: default", "true or false")
+    is_default = table.get("default", True)
+    _check_type(is_default, bool, f"{path.name}: default", "true or false")
     _check_word(table["op"], tuple(SIZES), f"{path.name}: op")
     blocks = table["block"]
     if not (isinstance(blocks, list) and all(isinstance(block, dict) for block in blocks)):
@@ -172,7 +176,6 @@ def read_sweep(path: Path) -> Sweep:
         _read_block({**shared_keys, **block}, table["op"], f"{path.name}: block {number}")
         for number, block in enumerate(blocks, 1)
     )
-    is_default = table.get("default", True)
     return Sweep(path.stem, table["question"], table["op"], is_default, checked_blocks)
 
 
@@ -191,7 +194,7 @@ def _read_block(block: Mapping[str, Any], op: str, location: str) -> Block:
         UserError: if a key or a value is not valid, an axis without a default is missing, or axes
             depend on one another in a cycle.
     """
-    # 1. Read the listed shapes and their variants.
+    # 1. Read the kind of machine, the listed shapes and their variants.
     names = axis_names(op)
     _check_keys(block, ("on", "shapes", "vary", "where", *names), location)
     if "on" in block:
@@ -327,7 +330,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, location: str) -> tupl
     Raises:
         UserError: in any of these cases:
 
-            - There are no shapes.
+            - ``shapes`` is empty.
             - ``vary`` is not a table of whole numbers.
             - ``vary`` names something other than a size that can be varied.
             - A variant would have a size below 1.
@@ -342,6 +345,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, location: str) -> tupl
         sizes = shape.split(",")
         for name, declared in vary.items():
             position = SHAPE[op].index(name)
+            # A table becomes an offset, too, so that the error below says what is expected.
             offsets = declared if isinstance(declared, list) else [declared]
             for offset in parse_axis(offsets, f"{location}: vary.{name}"):
                 if isinstance(offset, bool) or not isinstance(offset, int):
@@ -367,26 +371,25 @@ def _read_filter(text: Any, op: str, location: str) -> Filter:
         UserError: if the text is not such a condition.
     """
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
-    names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
     if match is None:
         raise UserError(
             f"{location}: {text!r} is not a filter; write a condition such as 'flops <= 1e12'."
         )
     left, sign, right = match.groups()
-    _check_word(left, names, f"{location}: where")
+    numeric_names = (*SIZES[op], *QUANTITIES)
+    _check_word(left, (*numeric_names, "dtype"), f"{location}: where")
     if left == "dtype":
         _check_word(sign, ("==", "!="), f"{location}: the operator after dtype")
         _check_word(right, tuple(TIMED_DTYPES), f"{location}: the dtype of a filter")
         return left, sign, right
-    if right in names and right != "dtype":
+    if right in numeric_names:
         return left, sign, right
     try:
         return left, sign, float(right)
     except ValueError:
         raise UserError(
             f"{location}: the right side of a filter must be a number, a size or a quantity, not "
-            f"{right!r}; "
-            f"{nearest(right, [name for name in names if name != 'dtype'])}"
+            f"{right!r}; {nearest(right, numeric_names)}"
         ) from None
 
 

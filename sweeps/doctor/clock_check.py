@@ -81,7 +81,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     """
     machine, gpu = device.machine, device.gpu
     passes = []
-    # A CPU has only eleven cases, however many are requested.
+    # A CPU has few cases, however many are requested.
     cases_in_words = counted(len(clock_cases(machine, count)), "case")
     for number in range(1, _PASSES + 1):
         note(
@@ -266,7 +266,7 @@ def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str
             for case in sweep_cases(sweep, machine)
         )
     )
-    spacing = math.ceil(len(problems) / count)
+    spacing = math.ceil(len(problems) / count)  # rounded up, so that at most ``count`` are chosen
     # 2. Time a graph of each, with one launch for each weight matrix.
     rows = []
     for problem in problems[::spacing]:

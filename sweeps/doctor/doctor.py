@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,15 @@ _GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 class DoctorFinding:
     """A fact about the machine or, if ``warning`` is true, a problem that may spoil its timings."""
 
-    warning: bool
+    warning: bool = field(default=False, kw_only=True)
     text: str
 
 
 def examine(device: Device, results: Path) -> list[DoctorFinding]:
     """Return facts and warnings about the device, the software and the results folder."""
-    findings = [DoctorFinding(False, f"{device.machine.name} ({device.machine.slug})")]
+    findings = [DoctorFinding(f"{device.machine.name} ({device.machine.slug})")]
     versions = ", ".join(f"{name} {version}" for name, version in software(device).items())
-    findings.append(DoctorFinding(False, versions))
+    findings.append(DoctorFinding(versions))
     if device.gpu is None:
         findings += _examine_cpu()
     else:
@@ -54,7 +54,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     is_full = free_bytes < _MIN_DISK
     remark = ": free some space, or choose another --results" if is_full else ""
     findings.append(
-        DoctorFinding(is_full, f"{free_bytes / 2**30:,.1f} GiB free for results{remark}")
+        DoctorFinding(f"{free_bytes / 2**30:,.1f} GiB free for results{remark}", warning=is_full)
     )
     return findings
 
@@ -63,21 +63,25 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
     """Report the CPU's threads, its load, and frequency governors other than ``performance``."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     instructions = torch.backends.cpu.get_cpu_capability()
-    yield DoctorFinding(False, f"{counted(threads, 'thread')}, {instructions}")
+    yield DoctorFinding(f"{counted(threads, 'thread')}, {instructions}")
     # Each thread needs an idle core. Half a core of other work is tolerated.
     busy = load + threads > usable_cores() + 0.5
     remark = ": other processes disturb timings; end them, or wait" if busy else ""
-    yield DoctorFinding(busy, f"load average {load:.1f}{remark}")
+    yield DoctorFinding(f"load average {load:.1f}{remark}", warning=busy)
     governors = set()
     for path in glob.glob(_GOVERNORS):
         with suppress(OSError):  # the governor of a core that is switched off cannot be read
             governors.add(Path(path).read_text(encoding="ascii").strip())
     for governor in sorted(governors - {"performance"}):
-        yield DoctorFinding(True, f"CPU frequency governor {governor}: set it to performance")
+        yield DoctorFinding(
+            f"CPU frequency governor {governor}: set it to performance", warning=True
+        )
 
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
     """Report if Triton is missing and, on a GPU, whether each hand-written kernel runs here."""
+    # Every hand-written kernel computes one of these problems, so only this machine can be the
+    # reason for a refusal.
     sample_problems: dict[str, Workload] = {
         "gemm": Gemm(1024, 1024, 1024, "fp16"),
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
@@ -88,14 +92,14 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
         # The extra contains Triton only on Linux.
         remedy = f"; {extra('measure')}" if sys.platform == "linux" else ""
         yield DoctorFinding(
-            device.gpu is not None,
             f"Triton is not installed, so hand-written kernels are skipped{remedy}",
+            warning=device.gpu is not None,
         )
     for name, implementation in implementations().items():
         if name in HAND_WRITTEN and device.gpu is not None:
             sample = sample_problems[implementation.ops[0]]
             reason = implementation.supports(sample, device.machine)
-            yield DoctorFinding(reason is not None, f"{name}: {reason or 'runs here'}")
+            yield DoctorFinding(f"{name}: {reason or 'runs here'}", warning=reason is not None)
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
@@ -111,14 +115,12 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(
-            False,
             f"{count} GPUs: this is number {device.gpu}, counted from 0. --gpu selects another; "
             f"{command('sweeps run --gpus all')} shares a run among all of them",
         )
     machine = device.machine
     if machine.slug not in known_machines():
         yield DoctorFinding(
-            False,
             f"this GPU is not in machines.toml, so its bandwidth ({machine.bandwidth / 1e9:,.0f} "
             f"GB/s), its peak rates and its number of SMs ({machine.sms}) come from the properties "
             "that it reports",
@@ -127,7 +129,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
         yield from _compare_facts(device)
     if "MIG" in machine.name:
         yield DoctorFinding(
-            True, "this is a MIG slice, which shares power and clocks with the GPU's other slices"
+            "this is a MIG slice, which shares power and clocks with the GPU's other slices",
+            warning=True,
         )
     nvml = open_nvml()
     handle = None
@@ -135,16 +138,19 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
         handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     if nvml is None or handle is None:
         yield DoctorFinding(
-            True,
             "NVML is missing or denies access, so clocks, power and temperature are not recorded; "
             "install nvidia-ml-py, and check that `nvidia-smi` works",
+            warning=True,
         )
         return
     yield from examine_nvml(nvml, handle)
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Warn if the number of SMs or the bandwidth differs by more than 5% from machines.toml."""
+    """Warn if the number of SMs or the bandwidth differs by more than 5% from machines.toml.
+
+    The bandwidth is not compared if PyTorch does not report the memory clock.
+    """
     properties = torch.cuda.get_device_properties(device.gpu)
     # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.
     memory_hz = clock_khz(properties, "memory_clock_rate") * 1e3
@@ -159,9 +165,9 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
             else:
                 remark = "the device may be another variant than the one in machines.toml"
             yield DoctorFinding(
-                True,
                 f"machines.toml lists {listed:,.4g} {unit}, but the device reports {reported:,.4g} "
                 f"{unit}; {remark}",
+                warning=True,
             )
 
 
@@ -182,26 +188,26 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     now_mhz = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
     highest_mhz = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     if now_mhz is not None and highest_mhz is not None:
-        yield DoctorFinding(False, f"SM clock is {now_mhz:,} MHz now, {highest_mhz:,} MHz at most")
+        yield DoctorFinding(f"SM clock is {now_mhz:,} MHz now, {highest_mhz:,} MHz at most")
     limit_mw = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     default_mw = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if limit_mw is not None:
         is_capped = default_mw is not None and limit_mw < default_mw
         remark = f", below its default of {default_mw / 1e3:.0f} W" if is_capped else ""
-        yield DoctorFinding(is_capped, f"power limit {limit_mw / 1e3:.0f} W{remark}")
+        yield DoctorFinding(f"power limit {limit_mw / 1e3:.0f} W{remark}", warning=is_capped)
     temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:
         is_hot = temperature > _HOT
         remark = ": the clock may drop; wait, or improve the cooling" if is_hot else ""
-        yield DoctorFinding(is_hot, f"{temperature} °C{remark}")
+        yield DoctorFinding(f"{temperature} °C{remark}", warning=is_hot)
     ecc_modes = ask(nvml.nvmlDeviceGetEccMode, handle)
     if ecc_modes is not None:
         current_mode = ecc_modes[0]  # the other mode would apply after a restart
-        yield DoctorFinding(False, f"ECC {'on' if current_mode else 'off'}")
+        yield DoctorFinding(f"ECC {'on' if current_mode else 'off'}")
     other_count = other_processes(nvml, handle)
     if other_count:
         yield DoctorFinding(
-            True,
             f"{counted(other_count, 'other process', 'other processes')} on this GPU: stop all "
             "other work on it, or timings will be wrong",
+            warning=True,
         )

@@ -111,7 +111,7 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
         - ``same``: True if the machine is as fast as recorded, within :data:`TOLERANCE`.
     """
     if not ratios:
-        return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}
+        return {"cases": 0, "ratio": None, "lo": None, "hi": None, "same": None}
     ratio = median(ratios)
     interval = median_interval(ratios)
     lo, hi = (None, None) if interval is None else interval
@@ -127,8 +127,10 @@ def _sentence(judged: Mapping[str, Any]) -> str:
         return "No recorded case could be re-timed."
     if judged["same"]:
         verdict = "as fast as recorded"
+    elif ratio > 1:
+        verdict = "slower than recorded"
     else:
-        verdict = f"{'slower' if ratio > 1 else 'faster'} than recorded"
+        verdict = "faster than recorded"
     return (
         f"This machine is {verdict}: re-timed cases take {ratio:.3f}× the recorded time "
         f"(median of {counted(judged['cases'], 'case')})."

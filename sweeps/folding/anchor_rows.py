@@ -9,13 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sweeps.folding.history import place_of, utc
+from sweeps.folding.history import SENSORS, place_of, sensor_medians, utc
 from sweeps.planning.plan import PlanEntry
 from sweeps.schema import ALONE, IDENTITY, problem_of
 from sweeps.store import Event
 from sweeps.timing.statistics import median, median_interval
 
-SENSORS = ("sm_mhz", "power_w", "temp_c")
 _SETTLED = 0.5  # share of sustained work after which power and clocks count as steady
 
 
@@ -64,13 +63,11 @@ def anchor_rows(
             "samples": len(seconds),
             "time_us": median(seconds) * 1e6,
             "energy_j": _joules_per_launch(settled),
+            **sensor_medians(samples),
             "throttled": ";".join(sorted(reasons)),
         }
         if interval is not None:
             row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
-        for name in SENSORS:
-            readings = [event[name] for event in samples if event.get(name) is not None]
-            row[name] = median(readings) if readings else None
         rows.append(row)
     return rows
 
@@ -129,15 +126,15 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if row["mode"] != "sustained" or burst is None:
             continue
         problem = problem_of(row)
-        has_interval = "time_lo_us" in row and "time_lo_us" in burst
+        have_intervals = "time_lo_us" in row and "time_lo_us" in burst
         report.append(
             {
                 "gpu": row["gpu"],
                 "problem": str(problem),
                 "tflops": problem.flops / row["time_us"] / 1e6,  # 1 FLOP/µs is 1e6 FLOP/s
                 "share": burst["time_us"] / row["time_us"],
-                "lo": burst["time_lo_us"] / row["time_hi_us"] if has_interval else None,
-                "hi": burst["time_hi_us"] / row["time_lo_us"] if has_interval else None,
+                "lo": burst["time_lo_us"] / row["time_hi_us"] if have_intervals else None,
+                "hi": burst["time_hi_us"] / row["time_lo_us"] if have_intervals else None,
                 **{name: row[name] for name in ("sm_mhz", "power_w", "energy_j")},
             }
         )

@@ -9,7 +9,16 @@ from typing import Any
 
 from kernels.common.counts import counted
 from kernels.machine import Machine
-from sweeps.folding.history import BLOCKS, PROCESSES, History, SamplePlace, histories, place_of, utc
+from sweeps.folding.history import (
+    BLOCKS,
+    PROCESSES,
+    History,
+    SamplePlace,
+    histories,
+    place_of,
+    sensor_medians,
+    utc,
+)
 from sweeps.folding.limits import too_fast
 from sweeps.planning.plan import PlanEntry
 from sweeps.schema import SCHEMA
@@ -40,13 +49,14 @@ def fold_rows(
         history = history_by_case.get(entry.case.id)
         if history is None or not (history.outcome or history.trusted or history.only_exposed):
             continue
-        row = {"schema": SCHEMA, "run": run, **entry.case.columns(), **history.facts}
         if history.outcome is not None:
-            rows.append({**row, **_failed_columns(history.outcome)})
+            result = _failed_columns(history.outcome)
         elif history.only_exposed:
-            rows.append({**row, **_failed_columns(_exposed_outcome(history))})
+            result = _failed_columns(_exposed_outcome(history))
         else:
-            rows.append({**row, **_measured_columns(entry, history, machine, speeds or {})})
+            result = _measured_columns(entry, history, machine, speeds or {})
+        identity = {"schema": SCHEMA, "run": run, **entry.case.columns()}
+        rows.append({**identity, **history.facts, **result})
     return rows
 
 
@@ -149,7 +159,10 @@ def _exposed_outcome(history: History) -> Event:
 
 
 def _failed_columns(outcome: Event) -> dict[str, Any]:
-    """Return the columns of a case that has an outcome instead of a time."""
+    """Return the columns of a case that has an outcome instead of a time.
+
+    The message is put on one line, and cut after 300 characters.
+    """
     message = " ".join(str(outcome["message"]).split())[:_MAX_MESSAGE]
     return {
         "status": outcome["status"],
@@ -185,15 +198,10 @@ def _measured_columns(
         return _failed_columns({**samples[-1], "status": "error", "message": speed_remark})
     # 3. Make the columns.
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
-    exposed_count = len(history.exposed)
-    gap_remark = ""
-    if exposed_count:
-        samples_left_out = counted(exposed_count, "more sample")
-        verb = "is" if exposed_count == 1 else "are"
-        gap_remark = f"launch gaps show in {samples_left_out}, which {verb} left out."
+    remarks = (speed_remark, _gap_remark(history), _crash_remark(history))
     row: dict[str, Any] = {
         "status": "ok",
-        "message": " ".join(filter(None, [speed_remark, gap_remark, _crash_remark(history)])),
+        "message": " ".join(remark for remark in remarks if remark),
         "time_utc": utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),
@@ -202,14 +210,21 @@ def _measured_columns(
         "converged": is_narrow(median_seconds, interval),
         "tflops": problem.flops / median_seconds / 1e12,
         "gbps": problem.bytes / median_seconds / 1e9,
+        **sensor_medians(samples),
         "throttled": ";".join(sorted(reasons)),
     }
     if interval is not None:
         row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
-    for name in ("sm_mhz", "power_w", "temp_c"):
-        readings = [sample[name] for sample in samples if sample.get(name) is not None]
-        row[name] = median(readings) if readings else None
     return row
+
+
+def _gap_remark(history: History) -> str:
+    """Return a remark on samples that were left out for their launch gaps, or "" without any."""
+    count = len(history.exposed)
+    if count == 0:
+        return ""
+    verb = "is" if count == 1 else "are"
+    return f"launch gaps show in {counted(count, 'more sample')}, which {verb} left out."
 
 
 def _crash_remark(history: History) -> str:

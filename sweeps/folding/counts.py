@@ -64,7 +64,10 @@ class Tally:
     """Progress of a shard, updated with each of its events."""
 
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
-        """Add the shard's earlier events, including those of cases that are not planned."""
+        """Start with the shard's earlier events.
+
+        Samples of cases that are not planned affect only :attr:`spent` and :meth:`all`.
+        """
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()  # planned cases with samples

@@ -60,6 +60,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             - Another process folds or plans this run for over 15 minutes.
 
             In the first two cases, the tables are left as they were.
+        OSError: if a sample file cannot be read.
     """
     with folding(folder):
         record = read_run(folder)

@@ -246,7 +246,7 @@ def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
     ):
         # Each event has the share of its own time span, so shares are weighted by the spans.
         used_seconds = sum(event.get(name, 0.0) * event["seconds"] for event in host_events)
-        share = used_seconds / max(total_seconds, 1e-9)
+        share = used_seconds / total_seconds if total_seconds else 0.0
         if share >= limit:
             yield f"likely cause: {who} used {share:.0%} of the cores' time"
 

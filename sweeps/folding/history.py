@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sweeps.store import Event
 from sweeps.timing.sampler import MAX_EXPOSED
-from sweeps.timing.statistics import finished
+from sweeps.timing.statistics import finished, median
 
 CANARY = "canary"
+
+SENSORS = ("sm_mhz", "power_w", "temp_c")
+"""Columns with the readings of a device's sensors. A sample lacks those that were not read."""
 
 BLOCKS = 5
 """Number of A B B A blocks of samples that each process takes when it re-times a pair of cases.
@@ -117,7 +120,8 @@ class History:
     def add(self, event: Event) -> None:
         """Add an event of the case.
 
-        After a ``moved`` event, the case starts over on another GPU.
+        After a ``moved`` event, the case starts over on another GPU. Events of kinds that say
+        nothing about the case, such as ``end``, are ignored.
         """
         match event["event"]:
             # ``hidden`` is False if gaps between launches may show, and missing otherwise.
@@ -180,6 +184,15 @@ def checking_seconds(events: Iterable[Event]) -> float:
 def timed(events: Iterable[Event]) -> Iterator[Event]:
     """Return the samples whose times are used: those in which no gaps between launches show."""
     return (event for event in events if event["event"] == "sample" and event.get("hidden", True))
+
+
+def sensor_medians(samples: Sequence[Event]) -> dict[str, float | None]:
+    """Return the median reading of each sensor in these samples; None if it was never read."""
+    medians: dict[str, float | None] = {}
+    for name in SENSORS:
+        readings = [sample[name] for sample in samples if sample.get(name) is not None]
+        medians[name] = median(readings) if readings else None
+    return medians
 
 
 SamplePlace = tuple[str, int | None]

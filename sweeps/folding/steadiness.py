@@ -144,7 +144,7 @@ def choose_repeats(
     limit = repeating_seconds(budget)
     for count in range(min(_MAX_REPEATED, len(candidates)), _MIN_REPEATED - 1, -1):
         positions = np.linspace(0, len(candidates) - 1, count).round().astype(int)
-        chosen = [candidates[i] for i in dict.fromkeys(positions.tolist())]
+        chosen = [candidates[i] for i in positions]
         if sum(entry.expected for entry in chosen) <= limit:
             return [*chosen, *(entry for entry in required if entry not in chosen)]
     return []

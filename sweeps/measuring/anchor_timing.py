@@ -19,6 +19,10 @@ from sweeps.timing.sampler import Subject
 from sweeps.timing.statistics import CHECKPOINTS
 from sweeps.timing.telemetry import Reading
 
+# Samples of each burst anchor in each phase. They are more than an interval needs
+# (CHECKPOINTS[0]), because samples with launch gaps are dropped.
+_BURST_SAMPLES = CHECKPOINTS[1]
+
 
 def time_anchors(
     cases: Sequence[Case],
@@ -34,8 +38,8 @@ def time_anchors(
     ``worker`` is the shard's name. ``emit`` is called with every event, and ``on_start`` before
     anything that may crash.
 
-    An anchor that cannot be prepared is left out. A burst sample that fails or shows launch gaps is
-    dropped.
+    An anchor that cannot be prepared is left out. Burst anchors are sampled in each phase. A burst
+    sample that fails or shows launch gaps is dropped.
 
     Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each
     window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an event, whose
@@ -102,7 +106,8 @@ def time_anchors(
                 joules=window.joules,
             )
 
-    # 1. Prepare the anchors.
+    # 1. Prepare the anchors. The event marks where their samples begin. If a resumed run times the
+    # anchors again, only the samples after its last such event count.
     emit(make_event(bench, worker, "anchoring", "", 0.0))
     results = bench.prepare(cases, {}, on_start)
     ready = [result for result in results if isinstance(result, Ready)]
@@ -113,7 +118,7 @@ def time_anchors(
         if wait is not None:
             wait(phase)
         sampler.wake()
-        for _ in range(CHECKPOINTS[1]):
+        for _ in range(_BURST_SAMPLES):
             for result in bursts:
                 sample(result.subject, phase)
     # 3. Run the sustained anchors in the last phase.

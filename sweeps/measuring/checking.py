@@ -51,7 +51,10 @@ class ResultChecker:
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Switch to a launch with more operand sets but the same first set; return this checker."""
+        """Switch to a launch that may have more operand sets, but has the same first set.
+
+        Return this checker.
+        """
         self._launch = launch
         last = len(launch.sets) - 1
         if last not in self._norms:
@@ -59,7 +62,11 @@ class ResultChecker:
         return self
 
     def check_before_timing(self) -> CheckVerdict:
-        """Launch on the first set; return a verdict on the result and on changed operands."""
+        """Launch on the first set; return a verdict on the result and on changed operands.
+
+        This sets :attr:`first_seconds` and :attr:`allocates`. The set's result buffer is filled
+        with NaN before the launch.
+        """
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
         result = self._launch(0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from kernels.common.errors import UserError
+from kernels.common.errors import UserError, error_summary
 from sweeps.folding.history import History
 from sweeps.measuring.anchor_timing import time_anchors
 from sweeps.measuring.bench import Bench, PoisonedError
@@ -139,7 +139,7 @@ def work(connection: Connection) -> None:
     except UserError as error:
         send("failed", str(error))
     except Exception as error:
-        send("failed", f"{type(error).__name__}: {_first_line(error)}")
+        send("failed", error_summary(error))
 
 
 def _detach_fork(connection: Connection) -> None:
@@ -158,7 +158,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _make_bench(assignment: Assignment) -> Bench:
-    """Import and call the assignment's callable, and return the bench that it makes."""
+    """Import and call the assignment's callable, and return the bench that it makes.
+
+    The bench then prepares the assignment's careful cases one by one.
+    """
     module_name, _, callable_name = assignment.bench.partition(":")
     make = getattr(importlib.import_module(module_name), callable_name)
     cases = [entry.case for entry in assignment.planned]

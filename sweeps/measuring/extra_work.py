@@ -19,6 +19,9 @@ from sweeps.timing.statistics import CHECKPOINTS
 
 _PAIRS_AT_ONCE = 8  # pairs whose blocks alternate; an interruption loses at most these pairs
 _TRIES = 3  # attempts at a block in which launch gaps show
+# Samples of each re-timed case. They are more than an interval needs (CHECKPOINTS[0]), because
+# samples with launch gaps are dropped.
+_REPEATED_SAMPLES = CHECKPOINTS[1]
 
 
 def repeat_cases(
@@ -30,8 +33,9 @@ def repeat_cases(
 ) -> None:
     """Re-time cases, to see how far their medians here differ from those of another process.
 
-    Samples become events named ``repeat``, unless launch gaps show in them. A case that cannot be
-    prepared is left out. A case that fails gets no further samples.
+    The cases are sampled in rounds, in a new order each time. Samples become ``repeat`` events.
+    If a sample fails or shows launch gaps, an ``aside`` event reports only its time. A case that
+    cannot be prepared is left out. A case that fails gets no further samples.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -44,18 +48,22 @@ def repeat_cases(
     # The time to prepare the cases counts as measuring time, but belongs to no single case.
     emit(make_event(bench, worker, "aside", "", sampler.now() - begin))
     shuffle = random.Random(0).shuffle
-    for _ in range(CHECKPOINTS[1]):
+    for _ in range(_REPEATED_SAMPLES):
         shuffle(ready)
         for result in list(ready):  # a copy, because cases that fail are removed
             on_start([result.case.id], result.subject.cost)
+            begin = sampler.now()
             try:
                 sample = sampler.sample(result.subject)
             except Exception as error:
-                bench.recover_from(error)
+                bench.recover_from(error)  # raises an error if the device has not recovered
                 ready.remove(result)
+                emit(make_event(bench, worker, "aside", result.case.id, sampler.now() - begin))
                 continue
             if sample.hidden:
                 emit(make_event(bench, worker, "repeat", sample.key, sample.cost, s=sample.seconds))
+            else:
+                emit(make_event(bench, worker, "aside", sample.key, sample.cost))
 
 
 def confirm_pairs(
@@ -69,9 +77,9 @@ def confirm_pairs(
 
     The samples by which the pairs were chosen must be from other processes. Every pair gets
     :data:`BLOCKS` blocks. In each block, the second case is timed twice between two samples of the
-    first case, so that a steady change of the machine's speed cancels out. A block in which launch
-    gaps show in every attempt is left out. A case that fails gets an ``outcome`` event, and its
-    pairs get no further blocks.
+    first case, so that a steady change of the machine's speed cancels out. If launch gaps show in
+    every attempt at a block, an ``aside`` event reports only its time. A case that fails gets an
+    ``outcome`` event, and its pairs get no further blocks.
 
     ``cases`` has both cases of the first pair, then both of the second, and so on.
 
@@ -94,7 +102,10 @@ def _confirm_batch(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time a few pairs in rounds; ``process`` identifies this process in the events."""
+    """Re-time a few pairs in rounds, as :func:`confirm_pairs` describes.
+
+    ``process`` identifies this process in the events, and is the seed of the rounds' order.
+    """
     sampler = bench.sampler
     ready: dict[Case, Subject] = {}  # cases that can be timed and have not failed
 
@@ -149,19 +160,22 @@ def _confirm_batch(
                 continue
             begin = sampler.now()
             seconds = take_block(first, second, is_last=block == BLOCKS - 1)
-            if seconds:
-                emit(
-                    make_event(
-                        bench,
-                        worker,
-                        "confirm",
-                        first.id,
-                        sampler.now() - begin,
-                        against=second.id,
-                        process=process,
-                        s=seconds,
-                    )
+            cost = sampler.now() - begin
+            if not seconds:
+                emit(make_event(bench, worker, "aside", first.id, cost))
+                continue
+            emit(
+                make_event(
+                    bench,
+                    worker,
+                    "confirm",
+                    first.id,
+                    cost,
+                    against=second.id,
+                    process=process,
+                    s=seconds,
                 )
+            )
 
 
 def _check_after(subject: Subject, on_start: OnStart) -> None:
@@ -178,9 +192,10 @@ def name_kernels(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Report the names of the cases' kernels, in one event for each case with named kernels.
+    """Report the names of the cases' kernels in ``facts`` events.
 
-    Nothing may be timed in this process afterwards, because a profiler slows launches.
+    A case that :meth:`Bench.kernel_columns` leaves out has no event. Nothing may be timed in this
+    process afterwards, because a profiler slows launches.
 
     Raises:
         Exception: any error from the profiler, for example if profiling is not permitted.

@@ -26,7 +26,7 @@ from sweeps.timing.arena import Arena
 from sweeps.timing.clock import CpuClock, CudaClock
 from sweeps.timing.rotation import ResultRotation
 from sweeps.timing.sampler import Sampler, Subject
-from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
+from sweeps.timing.telemetry import Telemetry, gpu_telemetry
 
 CACHES = ("cold", "warm")
 _MAX_SETS = 512  # largest number of copies of the arguments
@@ -141,6 +141,7 @@ class TimedKernel:
         """
         if expected is None:
             return None
+        # 1. Refuse a result of another type or shape.
         is_tensor = isinstance(result, Tensor)
         if not is_tensor or result.shape != expected.shape:
             returned = f"an object of type {type(result).__name__}"
@@ -150,22 +151,25 @@ class TimedKernel:
                 f"the kernel returned {returned}, but the reference returned a tensor of shape "
                 f"{tuple(expected.shape)}. Make both return one tensor of the same shape."
             )
-        tolerance = self.tolerance
-        if tolerance is None:
-            tolerance = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
         if not expected.numel():
             return 0.0
+        # 2. Compute the largest error.
         is_complex = result.is_complex() or expected.is_complex()
         dtype = torch.complex128 if is_complex else torch.float64
-        expected = expected.detach().to(dtype)
-        largest_value = float(expected.abs().max())
+        precise_expected = expected.detach().to(dtype)
+        differences = result.detach().to(dtype) - precise_expected
+        largest_value = float(precise_expected.abs().max())
         scale = 1.0 if largest_value == 0.0 else largest_value
-        error = float((result.detach().to(dtype) - expected).abs().max()) / scale
+        error = float(differences.abs().max()) / scale
         if math.isnan(error):
             raise WrongResultError(
                 "the error of the result is NaN, because the kernel or the reference returned NaN "
                 "or infinite values. Correct the function that returned them."
             )
+        # 3. Compare it with the tolerance.
+        tolerance = self.tolerance
+        if tolerance is None:
+            tolerance = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
         if error > tolerance:
             relative = ""
             if largest_value != 0.0:
@@ -192,7 +196,11 @@ class KernelTimer:
     """Timer of kernels on one device."""
 
     def __init__(self, gpu: int | None) -> None:
-        """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None."""
+        """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None.
+
+        This allocates the buffer that flushes the device's cache. On a GPU, it also wakes the GPU
+        and starts to read its sensors.
+        """
         self._gpu = gpu
         clock: CpuClock | CudaClock = CpuClock()
         telemetry = Telemetry()
@@ -200,8 +208,6 @@ class KernelTimer:
             # Unlike select_device, this does not change the number of threads that PyTorch uses.
             # The peak and the bandwidth are not needed here.
             machine = cpu_machine({"fp32": 0.0}, 0.0, torch.get_num_threads())
-            # Other processes may use the other half. A host may report 0 bytes.
-            self._free_host_bytes = machine.memory_bytes // 2 or _DEFAULT_MEMORY
             device_name = "cpu"
             cache_bytes = max(machine.l2_bytes, _LEAST_CACHE)
         else:
@@ -210,12 +216,9 @@ class KernelTimer:
             cache_bytes = machine.l2_bytes
             make_current(gpu)
             clock = CudaClock(torch, device_name)
-            nvml = open_nvml()
-            if nvml is not None:
-                handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-                if handle is not None:
-                    telemetry = NvmlTelemetry(nvml, handle)
+            telemetry = gpu_telemetry(gpu)
         telemetry.start()
+        self._memory_bytes = machine.memory_bytes
         self._rotation = ResultRotation(cache_bytes)
         # This arena only flushes the cache. It holds no operands, so it gets 0 bytes for them.
         flush = Arena(device_name, cache_bytes, 0).flush
@@ -240,7 +243,7 @@ class KernelTimer:
         expected = kernel.expected()
         result = kernel.launch_on_copies()()
         kernel.checked_error(result, expected)
-        # 2. Make a copy of the arguments for each launch of a cold batch.
+        # 2. Estimate the time of a launch, and make the copies that a batch needs.
         first_launch = kernel.launch_on_copies()
         warm_up_result = first_launch()
         seconds = self._sampler.estimate(_Launches([first_launch]), warmed_up=True)
@@ -248,6 +251,7 @@ class KernelTimer:
         further_launches = [kernel.launch_on_copies() for _ in range(set_count - 1)]
         launches = _Launches([first_launch, *further_launches])
         subject = Subject("kernel", launches, set_count, cache=cache)
+        # 3. Let the results rotate if the kernel allocates them.
         # A kernel that allocates its result returns another tensor each time. The memory of such
         # results would stay in the cache, so it is rotated, too. Other objects, such as a tuple of
         # tensors, cannot be rotated.
@@ -259,7 +263,7 @@ class KernelTimer:
             if allocates_result:
                 rotating = self._rotation.launch(launches, warm_up_result)
                 subject.launch, subject.renew = rotating, rotating.renew
-        # 3. Take the samples.
+        # 4. Take the samples.
         self._sampler.fit(subject, seconds)
         while not subject.finished:
             self._sampler.sample(subject)
@@ -268,7 +272,7 @@ class KernelTimer:
                 "this kernel's launches cannot be timed: gaps between them show in every sample, "
                 "because the kernel waits for the GPU. Pass a function that does not synchronise."
             )
-        # 4. Check a launch on new copies again, because a kernel may be right only at first.
+        # 5. Check a launch on new copies again, because a kernel may be right only at first.
         error = kernel.checked_error(kernel.launch_on_copies()(), expected)
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
@@ -280,7 +284,8 @@ class KernelTimer:
         of a copy in bytes, and ``seconds`` is the estimated time of a launch.
         """
         if self._gpu is None:
-            free_bytes = self._free_host_bytes
+            # Other processes may use the other half. A host may report 0 bytes.
+            free_bytes = self._memory_bytes // 2 or _DEFAULT_MEMORY
         else:
             free_bytes, _ = torch.cuda.mem_get_info(self._gpu)
         copies_that_fit = int(_COPIES_SHARE * free_bytes) // max(nbytes, 1)

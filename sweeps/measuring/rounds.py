@@ -219,16 +219,18 @@ class Rounds:
         return complete or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """Return the cases that can still get six samples, those with the most samples first.
+        """Return the cases that can get six samples in the time left.
 
-        If the machine has become slower, continuing all cases would leave all of them without an
-        interval.
+        Cases with the most samples have priority. If the machine has become slower, continuing all
+        cases would leave all of them without an interval.
         """
-        chosen, spare_seconds = [], self._spare_seconds
-        for subject in sorted(subjects, key=lambda subject: -len(subject.samples)):
-            needed = (_MIN_SAMPLES - len(subject.samples)) * subject.cost
-            if needed <= spare_seconds:
-                spare_seconds -= needed
+        chosen: list[Subject] = []
+        spare_seconds = self._spare_seconds
+        by_progress = sorted(subjects, key=lambda subject: len(subject.samples), reverse=True)
+        for subject in by_progress:
+            needed_seconds = (_MIN_SAMPLES - len(subject.samples)) * subject.cost
+            if needed_seconds <= spare_seconds:  # the loop continues: a shorter case may still fit
+                spare_seconds -= needed_seconds
                 chosen.append(subject)
         return chosen
 
@@ -236,10 +238,10 @@ class Rounds:
         """Return the time of the prepared cases divided by their planned time, but at least 1."""
         if not self._expected_seconds:
             return 1.0
-        sampling = _MIN_SAMPLES * sum(self._sample_seconds.values())
+        sampling_seconds = _MIN_SAMPLES * sum(self._sample_seconds.values())
         # The ratio is at least 1, so that time saved by a fast machine goes to more samples, not to
         # more cases.
-        return max(1.0, (self._preparing_seconds + sampling) / self._expected_seconds)
+        return max(1.0, (self._preparing_seconds + sampling_seconds) / self._expected_seconds)
 
     def _admit(self) -> int:
         """Prepare the next cases whose six samples fit in the time left; return their number."""

@@ -29,7 +29,7 @@ from sweeps.timing.profiler_trace import Kernel, LaunchOnce, cpu_tracer, kernel_
 from sweeps.timing.pulse import pulse_of_this_process
 from sweeps.timing.rotation import ResultRotation
 from sweeps.timing.sampler import Sampler, Subject
-from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
+from sweeps.timing.telemetry import Telemetry, gpu_telemetry
 
 _MAX_SETS = 512  # largest number of operand sets of a case
 # Share of the free memory for each of six buffers: inputs and results of three storage types.
@@ -74,13 +74,9 @@ class TorchBench:
         if gpu is not None:
             sm_clock = _open_sm_clock(machine.sms, self._device)
             self._clock = CudaClock(torch, self._device, sm_clock=sm_clock)
-            nvml = open_nvml()
-            if nvml is not None:
-                handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-                if handle is not None:
-                    self._telemetry = NvmlTelemetry(nvml, handle)
+            self._telemetry = gpu_telemetry(gpu)
         self._telemetry.start()
-        # 2. Size the arena for the largest cases.
+        # 2. Create the arena and the sampler.
         is_small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
         buffer_share = _SMALL_SHARE if is_small else _ARENA_SHARE
         max_bytes = int(buffer_share * self._free_memory())
@@ -89,6 +85,7 @@ class TorchBench:
         self.sampler = Sampler(
             self._clock, self._arena.flush, self._telemetry, pulse_of_this_process()
         )
+        # 3. Size the arena for the canary and the largest cases.
         self._arena.reserve(self._canary_problem(), 1)
         for case in cases:
             # A launch takes at least as long as reading the bytes that only its operand set has.
@@ -118,8 +115,9 @@ class TorchBench:
         set_count = self.sampler.launches(case.mode, seconds)
         if case.mode == "sustained":
             # One set more, because only the other sets are used before a set is used again.
-            beyond_cache = math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1
-            set_count = min(set_count, beyond_cache)
+            sets_beyond_cache = math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1
+            set_count = min(set_count, sets_beyond_cache)
+        # Even if a batch has only one launch, consecutive samples and checks use different sets.
         return max(2, min(set_count, _MAX_SETS))
 
     def prepare(
@@ -138,6 +136,8 @@ class TorchBench:
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Yield each case with the columns that name the kernels of its launch on a GPU.
+
+        A case is left out if the profiler lost the records of its launch.
 
         Raises:
             Exception: any error from the profiler, for example if profiling is not permitted.
@@ -203,16 +203,16 @@ class TorchBench:
 
         Errors are ignored here, because they occur again when the case is prepared.
         """
-        by_name: dict[str, list[Case]] = {}
+        cases_by_implementation: dict[str, list[Case]] = {}
         for case in cases:
-            by_name.setdefault(case.implementation, []).append(case)
-        for name, its_cases in by_name.items():
-            on_start([case.id for case in its_cases], _COMPILE_AHEAD_SECONDS)
+            cases_by_implementation.setdefault(case.implementation, []).append(case)
+        for name, cases_to_compile in cases_by_implementation.items():
+            on_start([case.id for case in cases_to_compile], _COMPILE_AHEAD_SECONDS)
             with suppress(Exception):
                 implementation = implementations()[name]
                 requests = [
                     (case.problem, implementation.parse_config(case.config))
-                    for case in its_cases
+                    for case in cases_to_compile
                     if implementation.supports(case.problem, self.machine) is None
                 ]
                 implementation.compile_ahead(requests)
@@ -239,7 +239,7 @@ class TorchBench:
         if not verdict.ok:
             self._arena.restore()
             return Refusal(case, "wrong", verdict.message, facts)
-        # 3. Estimate the seconds of a launch, and make as many operand sets as a batch needs.
+        # 3. Estimate the seconds of a launch. On a CPU, also name its kernels.
         with launch.settings():
             # The duration of the first launch is known only on a CPU. On a GPU, a launch returns
             # before it is done.
@@ -247,11 +247,12 @@ class TorchBench:
             seconds = self.sampler.estimate(launch.bare, warmed_up=True, first=first)
         if self.gpu is None and "kernel" not in history.facts:
             facts |= _kernels_on_cpu(functools.partial(launch, 0))
+        # 4. Make as many operand sets as a batch needs.
         capacity = self._arena.capacity(case.problem, case.shared_a, _storage_of(case))
         set_count = min(self._set_count(case, seconds), capacity)
         if set_count > 1:
             launch = self._launch(case, implementation, set_count)
-        # 4. Make the subject that the sampler times.
+        # 5. Make the subject that the sampler times.
         subject = Subject(
             key=case.id,
             launch=launch.bare,

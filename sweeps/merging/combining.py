@@ -28,12 +28,12 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
         UserError: if a file cannot be written, for example because the disk is full.
     """
     count = len(sources)
-    numbers = numbers_of_gpus(sources)
+    gpu_numbers = numbers_of_gpus(sources)
     make_folder(folder / "samples")
-    for i, (source, source_numbers) in enumerate(zip(sources, numbers, strict=True), 1):
-        lines = _lines(source, _worker_name(i, count), source_numbers)
+    for i, (source, new_numbers) in enumerate(zip(sources, gpu_numbers, strict=True), 1):
+        lines = _lines(source, _worker_name(i, count), new_numbers)
         write_whole(folder / "samples" / f"{i}-of-{count}.jsonl", b"".join(lines))
-    write_run(folder, _merged_record(sources, numbers))
+    write_run(folder, _merged_record(sources, gpu_numbers))
 
 
 def _worker_name(number: int, count: int) -> str:
@@ -41,25 +41,29 @@ def _worker_name(number: int, count: int) -> str:
     return f"{number}/{count}"
 
 
-def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
+def _lines(source: MergeSource, worker: str, new_numbers: Mapping[int, int]) -> Iterator[bytes]:
     """Yield a recording's sample lines, with the worker and GPUs of the merged recording.
 
-    Damaged lines are copied unchanged, so that folding counts them.
+    ``new_numbers`` maps the number of each of the recording's GPUs to its new number. Damaged lines
+    are copied unchanged, so that folding counts them.
     """
     for line in source.lines:
         if isinstance(line, bytes):
             yield line + b"\n"
         else:
-            event = renumbered(line, worker, numbers)
+            event = renumbered(line, worker, new_numbers)
             text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
             # A message may contain half of a surrogate pair, which UTF-8 cannot represent.
             yield text.encode(errors="replace") + b"\n"
 
 
 def _merged_record(
-    sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
+    sources: Sequence[MergeSource], gpu_numbers: Sequence[Mapping[int, int]]
 ) -> dict[str, Any]:
-    """Return the run.json of the merged recording as it is before folding."""
+    """Return the run.json of the merged recording as it is before folding.
+
+    ``gpu_numbers`` is what :func:`numbers_of_gpus` returned for the recordings.
+    """
     count = len(sources)
     # All recordings have the same schema, protocol and versions of PyTorch and the driver. Other
     # software is described as in the first recording.
@@ -81,7 +85,7 @@ def _merged_record(
         "plan": _merged_plan(sources),
     }
     # The run.json of a CPU has no list of GPUs.
-    gpus = merged_gpus(sources, numbers)
+    gpus = merged_gpus(sources, gpu_numbers)
     return {**record, "gpus": gpus} if gpus else record
 
 

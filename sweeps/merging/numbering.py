@@ -42,15 +42,15 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
 
 
 def merged_gpus(
-    sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
+    sources: Sequence[MergeSource], gpu_numbers: Sequence[Mapping[int, int]]
 ) -> list[dict[str, Any]]:
     """Return the list ``gpus`` of the merged run.json, in the order of the GPUs' new numbers.
 
-    ``numbers`` is what :func:`numbers_of_gpus` returned for the recordings.
+    ``gpu_numbers`` is what :func:`numbers_of_gpus` returned for the recordings.
     """
     number_of_node: dict[Hashable, int] = {}
     merged: dict[int, dict[str, Any]] = {}  # by new number
-    for i, (source, new_numbers) in enumerate(zip(sources, numbers, strict=True)):
+    for i, (source, new_numbers) in enumerate(zip(sources, gpu_numbers, strict=True)):
         host_hashes = {place["gpu"]: place.get("host") for place in source.places}
         for gpu in source.gpus:
             new_number = new_numbers[gpu["gpu"]]
@@ -63,15 +63,15 @@ def merged_gpus(
     return [merged[number] for number in sorted(merged)]
 
 
-def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
+def renumbered(event: Event, worker: str, new_numbers: Mapping[int, int]) -> Event:
     """Return a copy of an event with the worker, GPU and place that it has in the merged recording.
 
-    ``numbers`` maps the old number of each of the recording's GPUs to its new number.
+    ``new_numbers`` maps the old number of each of the recording's GPUs to its new number.
     """
     merged_event = {**event, "worker": worker}
     if event.get("gpu") is not None:
-        merged_event["gpu"] = numbers[event["gpu"]]
+        merged_event["gpu"] = new_numbers[event["gpu"]]
     # The place of a CPU's run is a node, which keeps its number.
     if event["event"] == "place":
-        merged_event["place"] = numbers.get(event["place"], event["place"])
+        merged_event["place"] = new_numbers.get(event["place"], event["place"])
     return merged_event

@@ -39,6 +39,7 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
     for name in dict.fromkeys(names):  # a name may be given twice
         if is_file(name):
             sweep = read_sweep(Path(name))
+            # CONFIRM names the cases that are timed for advice, which have no file.
             if sweep.name in {*valid, *broken, *chosen, CONFIRM}:
                 raise UserError(f"a sweep named {sweep.name!r} already exists; rename {name}.")
             chosen[sweep.name] = sweep
@@ -120,6 +121,21 @@ def _chosen_configs(
     return ["" if config is None else str(config) for config in configs]
 
 
+def _candidate_count(declared: str) -> int | None:
+    """Return how many of an implementation's configs the word ``declared`` selects.
+
+    ``""`` selects one config, which the implementation chooses. ``best 4`` selects the four configs
+    that the implementation ranks first. For ``all`` and ``experimental``, return None: there is no
+    limit. For any other word, which must be a config itself, return 0.
+    """
+    if declared == "":
+        return 1
+    if declared in ("all", EXPERIMENTAL):
+        return None
+    best = re.fullmatch(r"best (\d+)", declared)
+    return int(best.group(1)) if best else 0
+
+
 def plan_rows(
     names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
 ) -> list[dict[str, Any]]:
@@ -154,18 +170,3 @@ def plan_rows(
         row["expected_s"] += entry.expected
         row["checking_s"] += entry.checking
     return list(rows.values())
-
-
-def _candidate_count(declared: str) -> int | None:
-    """Return how many of an implementation's configs the word ``declared`` selects.
-
-    ``""`` selects one config, which the implementation chooses. ``best 4`` selects the four configs
-    that the implementation ranks first. For ``all`` and ``experimental``, return None: there is no
-    limit. For any other word, which must be a config itself, return 0.
-    """
-    if declared == "":
-        return 1
-    if declared in ("all", EXPERIMENTAL):
-        return None
-    best = re.fullmatch(r"best (\d+)", declared)
-    return int(best.group(1)) if best else 0

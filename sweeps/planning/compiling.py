@@ -42,6 +42,9 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
     Cases with equal keys are assumed to share their kernels. Return None if the case does not run a
     hand-written kernel, or if it is a GEMM with a block size of 0.
+
+    Raises:
+        UserError: if the config of a GEMM is invalid.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
@@ -91,17 +94,20 @@ def _specialised(size: int) -> str:
 
 
 @contextmanager
-def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
+def compiling(
+    bench_arguments: Mapping[str, Any], cases: Sequence[Case], workers: int = 1
+) -> Iterator[None]:
     """Compile the kernels of cases in the background, in order, until the block ends.
 
     No process is started under any of these conditions:
 
-    - There is no GPU, or the GPU has less than 10 GB of memory.
-    - This run has at most two of the host's cores.
+    - The run has no GPU.
+    - :func:`compilers` allows none, because the GPU's memory is small or the cores are few.
     - No case needs a hand-written kernel.
 
     Args:
-        where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.
+        bench_arguments: arguments of the run's bench. The ``machine`` and the ordinal of its
+            ``gpu`` are used, if they are given.
         cases: the cases, in the order in which they will be timed.
         workers: number of runs that share the host's cores, including this run.
     """
@@ -113,7 +119,8 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
             first_cases.setdefault(key, case)
     distinct_cases = list(first_cases.values())
     # 2. Choose the number of processes.
-    machine, gpu = where.get("machine"), where.get("gpu")
+    machine = bench_arguments.get("machine")
+    gpu = bench_arguments.get("gpu")
     count = 0
     if machine is not None and gpu is not None:
         cores = max(1, usable_processors() // workers)

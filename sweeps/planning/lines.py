@@ -104,7 +104,7 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
             groups.append(sorted(i for point in line for i in positions[point]))
             for covered in line:
                 uncovered.pop(covered, None)
-    # 3. Add the points that are on no line.
+    # 3. Add the points that are on no line. Sort all groups by the positions of their first cases.
     return sorted([*groups, *(positions[point] for point in uncovered)])
 
 
@@ -161,7 +161,9 @@ def _keys(case: Case, together: Collection[Collection[str]]) -> Iterator[Hashabl
     sizes = _sizes(columns)
     options = tuple(columns.get(name, "") for name in _OPTIONS)
     sweep = case.sweep, columns["op"]
+    # Cases with the first key have equal sizes, and differ only in options.
     yield sweep, tuple(sizes.items())
+    # Cases with one of these keys have equal options, and differ in one size at most.
     for varied_name in sizes:
         fixed = tuple((name, value) for name, value in sizes.items() if name != varied_name)
         yield sweep, varied_name, options, fixed

@@ -148,8 +148,9 @@ class Costs:
     """Corrections of the estimated launch time for each kind of case (:func:`kind_of`), as pairs of
     FLOPs and a factor.
 
-    A launch with the FLOPs of a pair takes the estimated time multiplied by the pair's factor.
-    Between two pairs, the factor is interpolated in the logarithms of both."""
+    The pairs are in ascending order of FLOPs. A launch with the FLOPs of a pair takes the estimated
+    time multiplied by the pair's factor. Between two pairs, the factor is interpolated in the
+    logarithms of both. Below the first pair and above the last, it is the factor of that pair."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs for run.json."""
@@ -186,7 +187,7 @@ class Costs:
 
     def _factor(self, case: Case) -> float:
         """Return the factor for a case's estimated time, or 1 if no case of its kind was probed."""
-        points = self.slower.get(kind_of(case)) if self.slower else None
+        points = self.slower.get(kind_of(case))
         if not points:
             return 1.0
         # Each row of the array has the FLOPs and the factor of one point.
@@ -509,7 +510,10 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         moving.append(moving_seconds(workload, machine) if is_supported else 0.0)
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Return the estimated seconds of each problem, with one time-model call per dtype."""
+        """Return the estimated seconds of each problem, with one time-model call per dtype.
+
+        The first argument, the positions of the problems' workloads, is not needed.
+        """
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]

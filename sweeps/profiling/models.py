@@ -18,13 +18,13 @@ class TrainedModel:
     Attributes:
         build: function that builds the model.
         shape: shape of one input, without the batch dimension.
-        images: number of inputs per step, by kind of machine (``gpu`` or ``cpu``).
+        batch: number of inputs per step, by kind of machine (``gpu`` or ``cpu``).
         memory_format: memory format of the parameters and inputs.
     """
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    images: dict[str, int]
+    batch: dict[str, int]
     memory_format: torch.memory_format = torch.preserve_format
 
 
@@ -50,7 +50,7 @@ def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], No
     kind = "cpu" if device == "cpu" else "gpu"
     torch.manual_seed(0)
     net = model.build().to(device, dtype).to(memory_format=model.memory_format)
-    inputs = torch.randn(model.images[kind], *model.shape, device=device, dtype=dtype)
+    inputs = torch.randn(model.batch[kind], *model.shape, device=device, dtype=dtype)
     inputs = inputs.to(memory_format=model.memory_format)
 
     def step() -> None:

@@ -53,10 +53,10 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
     """
     kind = device.machine.kind
     make_current(device.gpu)
+    dtypes = [dtype for dtype in _DTYPES[kind] if dtype in device.machine.peaks]
     models = []
     for name in MODELS:
         note(f"Profiling {name} …")
-        dtypes = [dtype for dtype in _DTYPES[kind] if dtype in device.machine.peaks]
         # 1. Build a step in each dtype.
         steps: dict[str, Callable[[], None]] = {}
         for dtype in dtypes:
@@ -77,7 +77,7 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
                 {
                     "model": name,
                     "dtype": dtype,
-                    "images": MODELS[name].images[kind],
+                    "images": MODELS[name].batch[kind],
                     "seconds": seconds[dtype],
                     "trace": str(path.relative_to(folder)),
                 }
@@ -148,7 +148,7 @@ def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, An
 
 
 def _write_trace(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a trace as compressed JSON."""
+    """Write a trace as compressed JSON, and create its folder if necessary."""
     make_folder(path.parent)
     # The header gets no time (mtime=0), so that equal traces give equal files.
     write_whole(path, gzip.compress(json.dumps(document).encode(), mtime=0))

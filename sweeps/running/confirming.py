@@ -33,6 +33,7 @@ CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
 """Assumed number of samples of a candidate, divided by the number that the plan expects for a case.
 
 A candidate is assumed to converge at the second checkpoint."""
+# A block has two samples of each of the pair's two cases, so it has four in all.
 PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
 """Number of samples of a re-timed pair, divided by the number that the plan expects for a case."""
 

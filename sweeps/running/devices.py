@@ -89,7 +89,9 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     if place is None:
         taken_numbers = {place["gpu"] for place in places}
         number = 0 if device.gpu is None else device.gpu
-        if number in taken_numbers:  # a GPU of another node has this number
+        # Another node's device may have this number. So may another GPU of this node, if
+        # CUDA_VISIBLE_DEVICES has changed.
+        if number in taken_numbers:
             number = max(taken_numbers) + 1
         nodes = list(dict.fromkeys([*(place["host"] for place in places), host]))
         place = {
@@ -149,8 +151,8 @@ def find_different_limit(
     """Compare the power and clock limits of a GPU with those of the run's places.
 
     For the first limit that differs, return its value for the GPU and its value for the places,
-    both in words. Return None if all limits agree. A limit that is None, 0 or missing is unknown
-    and agrees with any other.
+    both in words. Return None if all limits agree. Limits that differ by at most 2% agree. A limit
+    that is None, 0 or missing is unknown and agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)
@@ -224,28 +226,36 @@ def _limits_of(device: Device) -> dict[str, float | None]:
 
 
 def last_place(events: Iterable[Event]) -> int | None:
-    """Return the number of the place that measured a shard last, or None if no place did."""
-    # Each arrival is a moment and the number of the place, so the largest one is the latest.
-    arrivals = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
-    if not arrivals:
-        return None
-    _, latest_place = max(arrivals)
+    """Return the number of the place that measured a shard last, or None if no place is recorded.
+
+    ``events`` are the events of the shard, in the order of its sample file.
+    """
+    # The order of the file decides, because the clocks of two nodes may differ.
+    latest_place: int | None = None
+    for event in events:
+        if event["event"] == "place":
+            latest_place = event["place"]
     return latest_place
 
 
 def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | None = None) -> bool:
     """Return True if a shard was last measured at ``place``, and its anchors were timed there.
 
-    ``events`` are the events of the shard. If ``phase`` is given, only anchors that were timed in
+    ``events`` are as in :func:`last_place`. If ``phase`` is given, only anchors that were timed in
     this phase count.
     """
-    return place == last_place(events) and any(
-        event["event"] == "anchor"
+    if place != last_place(events):
+        return False
+    for event in events:
+        if event["event"] != "anchor":
+            continue
         # A CPU's anchors have no GPU. A shard that has moved also has the anchors of another GPU.
-        and event.get("gpu") in (None, place)
-        and phase in (None, event["phase"])
-        for event in events
-    )
+        gpu = event.get("gpu")
+        is_timed_here = gpu is None or gpu == place
+        has_phase = phase is None or event["phase"] == phase
+        if is_timed_here and has_phase:
+            return True
+    return False
 
 
 def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, History]) -> list[str]:

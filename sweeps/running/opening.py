@@ -159,7 +159,10 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
 
 
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
-    """Return the record with as many further cases of its sweeps as fit the larger ``budget``."""
+    """Return the record with as many further cases of its sweeps as fit the larger ``budget``.
+
+    The time that the plan keeps for advice becomes the request's share of that budget.
+    """
     plan = record["plan"]
     # A sweep from a user's file is known only if the request names the file again.
     cases_by_name = {**cases_of(all_sweeps()), **opening.sweeps}
@@ -338,13 +341,14 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
             f"resumed. Resume one of these recordings and merge again, or use {USE_FRESH} to set "
             "the merged recording aside and start a new run."
         )
-    why = _why_outdated(record, opening.device)
-    # A damaged plan may have no sweeps. The caller refuses it.
+    why_outdated = _why_outdated(record, opening.device)
+    if why_outdated:
+        return why_outdated
+    # An unusable run is measured again, but not by a request that only adds cases. A damaged plan
+    # may have no sweeps. The caller refuses it.
     has_new_sweeps = not set(opening.sweeps) <= set(record["plan"].get("sweeps", ()))
-    adds = opening.for_advice or (opening.request.add and has_new_sweeps)
-    # An unusable run is measured again, but not by a request that only adds cases.
-    if why or adds:
-        return why
+    if opening.for_advice or (opening.request.add and has_new_sweeps):
+        return ""
     return _why_measured_again(opening.folder, record)
 
 
@@ -389,21 +393,19 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
             f"left out; use {USE_FRESH} to set the old run aside and start a new one."
         )
     if request.shard[1] != shards:
-        option = (
-            f"give --gpus or a shard such as --shard 1/{shards}"
-            if shards > 1
-            else "leave --shard out"
-        )
+        option = "leave --shard out"
+        if shards > 1:
+            option = f"give --gpus or a shard such as --shard 1/{shards}"
         raise UserError(
             f"the recorded run of this machine was planned for {counted(shards, 'shard')}; "
             f"{option} to resume it, or use {USE_FRESH} to set it aside and start a new one."
         )
+    if adds or request.budget is None:
+        return
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
-    # A request without a budget resumes any plan.
-    requested_budget = math.inf if request.budget is None else request.budget
     # Rounding may make the sum of the planned parts slightly larger than the budget that was given.
-    is_equal = math.isclose(requested_budget, planned_budget)
-    if not adds and requested_budget < planned_budget and not is_equal:
+    is_equal = math.isclose(request.budget, planned_budget)
+    if request.budget < planned_budget and not is_equal:
         raise UserError(
             f"a budget of {request.budget:,g} s is too small, because the recorded run of this "
             f"machine was planned with {planned_budget:,g} s. Leave the budget out to resume the "
@@ -514,25 +516,13 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
         sentence = emulated_sentence(device.machine)
         if sentence:
             note(sentence)
-    # 2. Plan the cases that are not recorded elsewhere.
+    # 2. Find the cases that are not recorded elsewhere, and refuse a request that has none.
     machine = device.machine
-    budget = request.measuring_on(machine.kind)
     all_cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
     elsewhere = _recorded_sweeps(all_cases, request, device)
     cases = {
         name: cases_of_sweep for name, cases_of_sweep in all_cases.items() if name not in elsewhere
     }
-    costs = probe(cases, machine) if device.gpu is None else Costs.default(machine.kind)
-    plan = make_plan(
-        cases,
-        machine,
-        budget,
-        request.shard[1],
-        in_order=request.add,
-        together=request.together,
-        costs=costs,
-    )
-    # 3. Refuse a plan without cases.
     if elsewhere and not any(cases.values()):
         raise UserError(
             "Every sweep that has cases on this machine is already recorded.", exit_code=0
@@ -544,6 +534,18 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
             f"{', '.join(sweeps)} {has} no cases for this {machine.kind.upper()} ({machine.name}); "
             f"name other {others}."
         )
+    # 3. Plan these cases, and refuse a budget that none of them fits.
+    budget = request.measuring_on(machine.kind)
+    costs = probe(cases, machine) if device.gpu is None else Costs.default(machine.kind)
+    plan = make_plan(
+        cases,
+        machine,
+        budget,
+        request.shard[1],
+        in_order=request.add,
+        together=request.together,
+        costs=costs,
+    )
     if not plan.planned:
         # The user's budget includes the seconds that are kept for advice.
         whole_budget = budget + request.advice_seconds(budget)
@@ -551,6 +553,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
             f"no case of {', '.join(sweeps)} fits a budget of {whole_budget:,g} s; use a larger "
             "--budget."
         )
+    # 4. Return the record.
     return {
         "schema": SCHEMA,
         "protocol": PROTOCOL,

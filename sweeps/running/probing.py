@@ -45,14 +45,14 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     # For each kind, the FLOPs of its cases and the ratios of their launch times to the estimates.
     factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
     # 1. Prepare, check and time cases until all are probed or the time is used up.
-    begin = time.monotonic()
+    probing_began = time.monotonic()
     for case in chosen:
-        if time.monotonic() - begin > _SECONDS:
+        if time.monotonic() - probing_began > _SECONDS:
             break
-        started = time.monotonic()
+        preparing_began = time.monotonic()
         # The bench would announce each case to a parent process, but there is none here.
         (prepared,) = bench.prepare([case], {}, on_start=lambda ids, seconds: None)
-        elapsed = time.monotonic() - started
+        elapsed = time.monotonic() - preparing_began
         if isinstance(prepared, Refusal):
             continue
         subject = prepared.subject

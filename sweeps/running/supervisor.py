@@ -381,7 +381,11 @@ class _Supervisor:
         )
 
     def _run_child(self, assignment: Assignment) -> str | None:
-        """Run one child to its end, and return what :meth:`_listen` returns."""
+        """Run one child, and return what :meth:`_listen` returns.
+
+        If the child has not ended by then, it is killed. While a child measures, the host is
+        watched.
+        """
         child = Child.start(assignment)
         if assignment.work == "measure":
             self._watch.begin()

@@ -55,11 +55,11 @@ class Watch:
 
     def begin(self) -> None:
         """Begin to watch the host."""
-        first = os.getpid() if self._parent is None else self._parent
+        oldest = os.getpid() if self._parent is None else self._parent
 
         def our_processes() -> list[int]:
             # The processes that measure and compile come and go, so they are listed at every look.
-            return [first, *descendants(first)]
+            return [oldest, *descendants(oldest)]
 
         self._host = HostWatch(our_processes)
 

@@ -51,7 +51,10 @@ class Follower:
                 self._tallies[shard].add(event)
 
     def _new_events(self, shard: int, path: Path) -> Iterable[Event]:
-        """Yield the events that were appended to a shard's file since the last call."""
+        """Yield the events that were appended to a shard's file since the last call.
+
+        Damaged lines are skipped. Nothing is yielded if the file cannot be read.
+        """
         try:
             with open(path, "rb") as file:
                 file.seek(self._bytes_read[shard])

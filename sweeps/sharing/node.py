@@ -173,7 +173,7 @@ class _Parent:
         the whole run. The other arguments are those of :func:`share`.
         """
         self._folder = folder
-        self._fresh = request.fresh
+        self._fresh = request.fresh  # for the message that says how to resume
         # A worker that requested a fresh run would set this one aside.
         self._request = replace(request, fresh=False)
         self._gpus = gpus
@@ -234,13 +234,19 @@ class _Parent:
             )
 
     def _start_all(self) -> None:
-        """Assign the unfinished shards to the GPUs and start their first workers."""
+        """Register the GPUs with the run, assign them unfinished shards, and start their workers.
+
+        Do nothing if all shards are finished.
+
+        Raises:
+            UserError: as in :meth:`_take_part`.
+        """
         # 1. Assign the shards. GPUs that get none may take over the shard of another GPU later.
         self._follower.look()
         unfinished = self._follower.unfinished(self._budget)
         if not unfinished:
             return
-        self._take_part()  # finds the GPUs that take part
+        self._take_part()  # fills self._places
         shard_events = {shard: self._events(shard) for shard in unfinished}
         last_places = {shard: last_place(events) for shard, events in shard_events.items()}
         assigned = _assigned(self._places, last_places)
@@ -279,6 +285,8 @@ class _Parent:
                     self._places[gpu] = take_part(self._folder, self._request, device)
                 except DifferentLimitsError as error:
                     self._note(f"{self._label(gpu)} is left out: {error.difference}.")
+        # If most GPUs differ, the limits of the node have probably changed since the run began. The
+        # few other GPUs should not measure everything instead.
         if 2 * len(self._places) < len(self._gpus):
             left_out = len(self._gpus) - len(self._places)
             has = "has" if left_out == 1 else "have"
@@ -304,7 +312,7 @@ class _Parent:
         context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
-        job = WorkerJob(request, len(self._gpus), os.getpid(), time_anchors)
+        job = WorkerJob(request, len(self._places), os.getpid(), time_anchors)
         process = context.Process(target=work, args=(worker_end, job), name="rooftile-gpu")
         process.start()
         # If this process kept the worker's end open, recv() would not notice the worker's death.
@@ -319,21 +327,21 @@ class _Parent:
             if worker.connection not in ready:
                 continue
             try:
-                kind, text = worker.connection.recv()
+                kind, content = worker.connection.recv()  # sweeps.sharing.worker.work lists them
             except (EOFError, ConnectionResetError):
                 self._ended(worker)
                 continue
             worker.spoke = True
             match kind:
                 case "wait":
-                    self._let_go(self._gates.arrive(worker.gpu, text))
+                    self._let_go(self._gates.arrive(worker.gpu, content))
                 case "end":
                     worker.is_over = True
                 case "failed":
-                    worker.failure = text
-                case "note" if text not in self._noted:  # several workers may send the same note
-                    self._noted.add(text)
-                    self._note(f"{self._label(worker.gpu)}: {text}")
+                    worker.failure = content
+                case "note" if content not in self._noted:  # several workers may send the same note
+                    self._noted.add(content)
+                    self._note(f"{self._label(worker.gpu)}: {content}")
 
     def _let_go(self, gpus: list[int]) -> None:
         """Let the workers of these GPUs pass the gate at which they wait."""
@@ -353,7 +361,10 @@ class _Parent:
                 worker.process.kill()
 
     def _ended(self, worker: _Worker) -> None:
-        """Clean up after a worker that has ended, and hand out the remaining shards."""
+        """Clean up after a worker that has ended, and hand out the remaining shards.
+
+        If the worker failed or died, its shard is due again, and the user is told why.
+        """
         worker.process.join()
         worker.connection.close()
         del self._workers[worker.gpu]
@@ -448,27 +459,18 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
             never measured.
     """
     assigned: dict[int, int] = {}
-    unassigned = dict(last_places)
-
-    def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
-        """Assign a suitable shard to each GPU that has no shard yet.
-
-        ``is_suitable`` is called with a GPU's number within the run, and the number of the GPU that
-        measured a shard last. The second number is None for a shard that was never measured.
-        """
-        for gpu, place in places.items():
-            if gpu in assigned:
-                continue
-            for shard, previous_place in unassigned.items():
-                if is_suitable(place, previous_place):
-                    assigned[gpu] = shard
-                    del unassigned[shard]
-                    break
-
-    # 1. Give each GPU the shard that it measured before.
-    assign(lambda place, last_place: place == last_place)
-    # 2. Give the other GPUs shards that nobody has begun.
-    assign(lambda _, last_place: last_place is None)
-    # 3. Give the remaining GPUs any of the remaining shards.
-    assign(lambda _, __: True)
+    unassigned = list(last_places)
+    # 1. Give each GPU a shard that it measured before, so that the shard does not move.
+    for gpu, place in places.items():
+        for shard in unassigned:
+            if last_places[shard] == place:
+                assigned[gpu] = shard
+                unassigned.remove(shard)
+                break
+    # 2. Give the other GPUs the remaining shards, first those that nobody has begun, because
+    # unfinished series of a begun shard start over on another GPU.
+    unassigned.sort(key=lambda shard: last_places[shard] is not None)
+    other_gpus = [gpu for gpu in places if gpu not in assigned]
+    # The numbers of GPUs and shards may differ.
+    assigned.update(zip(other_gpus, unassigned, strict=False))
     return assigned

@@ -51,7 +51,7 @@ class Gates:
 
     def _let_go(self) -> list[int]:
         """Return the workers that may proceed now, and mark them as no longer waiting."""
-        proceeding = self._first_alone()
+        proceeding = self._next_alone()
         if not proceeding:
             proceeding = self._all_at(TOGETHER)
         if not proceeding:
@@ -72,8 +72,12 @@ class Gates:
             for worker, last in self._last_gate.items()
         )
 
-    def _first_alone(self) -> list[int]:
-        """Return the worker that may now time its anchors alone, as a list of at most one."""
+    def _next_alone(self) -> list[int]:
+        """Return the worker that may now time its anchors alone, as a list of at most one.
+
+        No worker may do so before all workers have come to the first gate, because a worker that is
+        still preparing would disturb the times.
+        """
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):
             return []
@@ -94,10 +98,12 @@ class Gates:
     def _to_measure(self) -> list[int]:
         """Return the workers that may begin to measure, at most one of them if they take turns."""
         if self._turns is None:
-            ready = self._all_at(MEASURE)
-            if not ready:
+            if not self._all_at(MEASURE):
                 return []
             self._turns = self._take_turns()
+        ready = self._waiting_at(MEASURE)
         if not self._turns:
-            return self._waiting_at(MEASURE)
-        return [] if self._busy_with(MEASURE) else self._waiting_at(MEASURE)[:1]
+            return ready
+        if self._busy_with(MEASURE):
+            return []
+        return ready[:1]

@@ -209,11 +209,12 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         raise NoAnswerError(f"squeue failed ({answer.stderr.strip()})")
     # 2. Parse the answer, which has a line such as ``12_3|PD|Resources`` for each job. PD means
     # pending.
+    requested_ids = set(ids)
     living: dict[str, str] = {}
     for line in answer.stdout.splitlines():
         if line.count("|") < 2:  # not the line of a job
             continue
         job_id, state, reason = line.split("|", 2)
-        if job_id in ids:
+        if job_id in requested_ids:
             living[job_id] = reason if state == "PD" else ""
     return living

@@ -122,14 +122,16 @@ def submit_command(
         raise UserError(
             "--gpus-per-node and --cpus-per-gpu work only with --device gpu; leave them out."
         )
-    chosen = tuple(_with_full_paths(group) for group in names or ())
-    choose_sweeps(Request(chosen).sweeps)  # reports a misspelt name here instead of on every node
-    seconds = parse_seconds(budget)
-    default_minutes = 2 * (seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
-    time_limit = minutes or round(default_minutes)
+    full_names = tuple(_with_full_paths(group) for group in names or ())
+    choose_sweeps(
+        Request(full_names).sweeps
+    )  # reports a misspelt name here instead of on every node
+    budget_seconds = parse_seconds(budget)
+    default_minutes = 2 * (budget_seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
+    limit_minutes = minutes or round(default_minutes)
     gpus = 0 if device == "cpu" else gpus_per_node or _GPUS_PER_NODE
     cpus = cpus_per_gpu or _CPUS_PER_GPU
-    resources = Resources(gpus, cpus, time_limit, partition, account, exclusive)
+    resources = Resources(gpus, cpus, limit_minutes, partition, account, exclusive)
     # 2. Print a script if the user requested that.
     if print_:
         if json:
@@ -145,7 +147,7 @@ def submit_command(
                 "would set aside the run that the other nodes have begun; leave out --fresh, and "
                 "choose another --results folder for a new run."
             )
-        options = [*chosen]
+        options = [*full_names]
         if budget:
             options += ["--budget", budget]
         options += ["--results", str(results.resolve()), "--device", device]
@@ -155,8 +157,8 @@ def submit_command(
         return
     # 3. Submit the jobs and follow them.
     request = Request(
-        names=chosen,
-        budget=seconds,
+        names=full_names,
+        budget=budget_seconds,
         results=results,
         fresh=fresh,
         device=device,
@@ -167,8 +169,7 @@ def submit_command(
         with LiveReporter() as live:
             outcome = submit(request, nodes, cluster, resources, live, note)
     except KeyboardInterrupt:
-        resuming = same_command(fresh)
-        note(f"Stopped waiting. Measurements are saved. Run {resuming} to resume.")
+        note(f"Stopped waiting. Measurements are saved. Run {same_command(fresh)} to resume.")
         raise
     # 4. Report the outcome.
     for folder in outcome.folders:

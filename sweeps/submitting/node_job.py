@@ -86,8 +86,8 @@ class NodeJob:
     def __call__(self, number: int) -> None:
         """Measure the shards of node ``number``, counted from 1.
 
-        If that fails with a :class:`UserError`, write the error's text to the node's note. If the
-        job is interrupted, exit with code 130.
+        If that fails with a :class:`UserError`, print the error's text and write it to the node's
+        note, which the submission reads. If the job is interrupted, exit with code 130.
         """
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible

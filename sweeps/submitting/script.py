@@ -39,7 +39,8 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
     if resources.exclusive:
         lines.append("#SBATCH --exclusive")
     lines.append("#SBATCH --requeue")
-    # 2. Write what each task runs. In a checkout, the packages are found only from there.
+    # 2. Write what each task runs. In a checkout, Python finds the packages only from the
+    # checkout's folder.
     lines += ["", "# Submit this script again to resume unfinished work."]
     if FOLDER is not None:
         lines.append(f"cd {shlex.quote(str(FOLDER))} || exit 1")

@@ -163,7 +163,16 @@ class _Submission:
         jobs: dict[int, str] = {}  # id of each node's job
         node_count = 0
         # 1. Read the list of jobs. If it cannot be read, there is no earlier call to follow.
-        unreadable = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+        # The number of nodes may be infinite in a damaged list, which causes an OverflowError.
+        unreadable = (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        )
         with suppress(*unreadable):
             text = (jobs_folder(self._results) / _LIST).read_text(encoding="utf-8")
             document = json.loads(text)
@@ -307,7 +316,7 @@ class _NodeRun:
         """Read the node's note, the plan if it is new or has changed, and the new samples."""
         note = NodeNote.read(self._results, self._node)
         self.failure = note.failure
-        plan = self._find_plan(note.folder)
+        plan = _find_plan(note.folder)
         self.folder = None if plan is None else note.folder
         is_new = plan != self._followed_plan
         self._followed_plan = plan
@@ -318,18 +327,6 @@ class _NodeRun:
             self._begin(folder)
         if self.follower is not None:
             self.follower.look()
-
-    def _find_plan(self, folder: Path | None) -> tuple[Path, int] | None:
-        """Return ``folder`` and the modification time of its run.json in nanoseconds.
-
-        Return None if there is no plan.
-        """
-        if folder is None:
-            return None
-        try:
-            return folder, (folder / "run.json").stat().st_mtime_ns
-        except OSError:  # the run was removed or set aside after the note was written
-            return None
 
     def _begin(self, folder: Path) -> None:
         """Begin to follow a folder's plan.
@@ -379,3 +376,16 @@ class _NodeRun:
     def forget(self) -> None:
         """Delete the note of an earlier job."""
         NodeNote.path(self._results, self._node).unlink(missing_ok=True)
+
+
+def _find_plan(folder: Path | None) -> tuple[Path, int] | None:
+    """Return ``folder`` and the modification time of its run.json in nanoseconds.
+
+    Return None if the folder is None or has no run.json.
+    """
+    if folder is None:
+        return None
+    try:
+        return folder, (folder / "run.json").stat().st_mtime_ns
+    except OSError:  # the run was removed or set aside after the note was written
+        return None

@@ -277,7 +277,10 @@ class CudaClock:
             previous_end = end
 
     def wake(self) -> None:
-        """Multiply large matrices for 0.3 s, so that the GPU's clocks leave their idle level."""
+        """Multiply large matrices for 0.3 s, so that the GPU's clocks leave their idle level.
+
+        The first call allocates the matrices, which are kept.
+        """
         if self._wake_matrices is None:
             dtype = self._torch.float16
             a = self._torch.randn(_WAKE_SIZE, _WAKE_SIZE, device=self._device, dtype=dtype)

@@ -131,7 +131,7 @@ class HostFlag:
         """Call a function of the driver.
 
         Raises:
-            OSError: if the function reports an error.
+            OSError: if the function reports an error. The stream then does not count as held.
         """
         code = getattr(self._driver, name)(*arguments)
         if code:
@@ -154,7 +154,7 @@ class Spin:
         self._start = torch.cuda.Event(enable_timing=True)
         self._factor = 1.0  # length of a spin relative to the expected queueing time
         self._limit = _MAX_LIMIT
-        self._longest = False  # True if the latest spin was as long as the limit
+        self._at_limit = False  # True if the latest spin was as long as the limit
         self._cycles = _FIRST_CYCLES  # length of the latest spin
         self._rate = 1e9  # cycles per second; a guess, which the first spins replace
         for _ in range(_MEASURING_SPINS):
@@ -169,7 +169,7 @@ class Spin:
         """Queue the spin."""
         # The expected queueing time is inaccurate for short batches, so 50 µs are added to it.
         spin = min(self._factor * (5e-5 + seconds), self._limit)
-        self._longest = spin == self._limit
+        self._at_limit = spin == self._limit
         self._cycles = int(spin * self._rate)
         self._start.record()
         self._cuda._sleep(self._cycles)
@@ -185,7 +185,7 @@ class Spin:
         # The factor is halved after each hidden batch, so that one slow moment of the host has no
         # lasting cost.
         self._factor = max(1.0, self._factor / 2) if hidden else 2 * self._factor
-        if self._longest and not hidden:
+        if self._at_limit and not hidden:
             self._limit = max(_MIN_LIMIT, self._limit / 2)
 
 

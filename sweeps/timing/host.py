@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from sweeps.process import fields_after_name
+
 _PROC = Path("/proc")
 
 
@@ -133,7 +135,7 @@ class HostWatch:
             stat = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
-        # The fields follow the last parenthesis. The name before it may contain spaces.
-        fields = stat.rpartition(")")[2].split()
-        # These four are the process's user and system ticks, and those of its reaped children.
-        return sum(map(int, fields[11:15]))
+        # These four are the process's user and system ticks, and those of its reaped children. They
+        # are missing if the process ends while the file is read.
+        ticks = fields_after_name(stat)[11:15]
+        return sum(map(int, ticks)) if ticks else None

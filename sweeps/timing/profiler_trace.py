@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import json
+import math
 import os
 import re
 import sys
@@ -165,12 +166,12 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
             thread = event["tid"]
             if event["cat"] == "cuda_runtime":
                 runtime_ends[thread] = begin + float(event["dur"])
-            elif begin <= runtime_ends.get(thread, -1.0):
+            elif begin <= runtime_ends.get(thread, -math.inf):
                 continue  # the runtime call that made this driver call was counted already
             mark_of_call[arguments.get("correlation")] = mark
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
             mark_of_operation[arguments["External id"]] = mark
-    # 2. Give each kernel to the launch of its call.
+    # 2. Give each kernel to the launch of its call, in the order in which the kernels began.
     kernel_events = [event for event in events if event.get("cat") == "kernel"]
     kernel_events.sort(key=lambda event: float(event["ts"]))
     kernels_by_mark: list[list[Kernel]] = [[] for _ in range(count)]

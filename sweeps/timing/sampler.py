@@ -230,13 +230,13 @@ class Sampler:
         the cache.
         """
         subject.launches = self.launches(subject.mode, seconds)
-        preparing = 0.0
+        preparing_seconds = 0.0
         if subject.mode == "sustained":
-            preparing = SUSTAINED_SETTLE
+            preparing_seconds = SUSTAINED_SETTLE
         elif subject.cache != "warm":
-            preparing = self._flush_cost()
+            preparing_seconds = self._flush_cost()
             subject.launches = min(subject.launches, subject.sets)
-        subject.cost = preparing + subject.launches * seconds
+        subject.cost = preparing_seconds + subject.launches * seconds
 
     def _flush_cost(self) -> float:
         """Return the seconds that the host needs to flush, or on a GPU to queue the flush."""
@@ -420,14 +420,18 @@ class Sampler:
         return replace(timing, hidden=False)
 
     def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
-        """Poison the results if they are checked, and prepare the cache, right before a batch."""
+        """Prepare the results' memory and the cache, right before a batch.
+
+        Results that are checked are poisoned. The cache is prepared only for bursts.
+        """
         # The launch that warms the cache writes a result, so it must come before the poisoning. The
         # flush must come after the poisoning, which leaves the results in the cache.
-        if subject.mode != "sustained" and subject.cache == "warm":
+        is_burst = subject.mode != "sustained"
+        if is_burst and subject.cache == "warm":
             subject.launch(0)
         if checker is not None:
             checker.poison(unseen)
         subject.renew(subject.launches)
-        if subject.mode != "sustained" and subject.cache != "warm":
+        if is_burst and subject.cache != "warm":
             self._flush()
             subject.warm()

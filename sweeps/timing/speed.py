@@ -116,10 +116,13 @@ def machine_speed(
     # 3. Repeat the fit for each half of the samples. The halves differ in their noise, but not in
     # the machine's speed. Each half has the even samples of some cases and the odd samples of the
     # others, because the k-th samples of all cases tend to come from the same round.
-    half = (_rank_in_group(case) + case) % 2 == 0
-    first_half = _common_log_time(case[half], stretch[half], log_time[half], count)
-    second_half = _common_log_time(case[~half], stretch[~half], log_time[~half], count)
-    # 4. Reduce the fit to the part on which both halves agree, if that exceeds chance.
+    is_first = (_rank_in_group(case) + case) % 2 == 0
+    first_half = _common_log_time(case[is_first], stretch[is_first], log_time[is_first], count)
+    second_half = _common_log_time(case[~is_first], stretch[~is_first], log_time[~is_first], count)
+    # 4. Reduce the fit to the part on which both halves agree, if that exceeds chance. The noise of
+    # the halves is independent, so their covariance estimates the variance of the machine's true
+    # log time. If the speed never changes, the standard error of the covariance is the product of
+    # both standard deviations divided by √count.
     agreement = float(
         np.mean((first_half - first_half.mean()) * (second_half - second_half.mean()))
     )
@@ -195,11 +198,11 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
         length += 2 * correlation  # twice, for the lags before and after a value
     # 2. Take the quantiles between which the true median lies. Of n independent values, a share of
     # 0.5 ± 0.5 / √n (one standard error) is below their true median.
-    independent = len(series) / length
+    independent_count = len(series) / length
     # Even the whole range of fewer than six independent values covers their true median with a
     # probability below 95%, so no part of the range would be wide enough.
-    if independent < 6:
+    if independent_count < 6:
         return float(series.min()), float(series.max())
-    reach = Z95 * 0.5 / math.sqrt(independent)
+    reach = Z95 * 0.5 / math.sqrt(independent_count)
     lo, hi = np.quantile(series, [max(0.0, 0.5 - reach), min(1.0, 0.5 + reach)])
     return float(lo), float(hi)

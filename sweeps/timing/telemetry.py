@@ -133,6 +133,8 @@ class NvmlTelemetry(Telemetry):
 
     def forget(self) -> None:
         """Wait until a new reading is due and earlier ones are too old for :meth:`between`."""
+        # The last reading must be more than a period old when a span begins, and the next one may
+        # take a period to arrive. Half a period is a margin for the thread's delays.
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:
@@ -221,6 +223,29 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
     return None
 
 
+def _open_handle(gpu: int) -> tuple[Any, Any] | None:
+    """Return the NVML module, and its handle of the GPU with this ordinal in PyTorch.
+
+    Return None if NVML is missing, cannot be initialised or does not find the GPU.
+    """
+    import torch
+
+    nvml = open_nvml()
+    if nvml is None:
+        return None
+    handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+    return None if handle is None else (nvml, handle)
+
+
+def gpu_telemetry(gpu: int) -> Telemetry:
+    """Return the telemetry of the GPU with this ordinal; without NVML, it has no sensors."""
+    opened = _open_handle(gpu)
+    if opened is None:
+        return Telemetry()
+    nvml, handle = opened
+    return NvmlTelemetry(nvml, handle)
+
+
 def other_processes(nvml: Any, handle: Any) -> int:
     """Return the number of other processes that compute on a GPU, or 0 if NVML does not say."""
     try:
@@ -235,15 +260,11 @@ def other_processes_on(gpu: int | None) -> int:
 
     Return 0 for a CPU, or if NVML is missing or does not report the processes.
     """
-    if gpu is None:
+    opened = None if gpu is None else _open_handle(gpu)
+    if opened is None:
         return 0
-    import torch
-
-    nvml = open_nvml()
-    if nvml is None:
-        return 0
-    handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-    return 0 if handle is None else other_processes(nvml, handle)
+    nvml, handle = opened
+    return other_processes(nvml, handle)
 
 
 def is_shared(gpu: int) -> bool:
@@ -251,14 +272,10 @@ def is_shared(gpu: int) -> bool:
 
     In the compute modes EXCLUSIVE_PROCESS and PROHIBITED, a second process would fail.
     """
-    import torch
-
-    nvml = open_nvml()
-    if nvml is None:
+    opened = _open_handle(gpu)
+    if opened is None:
         return True
-    handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-    if handle is None:
-        return True
+    nvml, handle = opened
     try:
         return bool(nvml.nvmlDeviceGetComputeMode(handle) == nvml.NVML_COMPUTEMODE_DEFAULT)
     except nvml.NVMLError:

@@ -88,6 +88,8 @@ def test_a_bare_machine_gets_everything_pinned_and_only_once(
     run([], capsys)
     run(["test"], capsys)
     assert len(stage["did"]) == 3  # switching between the two installs nothing again
+    _, installed_requirements = bootstrap.read_stamp()
+    assert sorted(installed_requirements) == sorted(bootstrap.requirements(["measure", "test"]))
 
 
 def test_a_gpu_that_pytorch_cannot_see_gets_the_pinned_one(

@@ -155,3 +155,39 @@ def stages() -> nn.Module:
 
 def test_identical_layers_inside_calls_that_differ_are_counted_apart() -> None:
     assert sum(p.count for p in forward(tuple(of("stages", "x[16,48]")))) == 6
+
+
+class Numbered(nn.Module):
+    """A layer that stores its position in the list."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__()
+        self.position = position
+        self.linear = nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class TwoLists(nn.Module):
+    """A model whose first layers are also in a list of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [Numbered(position) for position in range(5)]
+        self.first = nn.ModuleList(layers[:2])
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def two_lists() -> nn.Module:
+    return TwoLists()
+
+
+def test_positions_are_those_in_the_list_even_if_other_layers_are_in_two_lists() -> None:
+    products = of("two_lists", "x[16,48]", step=ModelStep("prefill"))
+    assert [p.count for p in products] == [2, 3]

@@ -186,6 +186,27 @@ def test_any_module_s_products_are_seen() -> None:
     assert [d.name for d in effects] == ["experts"]
 
 
+class WithOutputDtype(nn.Module):
+    """Products of bf16 operands that store an fp32 result, such as the logits of a router."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to (batch, length, length) in fp32."""
+        scores = torch.bmm(x, x.mT, out_dtype=torch.float32)
+        return scores + torch.mm(x[0], x[0].mT, out_dtype=torch.float32)
+
+
+def with_output_dtype() -> nn.Module:
+    return WithOutputDtype()
+
+
+def test_products_with_an_output_dtype_are_read() -> None:
+    products = of("with_output_dtype", "x[3,40,24]", step=ModelStep("prefill"))
+    assert [p.work for p in products] == [
+        Gemm(40, 40, 24, "bf16", "nt", 3),
+        Gemm(40, 40, 24, "bf16", "nt"),
+    ]
+
+
 class Checkpointed(nn.Module):
     def __init__(self, width: int, last: nn.Module) -> None:
         super().__init__()
@@ -382,6 +403,12 @@ def test_a_size_of_zero_cannot_be_varied() -> None:
     source = find_source(f"{__name__}:four_times", inputs=["x[16,64]"])
     with pytest.raises(UserError, match="ffn of .* is 0, but only sizes of at least 1 can"):
         dimensions(source, STEP, capture(source, STEP), ["ffn"])
+
+
+def test_a_size_that_is_named_twice_is_varied_once() -> None:
+    source = find_source(f"{__name__}:four_times", {"ffn": 96}, ["x[16,64]"])
+    effects = dimensions(source, STEP, capture(source, STEP), ["ffn", "ffn"])
+    assert [d.name for d in effects] == ["ffn"]
 
 
 def recurrent() -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 
 from sweeps.folding.case_rows import confirmed_table
 from sweeps.folding.history import BLOCKS, PROCESSES, History
+from sweeps.measuring.extra_work import confirm_pairs, repeat_cases
 from sweeps.planning.plan import PlanEntry
 from sweeps.running.supervisor import confirm
-from sweeps.store import CONFIRMED_COLUMNS, read_events
-from tests.support.fakes import Silent, planned
+from sweeps.store import CONFIRMED_COLUMNS, Event, read_events
+from tests.support.fakes import FakeBench, Silent, planned
 from tests.support.runs import a_run, carry, rows_of
 from tests.support.tiers import quick_and_slow
 
@@ -116,3 +118,26 @@ def test_half_a_pair_is_none_and_the_latest_whole_one_counts() -> None:
 def test_a_block_with_launch_gaps_is_taken_again(tmp_path: Path) -> None:
     rows, _ = confirmed(tmp_path, planned(2), [(1, 2)], exposed={1: 2})
     assert len(rows) == PROCESSES
+
+
+@pytest.mark.parametrize(
+    ("time_again", "kind"), [(repeat_cases, "repeat"), (confirm_pairs, "confirm")]
+)
+@pytest.mark.parametrize("fault", ["launch gaps", "failure"])
+def test_samples_that_are_dropped_count_as_measuring_time(
+    time_again: Callable[..., None], kind: str, fault: str
+) -> None:
+    cases = [entry.case for entry in planned(2)]
+    if fault == "failure":
+        bench = FakeBench(cases, behaviours={2: "wrong-in-batch"})
+    else:
+        bench = FakeBench(cases, exposed={2: 10**6})
+    events: list[Event] = []
+    time_again(cases, bench, "1/1", events.append, lambda ids, seconds: None)
+    dropped = {"repeat": cases[1].id, "confirm": cases[0].id}[kind]
+    costs = [
+        event["cost"] for event in events if event["event"] == "aside" and event["case"] == dropped
+    ]
+    # The time to prepare the cases is the first of these events if it names a case.
+    assert any(cost > 0 for cost in costs[kind == "confirm" :])
+    assert sum(event["cost"] for event in events) == pytest.approx(bench.clock.now(), abs=1e-4)

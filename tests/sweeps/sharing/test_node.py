@@ -35,6 +35,7 @@ from sweeps.running.request import Request
 from sweeps.schema import TOGETHER
 from sweeps.sharing import node as node_module
 from sweeps.sharing.node import _assigned, _Parent, _shards_to_share, _Worker
+from sweeps.sharing.worker import WorkerJob
 from sweeps.store import Event, read_events, read_run, write_json, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -262,6 +263,25 @@ def test_a_full_disk_is_not_taken_for_another_power_limit(
     monkeypatch.setattr(node_module, "take_part", fail)
     with pytest.raises(UserError, match="No space left on device"):
         parent_of(tmp_path)._take_part()
+
+
+def test_a_gpu_that_is_left_out_does_not_count_as_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[WorkerJob] = []
+
+    def process(target: object, args: tuple[object, WorkerJob], name: str) -> SimpleNamespace:
+        jobs.append(args[1])
+        return SimpleNamespace(start=lambda: None)
+
+    context = SimpleNamespace(Pipe=Pipe, Process=process)
+    monkeypatch.setattr(node_module, "get_context", lambda method: context)
+    parent = parent_of(tmp_path)
+    parent._gpus = {0: this_cpu(), 1: this_cpu()}  # only the first one takes part
+    parent._total = 1
+    parent._workers = {}
+    parent._start(0, 1, time_anchors=False)
+    assert [job.workers for job in jobs] == [1]
 
 
 def test_a_worker_that_died_at_a_gate_ends_nothing_when_it_is_let_go() -> None:

@@ -148,6 +148,20 @@ def test_a_damaged_note_of_a_node_says_nothing(tmp_path: Path, text: str) -> Non
     assert NodeNote.read(tmp_path, (1, 2)) == NodeNote(tmp_path / "nvidia-h200", "no room")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"nodes": 1, "jobs": []}', '{"nodes": 1e400, "jobs": {"1": "7"}}', '{"nodes": 1}'],
+)
+def test_a_damaged_list_of_jobs_counts_as_no_list(tmp_path: Path, text: str) -> None:
+    jobs_folder(tmp_path).mkdir()
+    (jobs_folder(tmp_path) / "jobs.json").write_text(text, encoding="utf-8")
+    cluster: Any = SimpleNamespace(kind="slurm")
+    reporter: Any = None
+    work = NodeJob(Request(results=tmp_path), nodes=1, gpus=1)
+    submission = _Submission(work, cluster, reporter, lambda text: None)
+    assert submission._find_jobs() == set()
+
+
 def test_a_note_of_a_run_that_was_removed_counts_as_no_run(tmp_path: Path) -> None:
     NodeNote(tmp_path / "nvidia-h200", "").write(tmp_path, (1, 2))
     run = _NodeRun(tmp_path, (1, 2))

@@ -53,6 +53,14 @@ def test_what_others_used_is_not_what_we_used(tmp_path: Path) -> None:
     assert use.others == pytest.approx(0.4)
 
 
+def test_a_process_that_ends_while_it_is_read_counts_as_ended(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    watch = proc.watch()
+    proc.go_on(10.0, ours=5.0)
+    (tmp_path / "7" / "stat").write_text("", encoding="ascii")
+    assert watch.look() is None  # our part of the used time is not known
+
+
 def test_no_share_is_negative_if_the_counter_of_stolen_time_decreases(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     proc.go_on(10.0, ours=5.0, stolen=5.0)
