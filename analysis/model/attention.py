@@ -177,13 +177,13 @@ class AttentionFit:
         training_count = min(_MOST_ROWS, round(_TRAINING_SHARE * len(seconds)))
         training, held_out = order[:training_count], order[training_count:]
         # 2. Fit the formula, then grow trees from its errors.
-        training_shapes = shapes.where(training)
+        training_shapes = shapes.take(training)
         constants = fit_constants(training_shapes, seconds[training], kind, machine)
         residual = np.log(seconds[training] / constants.seconds(training_shapes, kind, machine))
         forest = grown(features(training_shapes, kind, machine), residual)
         # 3. Judge the fit. judged() replaces the ends of the interval, which are 0 here.
         fit = cls(constants, 0.0, 0.0, len(seconds), forest)
-        return fit.judged(shapes.where(held_out), seconds[held_out], kind, machine)
+        return fit.judged(shapes.take(held_out), seconds[held_out], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
         """Return a copy of the fit with the 90% range of its errors on the given calls.

@@ -32,7 +32,7 @@ _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json
 _MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
 _MIN_DECODE_RATIO = 8  # A call with fewer keys per query does not count as decoding.
 _DTYPES = ("bf16", "fp16")
-_FEWEST_CALLS = 10  # Fewer calls are too few to fit nine constants and to judge the fit.
+_FEWEST_CALLS = 10  # Fewer calls are too few to fit the constants and to judge the fit.
 
 Fits = Mapping[str, Mapping[str, AttentionFit]]
 """Fits for attention by framework, then by kind of call: ``context``, ``full`` or ``decode``."""
@@ -151,6 +151,7 @@ class AttentionBasis:
         #    fit for decoding, the call is predicted warm, as all calls other than decoding are.
         warm = measured_kind != DECODE
         seconds = float(fit.seconds(shapes, measured_kind, self.machine, warm)[0])
+        # The names of the limits are in the order in which parts() returns the times.
         parts = fit.constants.parts(shapes, measured_kind, self.machine, warm)[:, 0]
         limit = ("launch", "compute", "memory")[int(np.argmax(parts))]
         # 3. Choose the interval. The interval of the fit only holds for the framework and machine

@@ -290,7 +290,8 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
                 origins[other_group] = Origin(shared.kind, shared.source, shared.warm)
     # 2. Add the priors of the dtypes that are still missing. Model.fit_of would find the same
     #    fits later, but their origins must say here that they predict warm times.
-    for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
+    for missing_dtype in machine.peaks:
+        group = f"{LIBRARY} gemm {missing_dtype}"
         prior = prior_without_tables(machine, group)
         if group not in fits and prior.warm:
             fits[group] = prior.fit
@@ -343,7 +344,12 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
         basis = _basis_from_constants(known_machines().get(machine.slug, machine))
     if why_unusable(folder):
         return basis
-    return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
+    return replace(basis, folder=folder, measured=_date_source(run))
+
+
+def _date_source(run: Mapping[str, Any]) -> str:
+    """Return the source of a run's times in words, such as ``measured 2026-03-01``."""
+    return f"measured {run['run'][:10]}"  # a run is named by its start, beginning with the date
 
 
 def basis_at(folder: Path, fitted: Model) -> Basis:
@@ -390,7 +396,7 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
     # Measurements by Rooftile, and those in a user's file, show the framework that the user runs.
     is_user_data = public is None or public["framework"] == FILE
     if public is None:
-        source = f"measured {run['run'][:10]}"
+        source = _date_source(run)
     elif is_user_data:
         source = f"{counted(public['rows'], 'row')} from {public['source']}, {public['cache']}"
     else:

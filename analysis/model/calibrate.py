@@ -160,8 +160,7 @@ def _calibrate_group(
     spread = np.concatenate([part.spread for part in fold_estimates])
     # Each pair is a small GEMM and the padding of it that is predicted to be fastest.
     small, large = fastest_paddings(query.take(positions), times.predicted)
-    pair_spread = np.hypot(spread[small], spread[large])
-    ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
+    ratio_errors = _ratio_errors(log_ratio, spread, small, large)
     fit = _fit_with_errors(fitted, log_ratio, spread, ratio_errors, prior)
     # 3. Estimate how the errors add up in sums of times, and record which alignments and layouts
     #    were measured.
@@ -337,8 +336,8 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range of errors of log time ratios that the prior implies.
 
-    The range is a multiple of the combined spread of the two predictions. Until
-    pairs are measured, only this range is used. Then it is averaged with the measured errors.
+    The range is a multiple of the combined spread of the two predictions. Until pairs are measured,
+    only this range is used. Then it is averaged with the measured errors.
 
     Single measured times mostly determine the scale of all times. An error in this scale cancels in
     the ratio of two times, so single times do not refine the prior's range for pairs. They only
@@ -388,9 +387,9 @@ def _blended(
     """Return the weighted geometric mean of two ranges: that of measured errors, and the prior's.
 
     The weight of the measured range is ``rows``, the number of measured errors, and the weight of
-    the prior's range is :data:`_PRIOR_ROWS`. An end that is closer to 0 than :data:`_MIN_WIDTH` is
-    first moved outwards to this distance. ``low`` and ``high`` may be arrays of ends; the results
-    then have the same shape.
+    the prior's range is :data:`_PRIOR_ROWS`. An end that is closer to 0 than :data:`_MIN_WIDTH`,
+    or on the wrong side of 0, is first moved outwards to this distance. ``low`` and ``high`` may be
+    arrays of ends; the results then have the same shape.
     """
     share = rows / (rows + _PRIOR_ROWS)
 
@@ -444,7 +443,13 @@ def pair_errors(
     """
     small, large = fastest_paddings(query, predicted)
     is_included = predicted[small] > (1 + min_gain) * predicted[large]
-    small, large = small[is_included], large[is_included]
+    return _ratio_errors(log_ratio, spread, small[is_included], large[is_included])
+
+
+def _ratio_errors(
+    log_ratio: Array, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
+) -> Array:
+    """Return the errors of :func:`pair_errors` for the cases at the given pairs of positions."""
     return (log_ratio[small] - log_ratio[large]) / np.hypot(spread[small], spread[large])
 
 

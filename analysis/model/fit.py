@@ -192,6 +192,8 @@ class Fit:
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """Return the fit for users of a framework other than the measured one.
 
+        The fit must be for the measured framework, with a ``scale`` of 1 and a ``beside`` of 0.
+
         Args:
             software: 90% range of log(another framework's time / predicted time).
             shift: expected log ratio of another framework's time to the measured framework's time.
@@ -200,7 +202,7 @@ class Fit:
         # a prediction's error. The ends are divided by it, so only ``beside`` and the range of
         # other frameworks make the interval wider than before.
         deviation = (self.high - self.low) / (2 * _NORMAL)
-        moved = replace(
+        adapted = replace(
             self,
             shift=shift,
             scale=deviation,
@@ -210,7 +212,7 @@ class Fit:
             pair_low=self.pair_low / deviation,
             pair_high=self.pair_high / deviation,
         )
-        return moved.widened(software)
+        return adapted.widened(software)
 
     def widened(self, other: SoftwareRange) -> Fit:
         """Return the fit with its intervals widened as far as needed to contain ``other``.

@@ -86,9 +86,8 @@ def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
     rng = np.random.default_rng(0)
     kept = [np.empty(0, dtype=np.intp)]  # for a table without rows
     for positions in groups.values():
-        if len(positions) > MOST_ROWS:
-            positions = rng.permutation(positions)[:_SAMPLE]
-        kept.append(positions)
+        is_sampled = len(positions) > MOST_ROWS
+        kept.append(rng.permutation(positions)[:_SAMPLE] if is_sampled else positions)
     return np.sort(np.concatenate(kept)).astype(np.intp)
 
 

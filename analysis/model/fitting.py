@@ -131,6 +131,8 @@ def fit_group(
             sample_estimates = estimates.take(sample)
             regressors = sample_estimates.regressors(same_machine)
             prior_weights = Offsets.weights_by_column(same_machine, prior.weights)
+            # The fit expects errors as large as the misfit. Where the prior's spread is larger, an
+            # error is scaled down to the size that the fit expects.
             sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(sample_estimates))
         rows = _FitRows(sample_inputs, seconds[sample], regressors, sureness)
         constants, weights = _solve(rows, constants, prior_weights, prior.spread)
@@ -147,7 +149,7 @@ def fit_group(
         log_ratios = log_ratios - offsets.combined_offsets(estimates)
     columns = None if estimates is None else estimates.columns
     features = inputs.features(constants, guess, columns)
-    residual = fit_residual(features, log_ratios, bool(prior.collections), part_of)
+    residual = fit_residual(features, log_ratios, shrunk=bool(prior.collections), part_of=part_of)
     return Fitted(constants, residual, offsets)
 
 
@@ -168,7 +170,7 @@ def fit_collection(
     Args:
         machine: the machine that was measured.
         source: framework and version of the collection, in words.
-        gemms: the measured GEMMs, all of one dtype.
+        gemms: the measured GEMMs, at least one, all of one dtype.
         seconds: measured seconds of each GEMM. The times are warm: operands that fit into the
             last-level cache were already in it.
         settings: number of trees, and minimum number of rows in a leaf.
@@ -269,7 +271,8 @@ def _solve_with(
     )
     bounds = physical_bounds(inputs.machine)
     limits = [[to_fit_scale(name, bound) for bound in bounds[name]] for name in names]
-    low, high = np.array(limits + [list(_WEIGHTS)] * weight_count).T
+    limits += [list(_WEIGHTS)] * weight_count
+    low, high = np.array(limits).T
 
     # 2. The residuals are the errors of the log times, then the penalties.
     def as_constants(values: Iterable[Any]) -> Constants:

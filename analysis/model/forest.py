@@ -50,7 +50,12 @@ class Forest:
 
     @classmethod
     def grown(
-        cls, features: Array, values: Array, trees: int, leaf: int, share: float = 1.0
+        cls,
+        features: Array,
+        values: Array,
+        trees: int,
+        leaf_rows: int,
+        share_of_features: float = 1.0,
     ) -> Self:
         """Grow trees from rows of features. The same rows always give the same trees.
 
@@ -58,8 +63,9 @@ class Forest:
             features: array of shape (rows, features).
             values: the value to predict for each row.
             trees: number of trees.
-            leaf: minimum number of rows in a leaf.
-            share: share of the features that each node tries, drawn at random for each node.
+            leaf_rows: minimum number of rows in a leaf.
+            share_of_features: share of the features that each node tries. They are drawn at random
+                for each node.
 
         Raises:
             ValueError: if the arrays do not have matching shapes, if there are no rows or more than
@@ -80,8 +86,8 @@ class Forest:
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
             trees,
-            min_samples_leaf=leaf,
-            max_features=share,
+            min_samples_leaf=leaf_rows,
+            max_features=share_of_features,
             bootstrap=False,
             random_state=0,
             n_jobs=cores,

@@ -120,18 +120,18 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
         recording: the recording. Imported tables are looked up in the recording's results folder.
         rows: measured cases to which the model will be fitted.
     """
-    if (
-        recording.machine.kind != "gpu"
-        or recording.run.get("published")
-        or recording.is_public_table
-    ):
+    # 1. Stop if no prior can be built, or if the model must not depend on imported tables.
+    if recording.machine.kind != "gpu" or not can_grow():  # growing trees needs scikit-learn
         return {}
-    if not can_grow():  # the trees of a collection need scikit-learn
+    if recording.run.get("published") or recording.is_public_table:
         return {}
+    # 2. Find the results folder. The recording of an imported file is in the folder of imported
+    #    tables, one level deeper than other recordings.
     results = recording.folder.parent
-    # The recording of an imported file is in the folder of imported tables, one level deeper.
     if results.name == PLACE:
         results = results.parent
+    # 3. Build a prior for each group of the library's GEMMs. Its trees grow without the measured
+    #    shapes.
     priors: dict[str, Prior] = {}
     is_library_gemm = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
     for dtype, table_dtype in _DTYPES.items():

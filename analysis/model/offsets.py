@@ -58,8 +58,8 @@ WHOLE = TreeSettings(64, 2)
 measurement (:func:`analysis.model.prior.leaders`)."""
 
 COARSE = TreeSettings(16, 4)
-"""Settings for all collections of siblings that do not have the settings :data:`WHOLE`. There are
-many such collections, each with a small weight, so fewer and coarser trees are enough."""
+"""Settings for all collections of siblings that do not have the settings :data:`WHOLE`. Because
+these collections are numerous and each has a small weight, fewer and coarser trees are enough."""
 
 _JSON_SHAPE = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -232,14 +232,12 @@ class CollectionEstimates(NamedTuple):
         Returns:
             An array of shape (cases, weights), with the columns in the order of the collections.
         """
-        # Each collection's column keeps a second axis, so that it can be multiplied by the shares.
-        columns = self.columns.T[:, :, None]
-        return np.hstack(
-            [
-                column * self.shares if is_same else column
-                for column, is_same in zip(columns, same_machine, strict=True)
-            ]
-        )
+        blocks = []
+        for log_ratios, is_same in zip(self.columns.T, same_machine, strict=True):
+            column = log_ratios[:, np.newaxis]
+            # A weight for one kind of limit counts in proportion to the share of this kind.
+            blocks.append(column * self.shares if is_same else column)
+        return np.hstack(blocks)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,10 @@ class Spread:
 
     def after(self, rows: int) -> float:
         """Return the standard deviation of one shape's error after ``rows`` measured shapes."""
-        return math.hypot(self.shape, 1 / math.sqrt(1 / self.scale**2 + rows / self.shape**2))
+        # The inverse of a variance is a precision, and the precisions of independent sources add
+        # up. Each measured shape shows the shared error, blurred by the error of that shape.
+        precision_of_shared_error = 1 / self.scale**2 + rows / self.shape**2
+        return math.hypot(self.shape, 1 / math.sqrt(precision_of_shared_error))
 
     def narrowing(self, rows: int) -> float:
         """Return the factor, at most 1, by which ``rows`` measured shapes narrow an interval."""
@@ -300,7 +303,7 @@ def floor_sentences(slug: str | None = None) -> list[str]:
         f"Floor on {pair['machine']}: the times of {pair['earlier']} predict those of "
         f"{pair['later']} with a median error of {pair['median']:.1%}, mean {pair['mean']:.1%}."
         for pair in shipped_fits()["floor"]
-        if slug in (None, pair["machine"])
+        if slug is None or slug == pair["machine"]
     ]
 
 
@@ -416,11 +419,12 @@ def _default_prior(machine: Machine, group: str) -> Prior:
     The prior's interval is a factor of two either way, or narrower if :func:`is_fp32_known` returns
     True.
     """
-    dtype = group.split()[-1]
+    implementation, _, dtype = group.rsplit(maxsplit=2)
     is_known = is_fp32_known(machine, group)
     low, high = FP32_LIKE if is_known else UNCALIBRATED
-    hand_written = group.split()[0] in HAND_WRITTEN
-    constants = default_constants(machine.generation, dtype, hand_written)
+    constants = default_constants(
+        machine.generation, dtype, hand_written=implementation in HAND_WRITTEN
+    )
     fit = Fit(constants, low=low, high=high, aligned_only=True)
     origin = measured_on(machine.generation, dtype)
     if origin is None:

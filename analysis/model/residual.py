@@ -146,8 +146,9 @@ def fit_residual(
     judging_trees = _TREES if shrunk else _TREES // _FOLDS
     final_trees = _TREES
     share_of_features = 1.0
-    if (part_of or count) > MANY_ROWS:
-        if part_of:
+    cases_of_group = count if part_of is None else part_of
+    if cases_of_group > MANY_ROWS:
+        if part_of is not None:
             final_trees = _TREES_OF_A_FOLD
         share_of_features = _FEATURES_OF_MANY
         sample = np.random.default_rng(0).permutation(count)[:MANY_ROWS]

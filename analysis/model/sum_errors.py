@@ -64,9 +64,9 @@ def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
         Counts as an array of shape (steps, :data:`MOST_PRODUCTS`). The row of a step with fewer
         drawn GEMMs ends with zeros.
     """
-    distinct = rng.integers(FEWEST_PRODUCTS, MOST_PRODUCTS + 1, (steps, 1))
+    drawn = rng.integers(FEWEST_PRODUCTS, MOST_PRODUCTS + 1, (steps, 1))
     counts = rng.integers(1, _MAX_COUNT + 1, (steps, MOST_PRODUCTS))
-    return np.where(np.arange(MOST_PRODUCTS) < distinct, counts, 0)
+    return np.where(np.arange(MOST_PRODUCTS) < drawn, counts, 0)
 
 
 def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
@@ -120,8 +120,8 @@ def change_factors(
         replacements. Both factors are 1 if fewer than 40 replacements are predicted to be faster.
         Neither factor is below 0.25.
     """
-    promising = after.predicted < before.predicted
-    if promising.sum() < _MIN_CASES:
+    is_promising = after.predicted < before.predicted
+    if is_promising.sum() < _MIN_CASES:
         return 1.0, 1.0
     # 1. Draw steps, and keep those with at least one replacement. All arrays have the shape
     #    (steps, GEMMs). ``rows`` are positions of GEMMs, ``counts`` how often each occurs in the
@@ -129,7 +129,7 @@ def change_factors(
     rng = np.random.default_rng(0)
     counts = simulated_counts(rng, _DRAWS)
     rows = rng.integers(0, len(lower_half), counts.shape)
-    changed = np.where(promising[rows], counts, 0)
+    changed = np.where(is_promising[rows], counts, 0)
     has_change = changed.any(axis=-1)
     rows = rows[has_change]
     counts = counts[has_change]

@@ -18,7 +18,6 @@ The advice is compared with simpler rules:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -39,10 +38,15 @@ from kernels.timemodel.estimate import Array
 _MIN_FLOPS = 1e9  # Shapes with fewer FLOP are left out.
 _REACH = 0.15  # Largest relative difference between neighbours in each dimension.
 _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
+_MIN_PAD_MEMBERS = 2  # A neighbourhood to pad in has at least a shape and a padding of it.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
 """Largest number of neighbourhoods to draw, and largest number of shapes to pad. With only a few
 hundred shapes, the mean gain depends mostly on which shapes are drawn."""
+
+_NEIGHBOURHOODS = {"choose": (-_REACH, _MIN_MEMBERS), "pad": (0.0, _MIN_PAD_MEMBERS)}
+"""Lowest relative difference of a neighbour in each dimension, and smallest number of shapes in a
+neighbourhood, including the drawn shape, for each kind of query."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,13 @@ class _Claim(NamedTuple):
     gain: float
 
 
+class _Neighbourhood(NamedTuple):
+    """Positions of a drawn shape and of all shapes in its neighbourhood, including itself."""
+
+    original: int
+    members: list[int]
+
+
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     """Judge the advice on a validation's held-out shapes of more than 1e9 FLOP.
 
@@ -106,29 +117,22 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     Raises:
         UserError: if no shape has enough neighbours to choose from, or if no shape has a padding.
     """
-    # Draw shapes with enough neighbours to choose from, and shapes with a padding. The generators
-    # stop once enough shapes are drawn, because each search for neighbours reads all shapes.
     rows = _HeldOutRows(validation)
-    rng = np.random.default_rng(validation.seed)
-    shuffled = [int(shape) for shape in rng.permutation(len(rows.flops))]
-    with_neighbours = (
-        shape for shape in shuffled if len(rows.near(shape, -_REACH)) >= _MIN_MEMBERS
-    )
-    with_padding = (shape for shape in shuffled if len(rows.near(shape, 0.0)) > 1)
-    centres = list(itertools.islice(with_neighbours, draws))
-    paddable = list(itertools.islice(with_padding, draws))
-    if not centres or not paddable:
+    shuffled = np.random.default_rng(validation.seed).permutation(len(rows.flops)).tolist()
+    choose_neighbourhoods = _draw_neighbourhoods(rows, shuffled, "choose", draws)
+    pad_neighbourhoods = _draw_neighbourhoods(rows, shuffled, "pad", draws)
+    if not choose_neighbourhoods or not pad_neighbourhoods:
         raise UserError(
             f"{validation.source.name} has too few neighbouring shapes to judge advice; give "
             "another file, or leave out --advice."
         )
-    regret, choose_claims = _judge_choosing(rows, centres)
-    padding, hindsight, pad_claims = _judge_padding(rows, paddable)
+    regret, choose_claims = _judge_choosing(rows, choose_neighbourhoods)
+    padding, hindsight, pad_claims = _judge_padding(rows, pad_neighbourhoods)
     is_overclaimed = [claim.gain < claim.low for claim in (*choose_claims, *pad_claims)]
     return AdviceValue(
-        neighbourhoods=len(centres),
+        neighbourhoods=len(choose_neighbourhoods),
         regret=regret,
-        pads=len(paddable),
+        pads=len(pad_neighbourhoods),
         padding=padding,
         hindsight=hindsight,
         overclaimed=float(np.mean(is_overclaimed)) if is_overclaimed else None,
@@ -136,18 +140,14 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
 
 
 def _judge_choosing(
-    rows: _HeldOutRows, centres: Sequence[int]
+    rows: _HeldOutRows, neighbourhoods: Sequence[_Neighbourhood]
 ) -> tuple[dict[str, float], list[_Claim]]:
-    """Return the mean regret of each rule, and the claims of the advised changes.
-
-    ``centres`` are the positions of the shapes whose neighbourhoods are judged.
-    """
+    """Return the mean regret of each rule, and the claims of the advised changes."""
     speeds = rows.flops / rows.seconds  # in FLOP/s
     predicted_speeds = rows.flops / rows.predicted
     regrets: dict[str, list[float]] = {}
     claims = []
-    for original in centres:
-        members = rows.near(original, -_REACH)
+    for original, members in neighbourhoods:
         advised, claimed_low = rows.decide(original, members, "choose")
         picks = {
             "advice": advised,
@@ -165,17 +165,13 @@ def _judge_choosing(
 
 
 def _judge_padding(
-    rows: _HeldOutRows, paddable: Sequence[int]
+    rows: _HeldOutRows, neighbourhoods: Sequence[_Neighbourhood]
 ) -> tuple[dict[str, Padding], float, list[_Claim]]:
-    """Return the value of each rule, the mean gain in hindsight, and the claims of advised changes.
-
-    ``paddable`` are the positions of the shapes to pad.
-    """
+    """Return the value of each rule, the mean hindsight gain, and the claims of advised changes."""
     best_gains = []
     picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
     claims = []
-    for original in paddable:
-        members = rows.near(original, 0.0)
+    for original, members in neighbourhoods:
         advised, claimed_low = rows.decide(original, members, "pad")
         picks["advice"].append(advised)
         guess = min(members, key=lambda j: rows.predicted[j])
@@ -184,8 +180,9 @@ def _judge_padding(
         best_gains.append(rows.seconds[original] / rows.seconds[members].min() - 1)
         if advised != original:
             claims.append(_Claim(claimed_low, rows.seconds[original] / rows.seconds[advised] - 1))
+    originals = [original for original, _ in neighbourhoods]
     padding = {
-        rule: _padding_value(rows.seconds, paddable, picked, best_gains)
+        rule: _padding_value(rows.seconds, originals, picked, best_gains)
         for rule, picked in picks.items()
     }
     return padding, float(np.mean(best_gains)), claims
@@ -253,11 +250,8 @@ def judge_measured(
     regrets: dict[int, list[float]] = {count: [] for count in counts}
     gains: dict[int, list[float]] = {count: [] for count in counts}
     # 2. For each kind of query, draw shapes with enough neighbours that were measured twice.
-    for query_kind, smallest_difference, fewest in (
-        ("choose", -_REACH, _MIN_MEMBERS),
-        ("pad", 0.0, 2),
-    ):
-        drawn = _draw_neighbourhoods(rows, measured_twice, smallest_difference, fewest, draws)
+    for query_kind in _NEIGHBOURHOODS:
+        drawn = _draw_neighbourhoods(rows, measured_twice, query_kind, draws)
         if not drawn:
             raise UserError(
                 f"{repeated.name} shares too few shapes with {validation.source.name} to judge "
@@ -289,25 +283,22 @@ def judge_measured(
 
 
 def _draw_neighbourhoods(
-    rows: _HeldOutRows,
-    measured_twice: Sequence[int],
-    smallest_difference: float,
-    fewest: int,
-    draws: int,
-) -> list[tuple[int, list[int]]]:
-    """Return up to ``draws`` shapes, each with its neighbourhood of at least ``fewest`` shapes.
+    rows: _HeldOutRows, candidates: Sequence[int], query_kind: str, draws: int
+) -> list[_Neighbourhood]:
+    """Return the neighbourhoods of up to ``draws`` shapes for one kind of query.
 
-    Only shapes and neighbours at the positions ``measured_twice`` are used. The shapes are tried in
-    the order of these positions. ``smallest_difference`` is described in :meth:`_HeldOutRows.near`.
+    Only shapes and neighbours at the positions ``candidates`` are used. The shapes are tried in the
+    order of these positions. A shape with too few neighbours for the query is left out.
     """
-    usable = set(measured_twice)
-    drawn: list[tuple[int, list[int]]] = []
-    for original in measured_twice:
-        if len(drawn) == draws:
+    smallest_difference, fewest = _NEIGHBOURHOODS[query_kind]
+    usable = set(candidates)
+    drawn: list[_Neighbourhood] = []
+    for original in candidates:
+        if len(drawn) == draws:  # do not search for all, because each search reads all shapes
             break
         members = [j for j in rows.near(original, smallest_difference) if j in usable]
         if len(members) >= fewest:
-            drawn.append((original, members))
+            drawn.append(_Neighbourhood(original, members))
     return drawn
 
 

@@ -46,8 +46,6 @@ def baseline_errors(
         query: the same cases as ``tested``.
     """
     machine = model.machine
-    has_offsets = any(fit.offsets is not None for fit in model.fits.values())
-    without_trees = {group: replace(fit, residual=None) for group, fit in model.fits.items()}
     floors = _floors(tested, machine)
     arithmetic, memory = floors
     baselines: dict[str, Array | None] = {
@@ -56,13 +54,14 @@ def baseline_errors(
             np.maximum(arithmetic / _PEAK_SHARE, memory / _BANDWIDTH_SHARE) + _LAUNCH_SECONDS
         ),
         "four_fitted": None,
-        "physics": (
-            None if has_offsets else Model(machine, without_trees).predict(query).estimate.time
-        ),
+        "physics": None,
     }
     if len(calibrated):
         predict_seconds = _fit_four_constants(_floors(calibrated, machine), calibrated.seconds)
         baselines["four_fitted"] = predict_seconds(floors)
+    if all(fit.offsets is None for fit in model.fits.values()):
+        without_trees = {group: replace(fit, residual=None) for group, fit in model.fits.items()}
+        baselines["physics"] = Model(machine, without_trees).predict(query).estimate.time
     return {
         name: None if seconds is None else _finite_errors(seconds, tested.seconds)
         for name, seconds in baselines.items()

@@ -29,7 +29,7 @@ from analysis.validation.error_summary import Errors
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.machine import Machine
-from kernels.timemodel.constants import foreign_constants
+from kernels.timemodel.constants import Constants, foreign_constants
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 """Ways to choose the held-out rows; :func:`validate` explains each way."""
@@ -122,7 +122,9 @@ class Validation:
         equal_spreads = np.full(len(tested), math.sqrt(0.5))
         query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
         errors = pair_errors(query, predicted, log_ratio, equal_spreads)
-        low, high = np.quantile(errors, [0.05, 0.95]) if len(errors) else (None, None)
+        if not len(errors):
+            return {"pairs": 0, "low": None, "high": None}
+        low, high = np.quantile(errors, [0.05, 0.95])
         return {"pairs": len(errors), "low": low, "high": high}
 
     def to_json(self) -> dict[str, Any]:
@@ -210,19 +212,12 @@ def validate(
     other_constants, constants_from = foreign_constants(machine, source.dtype, constants)
     pool, tested = split_rows(source, holdout, seed)
     count = len(pool) if holdout == "folds" or calibrate is None else calibrate
-    if count > len(pool):
-        raise UserError(
-            f"--calibrate is {count}, but {source.name} has only "
-            f"{counted(len(pool), 'measurement')} to calibrate on; give at most {len(pool)}."
-        )
     # 2. Calibrate on rows that are chosen by their features only. Without calibration, the model is
     #    the formula with constants of another machine.
-    calibration_rows = np.empty(0, dtype=np.intp)
+    calibration_rows = choose_calibration_rows(machine, source, pool, count, seed, other_constants)
     groups = dict.fromkeys(query.groups())
     model = Model(machine, {group: Fit(other_constants) for group in groups})
     if count:
-        features = Inputs.from_query(machine, query.take(pool)).design(other_constants)
-        calibration_rows = pool[choose_rows(features, count, seed)]
         prior = Prior.bare(other_constants, _spread(machine, source.dtype))
         calibration = calibrate_query(
             machine,
@@ -262,14 +257,50 @@ def validate(
     )
 
 
+def choose_calibration_rows(
+    machine: Machine,
+    source: PublicRows,
+    pool: NDArray[np.intp],
+    count: int,
+    seed: int,
+    constants: Constants,
+) -> NDArray[np.intp]:
+    """Choose rows to calibrate on by their features, without looking at times.
+
+    Args:
+        machine: the machine on which the rows were measured.
+        source: the measured rows.
+        pool: positions in ``source`` of the rows that may be calibrated on.
+        count: number of rows to choose; with 0, the result is empty.
+        seed: seed for the random part of :func:`choose_rows`.
+        constants: constants of the formula, which estimates the times among the features.
+
+    Returns:
+        Positions in ``source``, in ascending order.
+
+    Raises:
+        UserError: if ``pool`` has fewer rows than ``count``.
+    """
+    if count > len(pool):
+        raise UserError(
+            f"--calibrate is {count}, but {source.name} has only "
+            f"{counted(len(pool), 'measurement')} to calibrate on; give at most {len(pool)}."
+        )
+    if count == 0:
+        return np.empty(0, dtype=np.intp)
+    query = Query.with_implementations(source.problems, source.implementations, source.warm)
+    features = Inputs.from_query(machine, query.take(pool)).design(constants)
+    return pool[choose_rows(features, count, seed)]
+
+
 def _spread(machine: Machine, dtype: str) -> Spread:
     """Return the uncertainty of another machine's constants.
 
     The uncertainty is known only for 16-bit dtypes on GPUs. In all other cases, :data:`UNKNOWN` is
     assumed.
     """
-    learned = machine.kind == "gpu" and dtype in TWINS
-    return Spread.from_shipped("generation") if learned else UNKNOWN
+    is_learned = machine.kind == "gpu" and dtype in TWINS
+    return Spread.from_shipped("generation") if is_learned else UNKNOWN
 
 
 def split_rows(

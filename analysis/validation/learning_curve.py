@@ -37,8 +37,8 @@ def learning_curve(
 ) -> list[CurvePoint]:
     """Validate the model for each number of calibration rows in ``counts``, which must ascend.
 
-    There is a curve for each of the hold-outs ``rows`` and ``levels``. A curve ends before the
-    first number for which the source has too few rows. The other arguments are described in
+    The hold-outs ``rows`` and ``levels`` each have a curve. A curve ends before the first number
+    for which the source has too few rows. The other arguments are described in
     :func:`analysis.validation.holdout.validate`.
 
     Raises:

@@ -12,7 +12,6 @@ priors too much.
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,17 +23,15 @@ from numpy.typing import NDArray
 from analysis.imports.public import PublicRows, read_source
 from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_rows, read_table
 from analysis.model.calibrate import calibrate_query
-from analysis.model.features import Inputs
 from analysis.model.nearby import Collection, fitted_all, sizes_of
 from analysis.model.offsets import LIBRARY
 from analysis.model.predict import Model, PartialPrediction, Prediction
 from analysis.model.prior import Prior, Spread, leaders, prior_from_tables
 from analysis.model.query import Query
 from analysis.validation.baselines import baseline_errors
-from analysis.validation.design import choose_rows
-from analysis.validation.holdout import FOLDS, Validation, split_rows
+from analysis.validation.holdout import FOLDS, Validation, choose_calibration_rows, split_rows
 from kernels.common.aliases import slug_meant
-from kernels.common.counts import counted, enumerated
+from kernels.common.counts import enumerated
 from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
@@ -63,10 +60,10 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
             - A file or the package of public tables cannot be read.
             - A file has rows that are not GEMMs.
     """
-    per_name = (
-        _find_collections(name.strip(), judged, machine, dtype) for name in names.split(",")
-    )
-    return list(itertools.chain.from_iterable(per_name))
+    collections: list[Collection] = []
+    for name in names.split(","):
+        collections += _find_collections(name.strip(), judged, machine, dtype)
+    return collections
 
 
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
@@ -92,7 +89,7 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
     slug = slug_meant(name, {table.slug for table in tables})
     chosen = choose_tables(tables).get(slug)  # None if no table has rows in bf16
     tables_of_slug = [table for table in tables if table.slug == slug]
-    tables_of_slug.sort(key=lambda table: table is not chosen)
+    tables_of_slug.sort(key=lambda table: table is not chosen)  # False sorts before True
     collections = [
         _collection_from_table(table, dtype)
         for table in tables_of_slug
@@ -154,8 +151,9 @@ def validate_with_prior(
         named: the collections, the most trusted first.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
-        seed: seed for the random part of choosing the calibration rows (see :func:`choose_rows`),
-            and for choosing the held-out rows. With the hold-out ``folds``, ``seed`` has no effect.
+        seed: seed for the random part of choosing the calibration rows (see
+            :func:`analysis.validation.design.choose_rows`), and for choosing the held-out rows.
+            With the hold-out ``folds``, ``seed`` has no effect.
         holdout: one of the hold-outs above.
 
     Raises:
@@ -198,18 +196,10 @@ def _validate_once(
     other_constants, _ = foreign_constants(machine, source.dtype)
     pool, tested = _split(source, holdout, seed)
     count = len(pool) if calibrate is None else calibrate
-    if count > len(pool):
-        raise UserError(
-            f"--calibrate is {count}, but {source.name} has only "
-            f"{counted(len(pool), 'measurement')} to calibrate on; give at most {len(pool)}."
-        )
+    calibration_rows = choose_calibration_rows(machine, source, pool, count, seed, other_constants)
     if not len(tested):
         raise UserError(f"{source.name} has no row to test; give another --holdout.")
     group = str(query.groups()[0])
-    calibration_rows = np.empty(0, dtype=np.intp)
-    if count:
-        features = Inputs.from_query(machine, query.take(pool)).design(other_constants)
-        calibration_rows = pool[choose_rows(features, count, seed)]
     # 2. Fit the public collections, without shapes that are tested or calibrated on. With the
     #    hold-out "levels", also leave out each value of M, N and K that no row of the pool has.
     sizes = sizes_of(source.problems)  # columns: M, N and K
@@ -246,7 +236,10 @@ def _validate_once(
         prior = prior_from_tables(machine, source.dtype, trees, query.take(tested))
         model = Model(machine, {group: prior.fit})
     else:
-        raise UserError("there is nothing to judge: give --prior, or --calibrate above 0.")
+        raise UserError(
+            "without --prior and calibration rows, nothing can be judged; give --prior, or "
+            "--calibrate above 0."
+        )
     # 4. Predict the held-out rows.
     held_out = source.take(tested)
     held_out_query = query.take(tested)
@@ -286,8 +279,8 @@ def _split(
 def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
     """Combine the validations of the folds; the tested rows are in the order of the folds.
 
-    The model, its prior and the calibration rows are those of the first fold. There are no
-    baselines.
+    The model, its prior and the calibration rows are those of the first fold. No baseline is
+    judged.
     """
     predictions = []
     rows_before = 0  # number of tested rows in the folds before this one

@@ -248,9 +248,13 @@ def _compare_collection(
     #    final model.
     imported_seconds = rows["measured_us"].to_numpy() * 1e-6
     inputs = Inputs.from_query(model.machine, query)
-    estimate, spread = corrected_estimate(inputs, fit.constants, fit.residual)
-    seen = np.log(seconds / shift.applied(estimate.time)), fit.spreads(spread)
-    return replace(errors, repeated=Errors.from_times(imported_seconds, seconds), seen=seen)
+    estimate, disagreement = corrected_estimate(inputs, fit.constants, fit.residual)
+    log_ratios = np.log(seconds / shift.applied(estimate.time))
+    return replace(
+        errors,
+        repeated=Errors.from_times(imported_seconds, seconds),
+        seen=(log_ratios, fit.spreads(disagreement)),
+    )
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
@@ -290,7 +294,7 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 def write_own_validation(folder: Path) -> None:
     """Write validation.json for a user's file, with the held-out errors of each group of the model.
 
-    There is no other collection to compare a user's file with.
+    No other collection can be compared with a user's file.
     """
     fits = json.loads((folder / "calibration.json").read_bytes())["groups"]
     errors = {

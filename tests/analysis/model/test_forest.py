@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def _small(seed: int = 0, trees: int = 4) -> Forest:
     rng = np.random.default_rng(seed)
-    return Forest.grown(rng.uniform(-1, 1, (100, 3)), rng.standard_normal(100), trees, leaf=2)
+    return Forest.grown(rng.uniform(-1, 1, (100, 3)), rng.standard_normal(100), trees, leaf_rows=2)
 
 
 @settings(deadline=None, max_examples=30)
@@ -36,7 +36,7 @@ def test_a_leaf_has_the_mean_of_its_rows_and_enough_of_them(
 ) -> None:
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, levels, (n, width)).astype(float), rng.standard_normal(n)
-    forest = Forest.grown(x, y, trees=3, leaf=leaf)
+    forest = Forest.grown(x, y, trees=3, leaf_rows=leaf)
     for leaves in forest._leaves(x.astype(np.float32)):
         assert (forest.feature[leaves] == -1).all()
         for node in np.unique(leaves):
@@ -51,7 +51,7 @@ def test_every_row_is_predicted_as_by_scikit_learn(n: int, trees: int, seed: int
     """Rows next to a threshold are included: it is stored as float32, not float64."""
     rng = np.random.default_rng(seed)
     x, y = rng.uniform(-1, 1, (n, 4)), rng.standard_normal(n)
-    forest = Forest.grown(x, y, trees, leaf=2)
+    forest = Forest.grown(x, y, trees, leaf_rows=2)
     theirs = ExtraTreesRegressor(trees, min_samples_leaf=2, random_state=0).fit(
         x.astype(np.float32), y
     )
@@ -71,13 +71,13 @@ def test_a_step_is_found_among_features_that_say_nothing() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (500, 10))
     step = np.where(x[:, 3] > 0.2, 1.0, 0.0)
-    mean, _ = Forest.grown(x[:300], step[:300], trees=64, leaf=2).predict(x[300:])
+    mean, _ = Forest.grown(x[:300], step[:300], trees=64, leaf_rows=2).predict(x[300:])
     assert np.abs(mean - step[300:]).mean() < 0.05
 
 
 def test_rows_alike_stay_together_and_growing_again_gives_the_same() -> None:
     x, y = np.ones((6, 2)), np.arange(6.0)
-    forest = Forest.grown(x, y, trees=2, leaf=1)
+    forest = Forest.grown(x, y, trees=2, leaf_rows=1)
     assert forest.number.tolist() == [2.5, 2.5]
     assert _small().number.tolist() == _small().number.tolist()
 
@@ -164,7 +164,7 @@ def test_trees_do_not_grow_from_what_is_no_number(number: float) -> None:
     features = np.random.default_rng(0).normal(size=(20, 2))
     features[3, 1] = number
     with pytest.raises(ValueError, match="features must be numbers|infinity"):
-        Forest.grown(features, features[:, 0], trees=2, leaf=1)
+        Forest.grown(features, features[:, 0], trees=2, leaf_rows=1)
 
 
 def test_trees_of_other_features_are_a_sentence() -> None:

@@ -17,12 +17,13 @@ from analysis.model.prior import (
     carried_fit,
     mean_fit,
     nearest_sibling,
+    prior_without_tables,
 )
 from analysis.recordings.imported import VALIDATION
 from analysis.recordings.load import load
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
-from kernels.timemodel.constants import scaled_constants, shipped_fits
+from kernels.timemodel.constants import default_constants, scaled_constants, shipped_fits
 from sweeps.cases.case import CONFIRM, Case
 from tests.support.synthetic import record
 
@@ -166,6 +167,19 @@ def test_fp32_is_surer_where_its_generation_was_measured(tmp_path: Path) -> None
     for basis, problem in [*unsure, (sure, conv)]:
         assert ends(basis, problem)[1:] == pytest.approx(UNCALIBRATED)
         assert "a factor of two either way" in basis.kind_and_source(problem)[1]
+
+
+def test_a_users_implementation_is_not_hand_written_because_of_its_first_word() -> None:
+    machine = known_machine("nvidia-h100-sxm")
+    library = default_constants(machine.generation, "bf16")
+    hand_written = default_constants(machine.generation, "bf16", hand_written=True)
+    assert library != hand_written
+    for implementation, constants in (
+        ("triton-tiled", hand_written),
+        ("triton-tiled by us", library),
+    ):
+        prior = prior_without_tables(machine, f"{implementation} gemm bf16")
+        assert prior.fit.constants == constants
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no times in fp8"):
         named_collections(str(table(tmp_path, "SGLANG", 1.0, 3)), judged, H100, "fp8")
     source = read_source(judged, H100)
-    with pytest.raises(UserError, match="nothing to judge"):
+    with pytest.raises(UserError, match="nothing can be judged"):
         validate_with_prior(source, H100, [], 0)
     with pytest.raises(UserError, match="--holdout must be rows, levels or folds, not 'beyond'"):
         validate_with_prior(source, H100, [], 64, holdout="beyond")
