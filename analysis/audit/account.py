@@ -93,7 +93,10 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs, with the ends of the interval that the time has in a sum."""
+        """Time of all instances in µs and its interval in a sum, as (time, lo, hi).
+
+        Both halves of the interval are scaled by ``in_sums``.
+        """
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)
@@ -169,8 +172,8 @@ class Account:
             role = line.product.role
             role_us[role] = role_us.get(role, 0.0) + line.total_us
         others_us = role_us.pop(OTHER_OPERATIONS, 0.0) + sum(other.time_us for other in self.other)
-        longest_first = sorted(role_us, key=lambda role: -role_us[role])
-        return {**{role: role_us[role] for role in longest_first}, OTHER_OPERATIONS: others_us}
+        longest_first = dict(sorted(role_us.items(), key=lambda item: -item[1]))
+        return {**longest_first, OTHER_OPERATIONS: others_us}
 
     @property
     def step_us(self) -> float:
@@ -184,7 +187,9 @@ class Account:
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """90% interval of the step's time in µs."""
+        """90% interval of the step's time in µs, with a lower end of at least 0."""
+        # Measured times have 95% intervals. They are added up as if they were 90% intervals, so the
+        # result may be slightly too wide.
         products = summed([line.part_of_sum for line in self.counted])
         moved = sum(other.time_us for other in self.other)
         # The errors of matrix operations and of all other operations are assumed to be independent,
@@ -355,7 +360,7 @@ def _attention_line(
             limit="",
             peak_share=math.nan,
         )
-    share = runtime.attention or ASSUMED_SHARE
+    share = ASSUMED_SHARE if runtime.attention is None else runtime.attention
     time_us = work.flops / (share * peak) * 1e6
     return AccountLine(
         product,

@@ -23,7 +23,7 @@ from analysis.audit.audit_report import (
 )
 from analysis.audit.levers import Lever, find_levers, try_levers
 from analysis.audit.memory import memory_of, what_fits
-from analysis.audit.runtime import Runtime
+from analysis.audit.runtime import COMPILE, Runtime
 from analysis.model.basis import Basis
 from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
@@ -260,13 +260,13 @@ def _title(source: ModelSource, step: ModelStep, batch: int | None) -> str:
     """Return the model's name, the mode, the batch size and, for decoding, the earlier tokens.
 
     ``batch`` is None for a factory, because ``--batch`` does not change its inputs. The title then
-    has no batch size.
+    has the factory's whole name, such as ``module:factory``, and no batch size. If the model is a
+    config.json, only the last part of its path is in the title.
     """
-    is_factory = ":" in source.name  # such as ``module:factory``, which is not a path
-    name = source.name if is_factory else Path(source.name).name
-    title = f"{name}, {step.mode}"
-    if batch is not None:
-        title += f", batch {batch}"
+    if batch is None:
+        title = f"{source.name}, {step.mode}"
+    else:
+        title = f"{Path(source.name).name}, {step.mode}, batch {batch}"
     if step.mode == "decode":
         title += f", after {counted(step.seq, 'token')}"
     return title
@@ -304,17 +304,17 @@ def _combinations(
 def _assumptions(
     captured: Captured, varied: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
-    """Return an audit's assumptions about the model and its runtime, as phrases."""
+    """Return an audit's assumptions about the model and its runtime, as phrases.
+
+    ``varied`` has the dimensions whose changes affect a matrix operation.
+    """
     traffic = "each operation reads and writes memory"
-    if runtime.kind == "compile":
+    if runtime.kind == COMPILE:
         traffic = (
             "operations between two GEMMs are fused, and Inductor may pad a vocabulary itself "
             "(`shape_padding`)"
         )
-    assumptions = [
-        step.dtype,
-        f"{runtime.kind}: {traffic}",
-    ]
+    assumptions = [step.dtype, f"{runtime.kind}: {traffic}"]
     if step.autocast:
         assumptions.append("parameters in fp32, cast for each GEMM")
     assumptions += runtime.changes(captured)

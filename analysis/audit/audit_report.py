@@ -199,7 +199,10 @@ def _other_rows(account: Account) -> list[list[str]]:
 
 
 def summary_lines(report: AuditReport) -> list[str]:
-    """Summarise an audit: the step's time, whether the step fits in memory, and the best change."""
+    """Summarise an audit: the step's time, whether the step fits in memory, and the best change.
+
+    The result has one line for each. If the step does not fit, the line about memory comes first.
+    """
     account, memory = report.account, report.memory
     low, high = account.interval_us
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
@@ -347,8 +350,10 @@ def as_text(report: AuditReport) -> str:
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
     lines = [f"{report.title} on {account.machine}", *summary_lines(report), *report.warnings, ""]
-    lines += [*_lever_lines(report.levers), *_refused_lines(report)]
-    lines += ["", time_line(account), memory_line(report.memory), ""]
+    change_lines = [*_lever_lines(report.levers), *_refused_lines(report)]
+    if change_lines:
+        lines += [*change_lines, ""]
+    lines += [time_line(account), memory_line(report.memory), ""]
     lines += aligned_lines([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
     if len(rows) > _MOST_ROWS:
         lines.append(

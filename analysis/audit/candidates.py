@@ -58,12 +58,12 @@ class _Heads:
         # Each GPU gets the same number of heads.
         if self.heads % tp or self.kv_heads % tp:
             return False
-        # Only a width that is a multiple of 8 is aligned in 16 bits.
+        # In 16-bit dtypes, only a width that is a multiple of 8 is aligned to 16 bytes.
         if self.width != before.width and self.width % 8:
             return False
         # If the number of heads divides the hidden size, it must still do so after the change.
-        divide_hidden = before.hidden > 0 and before.hidden % before.heads == 0
-        return not divide_hidden or self.hidden % self.heads == 0
+        divided_hidden = before.hidden > 0 and before.hidden % before.heads == 0
+        return not divided_hidden or self.hidden % self.heads == 0
 
 
 def candidates(
@@ -75,9 +75,11 @@ def candidates(
       equal part of the width. This part is a multiple of one of :data:`_MULTIPLES` or, if no such
       width is within reach, of one of :data:`_SMALL_MULTIPLES`. The usual width of a gated layer is
       also a candidate.
-    - The number of heads divides the hidden size if it does so in the original model. The number of
-      key/value heads is halved or doubled, and divides the number of heads. A new width of a head
-      is a multiple of 8.
+    - The number of heads changes by a few heads or, at a fixed total width, by up to a factor of 2.
+      It divides the hidden size if it does so in the original model. The number of key/value heads
+      is halved or doubled, and divides the number of heads. The width of a head is one of
+      :data:`HEAD_WIDTHS`.
+    - A number of experts is a common multiple of 8 and ``tp``, and at most doubles.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
     If ``multiple`` is given, the parts of widths are multiples of ``multiple`` instead, and the
@@ -99,6 +101,9 @@ def candidates(
         # If all heads together are as wide as the hidden size, the width of a head changes only
         # together with the number of heads, in :func:`pairs_of`.
         values = [] if _as_wide_as_hidden(captured) else list(HEAD_WIDTHS)
+    elif _grows(dimension, captured, "experts"):
+        step = math.lcm(8, tp)
+        values = [count for count in range(value, 2 * value + 1) if count % step == 0]
     else:
         values = _widths(dimension, captured, tp, multiple)
     if _only_grows(dimension.name) or _is_vocabulary(dimension, captured):
@@ -120,16 +125,16 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     head_widths: list[Dimension] = []
     hidden_sizes: list[Dimension] = []
     for dimension in dimensions:
-        changes_heads = _counts(dimension, captured, "heads")
+        is_head_count = _counts(dimension, captured, "heads")
         is_head_width = _is_head_width(dimension, captured)
-        if changes_heads:
+        if is_head_count:
             head_counts.append(dimension)
         elif _counts(dimension, captured, "kv_heads"):
             kv_head_counts.append(dimension)
         if is_head_width:
             head_widths.append(dimension)
         # Any other dimension that makes heads wider is a hidden size.
-        elif not changes_heads and _grows(dimension, captured, "width"):
+        elif not is_head_count and _grows(dimension, captured, "width"):
             hidden_sizes.append(dimension)
     # The first layer with attention stands for all of them.
     first_layer = next(_heads_of(captured), None)
@@ -144,7 +149,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
             # Try from 2 heads fewer to 3 heads more. GPT-2 XL has 25 heads: 3 more are about an
-            # eighth, which is also the reach of a width, and make the number even.
+            # eighth of them, which is also the reach of a width, and make the number even.
             for count in range(heads.value - 2, heads.value + 4):
                 coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(hidden, count * width), (heads, count), *coupled])
@@ -176,15 +181,13 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 
 
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
-    """Return the widths within :data:`REACH` that are multiples of preferred numbers.
+    """Return widths within :data:`REACH` that are multiples of preferred numbers.
 
-    The arguments, and the rule for these numbers, are those of :func:`candidates`. A number of
-    experts is treated differently: it may be any common multiple of 8 and ``tp`` from the current
-    number to twice the current number.
+    The arguments, and the rule for these numbers, are those of :func:`candidates`. For each
+    preferred number, only the multiples next to the current width are returned: one or two below
+    it and one above it.
     """
     value = dimension.value
-    if _grows(dimension, captured, "experts"):
-        return [count for count in range(value, 2 * value + 1) if count % math.lcm(8, tp) == 0]
     # 1. Head widths that grow with the dimension have to stay multiples of 8, and numbers of heads
     #    multiples of ``tp``. If such a size grows by ``slope``, the dimension grows in steps of
     #    8 / slope or tp / slope. Without heads, the unit is 1.
@@ -204,7 +207,7 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
         for number in multiples:
             # Each GPU gets an equal part of a width, and this part has to be a multiple.
             step = math.lcm(unit, tp * number)
-            below = value // step * step
+            below = value // step * step  # may be the current width, which is removed below
             widths |= {below - step, below, below + step}
         widths = {width for width in widths if abs(width - value) <= reach and width != value}
         if widths:

@@ -28,7 +28,7 @@ from analysis.audit.account import (
     as_problem,
 )
 from analysis.audit.candidates import REACH, Changes, candidates, narrows, pairs_of
-from analysis.audit.runtime import Runtime
+from analysis.audit.runtime import COMPILE, Runtime
 from analysis.audit.step_totals import SumChange, gain_of_step
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
@@ -280,13 +280,17 @@ class _Baseline:
     def _gain(
         self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed_account: Account
     ) -> tuple[Gain, float, str]:
-        """Return the ``gain``, ``products`` and ``evidence`` of a :class:`Lever`."""
+        """Return the ``gain``, ``products`` and ``evidence`` of a :class:`Lever`.
+
+        ``pairs`` has the lines before and after the change of at least one operation, all of them
+        counted. ``changed_account`` is the account of the changed model.
+        """
         # 1. Find the ratio of each operation's times: measured if possible, else predicted.
         predictions = ratios_of(
             [(as_problem(old.product.work), as_problem(new.product.work)) for old, new in pairs],
             self.basis,
         )
-        changes: list[SumChange] = []
+        sum_changes: list[SumChange] = []
         unsure_attention_us = 0.0  # half width of the interval of the attention's change
         time_by_evidence = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)  # weakest first
         for (old, new), predicted in zip(pairs, predictions, strict=True):
@@ -312,7 +316,7 @@ class _Baseline:
                 expected, in_sums = predicted
                 change = SumChange(old.total_us, expected, in_sums)
             time_by_evidence[evidence] += old.total_us
-            changes.append(change)
+            sum_changes.append(change)
         # 2. Add the time in which all other operations move more or fewer bytes.
         other_before_us = sum(operations.time_us for operations in self.account.other)
         other_after_us = sum(operations.time_us for operations in changed_account.other)
@@ -320,11 +324,11 @@ class _Baseline:
         unsure_other_us = abs(more_other_us) * (MOVED_RANGE - 1)
         # The uncertainties of attention and of all other operations are independent.
         unsure_us = math.hypot(unsure_attention_us, unsure_other_us)
-        gain = gain_of_step(self.account.step_us, changes, more_other_us, unsure_us)
+        gain = gain_of_step(self.account.step_us, sum_changes, more_other_us, unsure_us)
         # 3. Find the weakest evidence for more than a negligible share of the changed time. There
         #    are three kinds of evidence, so at least one has such a share.
-        changed_before_us = math.fsum(change.before for change in changes)
-        changed_after_us = math.fsum(change.after for change in changes)
+        changed_before_us = math.fsum(change.before for change in sum_changes)
+        changed_after_us = math.fsum(change.after for change in sum_changes)
         weakest = next(
             name
             for name, time_us in time_by_evidence.items()
@@ -344,7 +348,8 @@ class _Baseline:
         # Only attention has no problem, and the caller treats attention separately.
         assert before is not None
         assert after is not None
-        # For both kinds of queries, the confirmed ratio is one of times.
+        # The ratio for either kind of query is a ratio of times. If a size becomes smaller, only a
+        # choose query has one.
         for kind in ("pad", "choose"):
             if (ratio := self.measured.confirmed(before, after, kind)) is not None:
                 return ratio, CONFIRMED
@@ -375,14 +380,14 @@ def ratios_of(
         if before is None or after is None:
             ratios.append(None)
             continue
-        position, new_position = position_of[before], position_of[after]
+        old_position, new_position = position_of[before], position_of[after]
         fit = basis.model.fit_of(group_of(basis.library(before), before))
         spreads = (
-            fit.spread(predicted.lo[position], predicted.hi[position]),
+            fit.spread(predicted.lo[old_position], predicted.hi[old_position]),
             fit.spread(predicted.lo[new_position], predicted.hi[new_position]),
         )
         seconds = predicted.estimate.time
-        times = (float(seconds[position]), float(seconds[new_position]))
+        times = (float(seconds[old_position]), float(seconds[new_position]))
         # The factors for sums were fitted to measured shapes, so they hold only for similar ones.
         were_measured = fit.has_like(before) and fit.has_like(after)
         in_sums = (fit.change_low, fit.change_high) if were_measured else (1.0, 1.0)
@@ -413,7 +418,7 @@ def _growth(before: int, after: int) -> float:
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
     """Return the bytes that all other operations of a step except the optimizer move."""
-    moved = captured.moved_fused if runtime.kind == "compile" else captured.moved
+    moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
     return sum(entry.bytes for entry in moved)
 
 
@@ -432,33 +437,34 @@ def _promising(
     values = candidates(dimension, captured, baseline.runtime.tp, multiple)
     # A size that shrinks as the dimension grows, such as the width of a head at a fixed total
     # width, is inversely proportional to the dimension, so it cannot be extrapolated.
-    if len(values) < _CAPTURED or narrows(dimension):
+    if len(values) <= 1 or narrows(dimension):
         return values
     current = _resized(captured, dimension, dimension.value, baseline.runtime)
     if current is None:
         return []
-    candidate_counts: dict[int, list[tuple[Problem, int]]] = {}  # (problem, count) by new value
+    resized: dict[int, list[tuple[Problem, int]]] = {}  # (problem, count) pairs by new value
     for value in values:
-        counts = _resized(captured, dimension, value, baseline.runtime)
-        if counts is not None:
-            candidate_counts[value] = counts
-    all_counts = [current, *candidate_counts.values()]
-    problems = list(dict.fromkeys(problem for counts in all_counts for problem, _ in counts))
+        pairs = _resized(captured, dimension, value, baseline.runtime)
+        if pairs is not None:
+            resized[value] = pairs
+    versions = [current, *resized.values()]
+    problems = list(dict.fromkeys(problem for pairs in versions for problem, _ in pairs))
     if not problems:
         return []
     # 2. Predict each distinct problem once, and add up the times and FLOPs of each value.
     predicted = baseline.basis.model.predict(baseline.basis.query(problems)).estimate.time
     time_of = dict(zip(problems, predicted, strict=True))
 
-    def totals(counts: Sequence[tuple[Problem, int]]) -> tuple[float, int]:
-        """Return the total time and FLOPs of problems, given how often each occurs."""
-        time = sum(time_of[problem] * count for problem, count in counts)
-        return time, sum(problem.flops * count for problem, count in counts)
+    def totals(pairs: Sequence[tuple[Problem, int]]) -> tuple[float, int]:
+        """Return the total time and FLOPs of problems, given as (problem, count) pairs."""
+        time = sum(time_of[problem] * count for problem, count in pairs)
+        flops = sum(problem.flops * count for problem, count in pairs)
+        return time, flops
 
     current_time, current_flops = totals(current)
     gains: dict[int, float] = {}
-    for value, counts in candidate_counts.items():
-        time, flops = totals(counts)
+    for value, pairs in resized.items():
+        time, flops = totals(pairs)
         gains[value] = _net_gain(current_time / time - 1, flops / current_flops - 1)
     # 3. Keep the best value, and the second best if it is nearly as good.
     best_first = sorted(gains, key=lambda value: -gains[value])[:_CAPTURED]

@@ -72,13 +72,22 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
     ``trains`` is True if the step has a backward pass.
     """
     weights = captured.parameter_bytes // runtime.tp
+    if not trains:
+        return Memory(
+            weights=weights,
+            gradients=0,
+            optimizer=0,
+            activations=captured.largest_operation_bytes // runtime.tp,
+            kv_cache=kv_cache_bytes(captured) // runtime.tp,
+            available=machine.memory_bytes,
+        )
     saved = captured.saved_recomputed if runtime.recompute else captured.saved
     return Memory(
-        weights,
-        gradients=weights if trains else 0,
-        optimizer=_STATES[runtime.optimizer] * weights if trains else 0,
-        activations=(saved if trains else captured.largest_operation_bytes) // runtime.tp,
-        kv_cache=0 if trains else kv_cache_bytes(captured) // runtime.tp,
+        weights=weights,
+        gradients=weights,
+        optimizer=_STATES[runtime.optimizer] * weights,
+        activations=saved // runtime.tp,
+        kv_cache=0,
         available=machine.memory_bytes,
     )
 
@@ -99,6 +108,7 @@ def kv_cache_bytes(captured: Captured) -> int:
         # queries than keys. Any other attention is not cached.
         if not work.causal and work.queries >= work.keys:
             continue
+        # A window of 0 stands for attention without a window.
         cached_keys = min(work.keys, work.window or work.keys)
         if compressed:
             # The compressed form is assumed to be equally wide in all layers.

@@ -119,7 +119,7 @@ class Runtime:
                 part for product in products for part in _chunked(product, self.loss_chunks)
             ]
         if self.recompute:
-            products = [copy for product in products for copy in _twice(product)]
+            products = [execution for product in products for execution in _twice(product)]
         if self.skew > 1:
             products = [_skewed(product, self.skew) for product in products]
         if not self.causal_half:
@@ -188,12 +188,13 @@ def _fused(products: list[Product], role: str) -> list[Product]:
         leader = leader_of.get(product.forward_position, product.forward_position)
         if product.forward_position != leader:
             continue
+        new_positions[position] = len(kept)
         if leader in more_features:
             # The fused sizes are sums over several layers, so no dimension names them.
-            wide = _wider(product, products[leader], more_features[leader])
-            product = replace(wide, role=role, names={})
-        new_positions[position] = len(kept)
-        kept.append(product)
+            wider = _wider(product, products[leader], more_features[leader])
+            kept.append(replace(wider, role=role, names={}))
+        else:
+            kept.append(product)
     return [
         replace(product, forward_position=new_positions[product.forward_position])
         for product in kept
@@ -271,7 +272,11 @@ def _divided(size: int, tp: int, what: str) -> int:
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Split an output head's tokens into at most ``chunks`` chunks; the last one may be smaller."""
+    """Split an output head's tokens into at most ``chunks`` chunks; the last one may be smaller.
+
+    Chunks of equal size are one operation with a larger count. Any other operation is returned
+    unchanged.
+    """
     if product.role != "head":
         return [product]
     size = "k" if product.pass_ == WGRAD else "m"

@@ -11,6 +11,9 @@ import numpy as np
 from analysis.advice.verdict import Gain
 from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, half_interval_of_sum
 
+_SHORTEST = 1e-3
+"""Shortest time of a changed step that an interval may include, as a share of the expected time."""
+
 
 class TimeSum(NamedTuple):
     """A sum of times, with the 90% interval of the sum."""
@@ -46,7 +49,7 @@ class SumChange(NamedTuple):
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
     """Add up times that are given with their 90% intervals, as (time, lo, hi).
 
-    The lower end of the sum's interval is at least 0.
+    The lower end of the sum's interval is at least 0. Without times, the sum and both ends are 0.
     """
     total = math.fsum(time for time, _, _ in parts)
     halves_below = np.array([time - lo for time, lo, _ in parts])
@@ -82,11 +85,11 @@ def gain_of_step(
     before = math.fsum(change.before for change in changes)
     after = math.fsum(change.after for change in changes)
     step_after = step - before + after + more
-    #    The errors in ``unsure`` are independent of those of the changes, so they add up in
+    #    The error ``unsure`` is independent of the errors of the changes, so they add up in
     #    quadrature.
     below = math.hypot(float(half_interval_of_sum(np.array(shorter), CHANGE_CORRELATION)), unsure)
     above = math.hypot(float(half_interval_of_sum(np.array(longer), CHANGE_CORRELATION)), unsure)
-    # 3. Convert the time and its interval to a gain. The shortest time has to be above 0, even if
-    #    the interval is very wide.
-    shortest = max(step_after - below, 1e-3 * step_after)
+    # 3. Convert the time and its interval to a gain. A very wide interval may reach a time of 0 or
+    #    less, which has no gain, so the shortest time is limited.
+    shortest = max(step_after - below, _SHORTEST * step_after)
     return Gain(step / step_after - 1, step / (step_after + above) - 1, step / shortest - 1)

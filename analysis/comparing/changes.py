@@ -142,6 +142,7 @@ class _Side:
         ]
 
         def arranged(attribute: str) -> Reals:
+            """Return an attribute of all times as an array of shape (cases, processes)."""
             values = [[getattr(times, attribute) for times in row] for row in times_of_cases]
             return np.array(values, dtype=float).reshape(len(names), len(processes))
 
@@ -174,7 +175,8 @@ def _rounds(old: _Side, new: _Side) -> Reals:
 def _from_pair(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
     """Estimate the changes from one process on each side.
 
-    With fewer than :data:`MIN_CASES` cases, the scatter between processes is unknown.
+    With fewer than :data:`MIN_CASES` cases, the common shift and the scatter between processes are
+    unknown.
     """
     # 1. Compute the log ratios, and their variance within the processes.
     log_ratios = new.mean - old.mean
@@ -189,13 +191,15 @@ def _from_pair(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
         deviation, common, extra = _deviations_from_others(log_ratios, within, freedom)
         # Cases with little scatter within a process show the variance between processes best. The
         # error of its estimate is that of a variance as large as the harmonic mean of the cases'
-        # variances, so no case is assumed to scatter less than that mean.
+        # variances, so no case is assumed to scatter less than that mean. Each row of the array
+        # has the variances of all cases, given the additional variance for one of them.
         usual = stats.hmean(np.maximum(within + extra[:, None], _LEAST), axis=1)
         total = np.maximum(within + extra, usual) + common
         # One degree of freedom is lost for the centre, and one for the case that is left out.
         usual_freedom = _EFFICIENCY * (len(names) - 2)
     else:
-        usual = total = np.full(len(names), np.nan)
+        usual = np.full(len(names), np.nan)
+        total = np.full(len(names), np.nan)
         usual_freedom = math.nan
     # 3. Combine the degrees of freedom of both variances (Welch–Satterthwaite).
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -270,7 +274,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     cases hardly affect the centre and the variance.
 
     Args:
-        values: one value for each case.
+        values: one value for each of at least two cases.
         variances: the known part of each value's variance.
         freedom: degrees of freedom of the known part.
     """
@@ -337,7 +341,8 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
     """Estimate the changes from several processes on at least one side.
 
     The scatter between processes is measured for each case. With fewer than :data:`MIN_CASES`
-    cases, the scatter of a case is not shrunk towards the usual scatter of all cases.
+    cases, the scatter of a case is not shrunk towards the usual scatter of all cases, and no common
+    shift is estimated.
     """
     freedom = float((old.size - 1) + (new.size - 1))
     # Variance of the difference between both sides' means, if each process has the variance 1.
@@ -347,7 +352,8 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
     # Differences of the processes from the mean of their side, of shape (cases, all processes).
     residuals = np.hstack([old.logs - old.mean[:, None], new.logs - new.mean[:, None]])
     shift: CommonShift | None = None
-    deviation, prior_freedom = log_ratios, 0.0
+    deviation = log_ratios
+    prior_freedom = 0.0
     common = np.zeros(len(names))  # variance of the centre that a case is compared with
     if len(names) >= MIN_CASES:
         # 1. Remove from each process the change that all its cases share.
@@ -421,6 +427,7 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     # 1. Find the variance that processes add to a typical case: with it, the measured variances
     #    differ from the usual ones on average only by the bias.
     def excess(added: float) -> float:
+        """Return what the difference exceeds the bias by; negative if ``added`` is too large."""
         return float((logs - np.log(within + added)).mean()) - bias
 
     #    Search from practically 0 to a thousand times the largest variance. At the upper end, the
@@ -436,8 +443,10 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     if spread <= _LEAST_EXCESS:
         return usual, np.inf
 
-    # 3. Find the degrees of freedom of a usual variance that would scatter as much.
+    # 3. Find the degrees of freedom of a usual variance that would scatter as much. Between the
+    #    limits of the search, this scatter falls from 1e6 to 1e-8, which is below _LEAST_EXCESS.
     def spread_difference(half_freedom: float) -> float:
+        """Return how much more such a variance scatters, given half its degrees of freedom."""
         return float(special.polygamma(1, half_freedom)) - spread
 
     prior = 2 * float(optimize.brentq(spread_difference, 1e-3, 1e8))

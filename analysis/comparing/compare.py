@@ -108,8 +108,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
         )
     # 2. Compute the ratios and their intervals, and judge them.
     problems = workloads_of(pairs)
-    between = [*between_processes(old).values(), *between_processes(new).values()]
-    below, above = _reaches(pairs, between)
+    deviations = [*between_processes(old).values(), *between_processes(new).values()]
+    below, above = _reaches(pairs, deviations)
     ratio = pairs["time_us_new"] / pairs["time_us_old"]
     table = pairs[identity].assign(
         config=pairs["config_new"],
@@ -136,20 +136,23 @@ def compare(old: Recording, new: Recording) -> Comparison:
     )
 
 
-def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, pd.Series]:
+def _reaches(pairs: pd.DataFrame, deviations: Sequence[float]) -> tuple[pd.Series, pd.Series]:
     """Return how far the 99% interval of each log ratio extends below and above the ratio.
 
-    Both distances are NaN where a median has no interval. For each run of the two recordings,
-    ``between`` contains the standard deviation of log medians between processes.
+    Both distances are NaN where a median has no interval. ``deviations`` has the standard deviation
+    of log medians between processes for each run that measured it, and may be empty.
     """
 
-    def error(which: str, end: str) -> pd.Series:
-        """Return the standard error of each log median, from one end of the 95% interval."""
-        return np.log(pairs[f"time_{end}_us_{which}"] / pairs[f"time_us_{which}"]).abs() / Z95
+    def error(side: str, end: str) -> pd.Series:
+        """Return the standard error of each log median, from one end of the 95% interval.
+
+        ``side`` is ``old`` or ``new``, and ``end`` is ``lo`` or ``hi``.
+        """
+        return np.log(pairs[f"time_{end}_us_{side}"] / pairs[f"time_us_{side}"]).abs() / Z95
 
     # The recordings come from two processes, so the difference between processes counts once. The
     # largest deviation of any run is used for all cases.
-    deviation = max(between, default=0.0)
+    deviation = max(deviations, default=0.0)
     # The ratio, new over old, is lower if the new time is lower or the old one is higher. The three
     # errors are independent, so their variances are added.
     below = _Z99 * np.sqrt(error("new", "lo") ** 2 + error("old", "hi") ** 2 + deviation**2)
@@ -158,16 +161,15 @@ def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, 
 
 
 def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray:
-    """Judge each ratio by its interval; a ratio without a known interval is ``ambiguous``."""
-    return np.select(
-        [
-            (lo > 1) & (ratio > 1 + _MIN_CHANGE),
-            (hi < 1) & (ratio < 1 / (1 + _MIN_CHANGE)),
-            (lo > 1 / (1 + _SAME)) & (hi < 1 + _SAME),
-        ],
-        VERDICTS[:3],
-        VERDICTS[3],
-    )
+    """Judge each ratio by its interval, by the rules in the docstring of this module.
+
+    A ratio without a known interval is ``ambiguous``.
+    """
+    # The first condition that is true decides. Comparisons with NaN are False.
+    is_slower = (lo > 1) & (ratio > 1 + _MIN_CHANGE)
+    is_faster = (hi < 1) & (ratio < 1 / (1 + _MIN_CHANGE))
+    is_same = (lo > 1 / (1 + _SAME)) & (hi < 1 + _SAME)
+    return np.select([is_slower, is_faster, is_same], ["slower", "faster", "same"], "ambiguous")
 
 
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
@@ -179,21 +181,19 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
     """
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]
-    groups = [
-        (dict(zip(columns, key, strict=True)), rows)
-        for key, rows in table.groupby(columns, sort=True)
-    ]
-    all_cases = (dict.fromkeys(columns, "all"), table)
-    return [
-        {
-            **names,
+    groups = list(table.groupby(columns, sort=True))
+    groups.append((("all",) * len(columns), table))
+    summary = []
+    for key, rows in groups:
+        row = {
+            **dict(zip(columns, key, strict=True)),
             "cases": len(rows),
             **comparison.counts(rows),
             "ratio": geometric_mean(rows["ratio"]),
             "worst": float(rows["ratio"].max()),
         }
-        for names, rows in [*groups, all_cases]
-    ]
+        summary.append(row)
+    return summary
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -228,9 +228,8 @@ def comparison_text(comparison: Comparison) -> str:
         f"{name} {old or '–'} → {new or '–'}" for name, (old, new) in comparison.software.items()
     ]
     # 1. Describe the recordings, and count the cases. Imported tables have no name of a run.
-    old_name, new_name = (
-        side.run["run"] or str(side.folder) for side in (comparison.old, comparison.new)
-    )
+    old_name = comparison.old.run["run"] or str(comparison.old.folder)
+    new_name = comparison.new.run["run"] or str(comparison.new.folder)
     lines = [
         f"{comparison.new.machine.name}: {old_name} → {new_name}",
         f"versions: {', '.join(versions) or 'the same'}",

@@ -125,14 +125,17 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
-        groups = [(str(name), members) for name, members in rows.groupby("class", sort=True)]
-        by_dtype = [(f"all {dtype}", rows[rows["dtype"] == dtype]) for dtype in TIMED_DTYPES]
-        dtypes = [(name, members) for name, members in by_dtype if len(members)]
+        # 1. Group the family's shapes by class, by dtype if it has several, and all together.
+        groups = {str(name): members for name, members in rows.groupby("class", sort=True)}
+        dtypes = [dtype for dtype in TIMED_DTYPES if (rows["dtype"] == dtype).any()]
         if len(dtypes) > 1:
-            groups += dtypes
-        for name, members in [*groups, ("all", rows)]:
+            for dtype in dtypes:
+                groups[f"all {dtype}"] = rows[rows["dtype"] == dtype]
+        groups["all"] = rows
+        # 2. Summarise each group.
+        for name, members in groups.items():
             worst = members.loc[members["ratio"].idxmin()]
-            speed_shares = members["found"].dropna()
+            found = members["found"].dropna()
             summary.append(
                 {
                     "op": op,
@@ -145,8 +148,8 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
                     "clear_wins": float((members["ratio_lo"] > 1).mean()),
                     "worst": float(worst["ratio"]),
                     "worst_shape": str(worst["problem"]),
-                    "searched": len(speed_shares),
-                    "found": geometric_mean(speed_shares) if len(speed_shares) else None,
+                    "searched": len(found),
+                    "found": geometric_mean(found) if len(found) else None,
                 }
             )
     return summary
@@ -158,7 +161,7 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
     Return the text of families.md.
     """
     summary = summarise(table)
-    text = _markdown(recording, summary, _without_library(recording, table))
+    text = _markdown(recording, summary, _count_without_library(recording))
     shapes = table.assign(problem=[problem.spec() for problem in table["problem"]])
     write_whole(recording.folder / "families.csv", shapes.to_csv(index=False))
     write_json(recording.folder / "families.json", summary)
@@ -166,11 +169,13 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
     return text
 
 
-def _without_library(recording: Recording, table: pd.DataFrame) -> int:
+def _count_without_library(recording: Recording) -> int:
     """Return the number of shapes that only hand-written kernels have a time for."""
     rows = bursts(recording.products)
-    hand_written = rows[rows["implementation"].isin(list(HAND_WRITTEN))]
-    return len(set(problems_of(hand_written)) - set(table["problem"]))
+    is_hand_written = rows["implementation"].isin(list(HAND_WRITTEN))
+    timed_by_kernels = set(problems_of(rows[is_hand_written]))
+    timed_by_library = set(problems_of(rows[~is_hand_written]))
+    return len(timed_by_kernels - timed_by_library)
 
 
 def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -212,8 +217,9 @@ def _with_search(
     # Without a dtype, the mask of no rows would select no columns.
     is_complete = np.array([key in complete for key in shapes_and_families], dtype=bool)
     candidates = candidates[is_complete]
-    best = _fastest(candidates, keys)[["time_us", "config"]]
-    best.columns = pd.Index(["best_us", "best_config"])
+    best = _fastest(candidates, keys)[["time_us", "config"]].rename(
+        columns={"time_us": "best_us", "config": "best_config"}
+    )
     # The chosen config is compared by its time in the search, like the other candidates.
     searched = _fastest(candidates, [*keys, "config"])[["time_us"]].rename(
         columns={"time_us": "searched_us"}
@@ -230,13 +236,13 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
     was not timed on them. The column *chosen/best* is left out if no shape has a value in it.
     """
     is_searched = any(row["searched"] for row in summary)
-    search = (
+    search_sentence = (
         "The column *chosen/best* is the speed of the chosen config relative to that of the best "
         "candidate: the geometric mean over the shapes for which all candidates were tried. "
     )
-    left_out = ""
+    left_out_sentence = ""
     if without_library:
-        left_out = (
+        left_out_sentence = (
             " The table leaves out shapes on which the vendor library was not timed (number of "
             f"shapes: {without_library})."
         )
@@ -253,8 +259,9 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
         "interval is above 1. *worst* is the smallest ratio, and *at* is its shape. "
         "The vendor library runs the kernel that it chooses or the one that its autotuner finds, "
         "whichever is faster. A hand-written kernel runs with the config that the time model "
-        f"ranks first, without a tuning run. {search if is_searched else ''}"
-        f"*{BEST}* is the fastest family of each shape.{left_out}",
+        "ranks first, without a tuning run. "
+        f"{search_sentence if is_searched else ''}"
+        f"*{BEST}* is the fastest family of each shape.{left_out_sentence}",
     ]
     titles = [
         "family", "class", "shapes", "ratio", f"≥ {CLOSE}", "wins", "clear wins", "worst", "at",

@@ -70,6 +70,8 @@ _MORE_PROCESSES = (
     "Time at least three processes of each version, alternating between the versions, and "
     "give all their folders."
 )
+_OUTSIDE = 0.025
+"""Probability on each side of a 95% interval."""
 _MAX_LISTED = 20
 """Maximum number of cases that the text lists under each heading."""
 _LARGEST = math.log(11)
@@ -124,7 +126,7 @@ class GateResult:
 
     def interval(self) -> tuple[Reals, Reals]:
         """Return the ends of each ratio's 95% interval, new over old; unknown ends are NaN."""
-        half_width = stats.t.isf(0.025, self.changes.freedom) * self.changes.error
+        half_width = stats.t.isf(_OUTSIDE, self.changes.freedom) * self.changes.error
         # With few degrees of freedom, the upper end may be too large for a double.
         log_hi = np.minimum(self.log_ratio + half_width, LARGEST_LOG)
         return np.exp(self.log_ratio - half_width), np.exp(log_hi)
@@ -313,6 +315,14 @@ def gate_json(result: GateResult) -> dict[str, Any]:
     changes, shift = result.changes, result.changes.shift
     unclear = result.has(UNCLEAR)
     lo, hi = result.interval()
+    shift_json = None
+    if shift is not None:
+        shift_json = {
+            "ratio": math.exp(shift.log),
+            "detectable": _change(_detectable_shift(shift)),
+            "counts": result.counted != 0,
+            "verdict": result.shift_verdict,
+        }
     return {
         "verdict": result.verdict,
         "threshold": result.threshold,
@@ -322,12 +332,7 @@ def gate_json(result: GateResult) -> dict[str, Any]:
         "more_rounds": _whole(_largest(result.more_rounds[unclear])),
         "more_processes": _whole(_largest(result.more_processes[unclear])),
         "counts": {verdict: result.count(verdict) for verdict in (SLOWER, BELOW, UNCLEAR)},
-        "shift": None if shift is None else {
-            "ratio": math.exp(shift.log),
-            "detectable": _change(_detectable_shift(shift)),
-            "counts": result.counted != 0,
-            "verdict": result.shift_verdict,
-        },
+        "shift": shift_json,
         "lost": [{"name": name, "reason": reason} for name, reason in result.lost.items()],
         "cases": [
             {
@@ -346,11 +351,15 @@ def gate_json(result: GateResult) -> dict[str, Any]:
             }
             for i, name in enumerate(changes.names)
         ],
-    }  # fmt: skip
+    }
 
 
 def gate_text(result: GateResult) -> str:
-    """Return text: the answer, the detectable slowdown, the common shift and the cases to check."""
+    """Return text: the answer, the detectable slowdown, the common shift and the cases to check.
+
+    At most 20 cases are listed under each heading. If the answer is ``cannot tell``, the text ends
+    with the further measurements to make.
+    """
     changes = result.changes
     cases = counted(len(changes.names), "case")
     threshold = _percent(math.log1p(result.threshold))
@@ -413,16 +422,18 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
     )
 
 
-def _listed(result: GateResult, cases: np.ndarray, title: str, sort_values: Reals) -> list[str]:
+def _listed(result: GateResult, mask: np.ndarray, title: str, sort_values: Reals) -> list[str]:
     """Return a title and a line for each of the first 20 chosen cases, or [] if none is chosen.
+
+    If more cases are chosen, a last line says how many are left out.
 
     Args:
         result: the result of the gate.
-        cases: mask of the chosen cases.
+        mask: mask of the chosen cases.
         title: what the chosen cases have in common.
         sort_values: value of each case by which the lines are sorted, the largest first.
     """
-    chosen = [i for i in np.argsort(-sort_values, kind="stable") if cases[i]]
+    chosen = [i for i in np.argsort(-sort_values, kind="stable") if mask[i]]
     if not chosen:
         return []
     lo, hi = result.interval()

@@ -164,10 +164,10 @@ def kind_of(case: Case, machine: Machine) -> str:
 
     The machine's peak and bandwidth decide what limits the case.
     """
-    work = case.problem
+    problem = case.problem
     # If the peak is unknown, only the memory time counts.
-    compute_seconds = work.flops / machine.peaks.get(work.dtype, math.inf)
-    memory_seconds = work.bytes / machine.bandwidth
+    compute_seconds = problem.flops / machine.peaks.get(problem.dtype, math.inf)
+    memory_seconds = problem.bytes / machine.bandwidth
     if max(compute_seconds, memory_seconds) < _LAUNCH:
         return "small"
     if memory_seconds > compute_seconds:
@@ -224,10 +224,10 @@ def _record_faults(rows: pd.DataFrame, faults: Faults) -> None:
     faults.record(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
     faults.record(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hexadecimal hash")
     for name in _ORDINALS:
-        value = rows[name]
-        is_ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
+        numbers = rows[name]
+        is_ordinal = (numbers >= 0) & (numbers < 2**31) & (numbers % 1 == 0)
         faults.record(
-            value.notna() & ~is_ordinal, f"{name} is not a whole number from 0 to 2,147,483,647"
+            numbers.notna() & ~is_ordinal, f"{name} is not a whole number from 0 to 2,147,483,647"
         )
     time, lo, hi = rows["time_us"], rows["time_lo_us"], rows["time_hi_us"]
     faults.record(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
@@ -296,7 +296,7 @@ def _fleet(
         # A reading of 0 means that the sensor has no value.
         sensors={name: arranged(table[name].where(table[name] != 0)) for name in SENSORS},
         throttled={
-            reason: arranged([reason in reasons for reasons in reasons_of_rows], False)
+            reason: arranged([reason in reasons for reasons in reasons_of_rows], empty=False)
             for reason in all_reasons
         },
     )

@@ -69,7 +69,7 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
             "not the cause.",
         )
     # 2. Say why the clock is lower.
-    lower = f"Its clock is {-math.expm1(clock):.1%} lower than the fleet's median"
+    finding = f"Its clock is {-math.expm1(clock):.1%} lower than the fleet's median"
     causes = list(_clock_causes(fleet, speeds, i))
     explanation = "; ".join(words for _, words in causes) or (
         "the recording does not show why the clock is lower"
@@ -79,9 +79,9 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     leaves_too_much = speed - clock < math.log1p(-margin)
     explains_too_little = clock > _MOST * speed
     if leaves_too_much or explains_too_little:
-        return SlowCause("", f"{lower}, which explains only part of the slowness; {explanation}.")
+        return SlowCause("", f"{finding}, which explains only part of the slowness; {explanation}.")
     codes = ", ".join(code for code, _ in causes) or "unknown reason"
-    return SlowCause(f"clock: {codes}", f"{lower}, which explains the slowness; {explanation}.")
+    return SlowCause(f"clock: {codes}", f"{finding}, which explains the slowness; {explanation}.")
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:

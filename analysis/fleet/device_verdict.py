@@ -200,9 +200,9 @@ def _cause(
 
 
 def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Return True if a fleet of this size and spread plausibly has a device this slow.
+    """Return True if a fleet of this size and spread plausibly has a device as slow as ``i``.
 
-    Return None if the spread is unknown.
+    Return None if the spread is unknown. The device has a speed in the overall kind of anchor.
     """
     if math.isnan(speeds.spread):
         return None
@@ -213,8 +213,8 @@ def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
     # Without spread and noise, no device would differ from the median.
     if not deviation:
         return False
-    expected_as_slow = count * ndtr(float(overall.log[i]) / deviation)
-    return bool(expected_as_slow >= _CHANCE)
+    expected_count = count * ndtr(float(overall.log[i]) / deviation)  # of devices as slow as this
+    return bool(expected_count >= _CHANCE)
 
 
 def _not_slow_sentence(

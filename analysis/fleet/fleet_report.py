@@ -156,7 +156,7 @@ def findings(report: FleetReport) -> list[str]:
     speeds, count = report.speeds, len(report.verdicts)
     sentences = []
     if count == 1:
-        sentences.append(f"There is only one {report.noun}, so it cannot be compared with others.")
+        sentences.append(f"Only one {report.noun} was timed, so it cannot be compared with others.")
     elif count < MIN_GPUS:
         sentences += _pair_sentences(report)
     elif speeds.overall:
@@ -252,6 +252,8 @@ def _interference_sentences(
 ) -> list[str]:
     """Say whether the GPUs of a node slow each other down.
 
+    At most five slowed nodes have a sentence of their own. One sentence counts the others.
+
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
         device_counts: number of GPUs on each node of the fleet. If no node has several GPUs and
@@ -274,17 +276,17 @@ def _interference_sentences(
             for kind, change in node_change.kinds.items()
             if change.slowed
         ]
-        where = _node_words(node_change.node, device_counts)
+        node_words = _node_words(node_change.node, device_counts)
         if slowed:
             sentences.append(
-                f"While all {noun}s of {where} work, these anchors take longer: "
+                f"While all {noun}s of {node_words} work, these anchors take longer: "
                 f"{', '.join(slowed)}."
             )
         # The slowdown may be significant only over all kinds together.
         elif node_change.all.slowed:
             sentences.append(
-                f"While all {noun}s of {where} work, anchors of all kinds together take longer by "
-                f"{_slowdown(node_change.all)}."
+                f"While all {noun}s of {node_words} work, anchors of all kinds together take "
+                f"longer by {_slowdown(node_change.all)}."
             )
         else:
             undisturbed.append(node_change)
@@ -297,19 +299,19 @@ def _interference_sentences(
     # 2. Say in one sentence that the other nodes are not slowed.
     if undisturbed:
         if len(interference) == 1:
-            where = _node_words(interference[0].node, device_counts)
+            undisturbed_nodes = _node_words(interference[0].node, device_counts)
         elif len(interference) == len(device_counts):
-            where = f"{len(undisturbed)} of {len(interference)} nodes"
+            undisturbed_nodes = f"{len(undisturbed)} of {len(interference)} nodes"
         else:
-            where = (
+            undisturbed_nodes = (
                 f"{len(undisturbed)} of the {len(interference)} nodes that were timed with one "
                 f"{noun} at a time and with all {noun}s in parallel"
             )
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
         sentences.append(
             f"Working in parallel causes no significant slowdown above {TOLERANCE:.0%} for the "
-            f"{noun}s of {where}: anchors take {ratio:.3f} times as long as when one {noun} works "
-            "at a time."
+            f"{noun}s of {undisturbed_nodes}: anchors take {ratio:.3f} times as long as when one "
+            f"{noun} works at a time."
         )
     return sentences
 
@@ -329,7 +331,8 @@ def _slowdown(change: SpeedChange) -> str:
 def report_text(report: FleetReport) -> str:
     """Return the report as text: a table of GPUs, the slowest first, then sentences about them.
 
-    The table is left out if no speed is known.
+    The table is left out if no speed is known. The text has at most 20 GPUs in the table, and at
+    most 20 sentences about single GPUs, those about slow GPUs before those about throttled ones.
     """
     recording, speeds = report.anchors.recording, report.speeds
     devices = counted(len(report.verdicts), report.noun)
@@ -350,9 +353,9 @@ def report_text(report: FleetReport) -> str:
     notable.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
     lines += ["", *(f"• {verdict.sentence}" for verdict in notable[:_LISTED])]
     if len(notable) > _LISTED:
-        more = counted(len(notable) - _LISTED, f"more {report.noun}")
-        verb = "is" if len(notable) == _LISTED + 1 else "are"
-        lines.append(f"• {more} {verb} slow or throttled; fleet.json lists all.")
+        unlisted = len(notable) - _LISTED
+        more = counted(unlisted, f"more {report.noun} is", f"more {report.noun}s are")
+        lines.append(f"• {more} slow or throttled; fleet.json lists all.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
 
 
@@ -364,12 +367,12 @@ def _table(report: FleetReport) -> Iterator[str]:
     sensors = [name for name in _SENSOR_HEADS if np.isfinite(overall.sensors[name]).any()]
     slowest_first = report.slowest_first
     listed, unlisted = slowest_first[:_LISTED], slowest_first[_LISTED:]
-    # 1. Write the head: name, speed, interval, speeds in other kinds, sensors, verdict.
-    width = max(len(report.verdicts[i].name) for i in listed)
-    names = [*other_kinds, *(_SENSOR_HEADS[name] for name in sensors)]
-    widths = [max(8, len(name) + 2) for name in names]
-    head = "".join(f"{name:>{size}}" for name, size in zip(names, widths, strict=True))
-    yield f"{'':{width}}{'speed':>8}  {'95%':15}{head}  verdict"
+    # 1. Write the header: name, speed, interval, speeds in other kinds, sensors, verdict.
+    name_width = max(len(report.verdicts[i].name) for i in listed)
+    heads = [*other_kinds, *(_SENSOR_HEADS[name] for name in sensors)]
+    widths = [max(8, len(head) + 2) for head in heads]
+    header = "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
+    yield f"{'':{name_width}}{'speed':>8}  {'95%':15}{header}  verdict"
     # 2. Write a line for each of the slowest GPUs.
     for i in listed:
         verdict = report.verdicts[i]
@@ -377,8 +380,8 @@ def _table(report: FleetReport) -> Iterator[str]:
         interval = f"{_percent(overall.lo[i])} – {_percent(overall.hi[i])}"
         cells = [_percent(speeds.kinds[kind].speed[i]) for kind in other_kinds]
         cells += [_whole(overall.sensors[name][i]) for name in sensors]
-        row = "".join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
-        yield f"{verdict.name:{width}}{speed:>8}  {interval:15}{row}  {verdict.verdict}"
+        row = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        yield f"{verdict.name:{name_width}}{speed:>8}  {interval:15}{row}  {verdict.verdict}"
     # 3. Summarise the other GPUs in a line.
     if unlisted:
         speeds_of_others = overall.speed[unlisted]

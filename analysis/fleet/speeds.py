@@ -285,7 +285,7 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
 
 
 def _speeds(
-    fleet: Fleet, kind: str, phase: NDArray[np.intp], time_deviation: float, scatter: float
+    fleet: Fleet, kind: str, phase: NDArray[np.intp], time_deviation: float, usual_scatter: float
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the devices' speeds in a kind of anchor, and the scatter of the anchors of that kind.
 
@@ -297,8 +297,9 @@ def _speeds(
         kind: the kind of anchor.
         phase: phase to use for each device and anchor, from :func:`_phases`.
         time_deviation: result of :func:`_deviation_between_times`.
-        scatter: scatter of the anchors of another kind. It is used if no device was timed on
-            several anchors of this kind, because this kind's scatter cannot be estimated then.
+        usual_scatter: scatter of the anchors of another kind, or NaN if it is unknown. It is used
+            if no device was timed on several anchors of this kind, because this kind's scatter
+            cannot be estimated then.
     """
     # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)
@@ -321,7 +322,7 @@ def _speeds(
         # Both arrays have one row: how much longer the second device takes than the first.
         differences = log_times[1:] - log_times[:1]
         difference_errors = np.hypot(errors[0], errors[1])[np.newaxis]
-        medians = _medians(differences, difference_errors, scatter)
+        medians = _medians(differences, difference_errors, usual_scatter)
         # Both devices may also have changed their speed between two measurements.
         difference_variance = medians.variance + 2 * time_deviation**2
         # The middle between two devices is half their difference away from each of them.
@@ -330,7 +331,7 @@ def _speeds(
         # Each device contributes half of the variance of the difference.
         variance = np.repeat(difference_variance / 2, 2)
     else:
-        medians = _medians(median_of(log_times) - log_times, errors, scatter)
+        medians = _medians(median_of(log_times) - log_times, errors, usual_scatter)
         log_speed = medians.median - float(median_of(medians.median))
         variance = medians.variance + time_deviation**2
         halves = Z95 * np.sqrt(variance + _median_variance(log_speed, variance))
@@ -401,9 +402,10 @@ def _deviation_between_times(fleet: Fleet) -> float:
         if np.isfinite(node_changes).sum() > 1:
             residuals[members] = node_changes - median_of(node_changes)
             compared_nodes += 1
-    # 2. Average the squared deviations with the assumed one. One degree of freedom is lost per
-    #    node, whose median was subtracted. A change is a difference of two measurements, so it has
-    #    twice the variance of one.
+    # 2. Average the squared deviations with the assumed one. Over all residuals, the sum of squares
+    #    is about ``count * spread**2``. One degree of freedom is lost per node, whose median was
+    #    subtracted. A change is a difference of two measurements, so it has twice the variance of
+    #    one.
     count = int(np.isfinite(residuals).sum())
     degrees = count - compared_nodes
     sum_of_squares = _ASSUMED_AS * _ASSUMED**2
@@ -480,8 +482,10 @@ def _node_changes(
     lo = np.exp(medians.median - half)
     hi = np.exp(medians.median + half)
     slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
-    columns = (ratio.tolist(), lo.tolist(), hi.tolist(), slowed.tolist())
-    return [SpeedChange(*row) for row in zip(*columns, strict=True)]
+    return [
+        SpeedChange(float(ratio[i]), float(lo[i]), float(hi[i]), bool(slowed[i]))
+        for i in range(len(ratio))
+    ]
 
 
 def _error_of_median(errors: Array) -> Array:

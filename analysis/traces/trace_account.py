@@ -305,7 +305,8 @@ class _Sums:
         self._hosts: list[DeviceTime] = []
         self._names: dict[str, None] = {}  # names of devices, in order of appearance
         self._without_kernel = 0
-        self._with_shapes, self._with_strides = False, True
+        self._with_shapes = False
+        self._with_strides = True
         self._left_out = 0
 
     def add(self, trace: TraceEvents) -> None:
@@ -343,14 +344,17 @@ class _Sums:
             self._gpu_sums[key].add_kernels([kernel])
         # 2. Add up the calls by name, shape and module.
         for call, kernels in kernels_by_call.items():
-            for works, pass_kernels in _by_pass(products.works.get(call, ()), kernels):
-                self._gpu_sums[_key(trace, joined, call, works)].add_kernels(pass_kernels)
+            works = products.works.get(call, ())
+            if any_tensor_cores(name for name, _ in kernels):
+                works = _in_tf32(works)
+            for pass_works, pass_kernels in _by_pass(works, kernels):
+                self._gpu_sums[_key(trace, joined, call, pass_works)].add_kernels(pass_kernels)
         self._without_kernel += sum(call not in kernels_by_call for call in products.works)
 
     def _add_host_times(
         self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls
     ) -> None:
-        """Add the times of the operations in a CPU's trace."""
+        """Add the times of the operations in a CPU's trace, and the span of the trace."""
         begins, ends = [], []
         names = trace.host.name
         children: dict[int, list[int]] = defaultdict(list)
@@ -427,7 +431,7 @@ class _ProductCalls:
 
 
 def _products(trace: TraceEvents, joined: TraceJoin) -> _ProductCalls:
-    """Return the calls of matrix operations with known shapes."""
+    """Find the calls of matrix operations with known shapes that contain no other such call."""
     # 1. Find the calls whose inputs show what they compute.
     works_by_inputs = [works_of(inputs) for inputs in trace.inputs]
     inputs, parent = trace.host.inputs, joined.parent
@@ -439,11 +443,11 @@ def _products(trace: TraceEvents, joined: TraceJoin) -> _ProductCalls:
     # 2. Leave out calls that contain another such call, as aten::linear contains aten::addmm.
     outer: set[int] = set()
     for event in all_works:
-        around = parent[event]
-        # Everything around an outer event is already in the set.
-        while around != NOTHING and around not in outer:
-            outer.add(around)
-            around = parent[around]
+        outer_event = parent[event]
+        # Everything around an event of the set is already in the set.
+        while outer_event != NOTHING and outer_event not in outer:
+            outer.add(outer_event)
+            outer_event = parent[outer_event]
     works = {event: computed for event, computed in all_works.items() if event not in outer}
     # 3. Find the call around each operation. Outer operations come first in the order, so the
     # result of a parent is known before its children.
@@ -462,38 +466,36 @@ def _by_pass(
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
     If a kernel's name does not show which gradient the kernel computes, its time is divided in
-    proportion to the times of the kernels whose names do. If any kernel uses Tensor Cores, GEMMs
-    and convolutions in fp32 are returned in tf32.
+    proportion to the times of the kernels whose names do.
 
     Args:
-        works: problems that the call computes.
+        works: problems that the call computes; empty if they are not known.
         kernels: name and time in ns of each kernel.
 
     Returns:
         Problems with their kernels: one entry for each gradient, or one entry with all kernels.
     """
-    names = [name for name, _ in kernels]
-    if any_tensor_cores(names):
-        works = _in_tf32(works)
-    # 1. For each pass, sum the times of the kernels whose names contain only this pass. If there is
-    # only one pass, or if a sum is 0, the kernels cannot be divided.
-    passes = {work.pass_: work for work in works if isinstance(work, Conv)}
-    named_passes = {name: [pass_ for pass_ in passes if pass_ in name.lower()] for name in names}
-    named_ns = dict.fromkeys(passes, 0.0)
+    # 1. Find the pass of each kernel whose name contains only one of the passes, and sum the times
+    # of each pass. If there is only one pass, or if a sum is 0, the kernels cannot be divided.
+    work_by_pass = {work.pass_: work for work in works if isinstance(work, Conv)}
+    pass_by_name: dict[str, str] = {}
+    named_ns = dict.fromkeys(work_by_pass, 0.0)
     for name, ns in kernels:
-        if len(named_passes[name]) == 1:
-            named_ns[named_passes[name][0]] += ns
-    if len(passes) < 2 or not all(named_ns.values()):
+        passes_in_name = [pass_ for pass_ in work_by_pass if pass_ in name.lower()]
+        if len(passes_in_name) == 1:
+            pass_by_name[name] = passes_in_name[0]
+            named_ns[passes_in_name[0]] += ns
+    if len(work_by_pass) < 2 or not all(named_ns.values()):
         return [(works, list(kernels))]
     # 2. Give each pass its kernels, and a share of the others, such as transposes.
     total_ns = sum(named_ns.values())
     divided: list[tuple[tuple[Work, ...], list[tuple[str, float]]]] = []
-    for pass_, work in passes.items():
+    for pass_, work in work_by_pass.items():
         pass_kernels = []
         for name, ns in kernels:
-            if len(named_passes[name]) != 1:
+            if name not in pass_by_name:
                 pass_kernels.append((name, ns * named_ns[pass_] / total_ns))
-            elif pass_ in named_passes[name]:
+            elif pass_by_name[name] == pass_:
                 pass_kernels.append((name, ns))
         divided.append(((work,), pass_kernels))
     return divided
@@ -534,7 +536,7 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
             activity_begin = device.begin[activity]
             activity_end = activity_begin + device.duration[activity]
             if activity_begin > end:
-                reason = _idle_reason(trace, joined, call_before, (latest, activity), end)
+                reason = _idle_reason(trace, joined, call_before, latest, activity, end)
                 idle_us[reason] += (activity_begin - end) / 1e3
             if activity_end >= end:
                 end = activity_end
@@ -564,21 +566,28 @@ def _idle_reason(
     trace: TraceEvents,
     joined: TraceJoin,
     call_before: Mapping[int, int],
-    around: tuple[int, int],
+    activity_before: int,
+    activity_after: int,
     idle_begin: int,
 ) -> str:
     """Return the reason why a device was idle between two activities.
 
-    ``call_before`` is the result of :func:`_calls_before`. ``around`` has the positions of the
-    activities before and after the idle time, which begins at ``idle_begin`` (in ns).
+    Args:
+        trace: the events of the trace.
+        joined: the links between these events.
+        call_before: result of :func:`_calls_before`.
+        activity_before: position of the activity whose end is the beginning of the idle time.
+        activity_after: position of the activity whose beginning is the end of the idle time.
+        idle_begin: time at which the idle time begins, in ns.
     """
     # 1. Check whether an activity next to the idle time copies between host and device.
     host, device = trace.host, trace.device
-    copies = [trace.names[device.name[i]] for i in around if device.kind[i] == COPY]
-    if any("HtoD" in name or "DtoH" in name for name in copies):
-        return COPY_BOUND
+    for activity in (activity_before, activity_after):
+        name = trace.names[device.name[activity]]
+        if device.kind[activity] == COPY and ("HtoD" in name or "DtoH" in name):
+            return COPY_BOUND
     # 2. Check whether the next activity was launched before the idle time.
-    call = joined.launch[around[1]]
+    call = joined.launch[activity_after]
     if call == NOTHING:
         return UNKNOWN_IDLE
     if _end(host, call) <= idle_begin:

@@ -192,24 +192,25 @@ def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...
     """Return the names of the GPUs that have events, without repetitions.
 
     If the trace lists none of these GPUs, the result has the names of all GPUs of the node. Entries
-    that are not mappings are ignored, and so are GPUs without a name.
+    that are not mappings are ignored, and so are GPUs without a name. The order is that of the
+    list.
 
     Args:
         device_list: the trace's list of the node's GPUs, which may be missing or damaged.
         used_ids: ids of the devices with events.
     """
     entries = device_list if isinstance(device_list, list) else []
-    name_by_id: dict[int, str] = {}
+    all_names: list[str] = []
+    used_names: list[str] = []
     for entry in entries:
         if not isinstance(entry, dict):
             continue
         name = _short_text(entry.get("name"))
         if name:
-            name_by_id[_id(entry.get("id"))] = name
-    names = [name for device_id, name in name_by_id.items() if device_id in used_ids]
-    if not names:
-        names = list(name_by_id.values())
-    return tuple(dict.fromkeys(names))
+            all_names.append(name)
+            if _id(entry.get("id")) in used_ids:
+                used_names.append(name)
+    return tuple(dict.fromkeys(used_names or all_names))
 
 
 class _Columns:
@@ -481,7 +482,7 @@ class _Nesting(NamedTuple):
 
 
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
-    """Find the operation and the modules around each host event.
+    """Find the operation and the modules around each host event, and each operation's own time.
 
     ``order`` has the host's events sorted by thread and start time. If several events begin at the
     same time, the longest comes first.
@@ -492,7 +493,8 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     own_ns = list(host.duration)
     paths: dict[tuple[int, int], int] = {}  # position of a module's path, by outer path and name
     modules: list[str] = []
-    # Stack of the events that are running on the thread: end, operation and path of each.
+    # Stack of the events that are running on the thread: the end of each, and the innermost
+    # operation and the path of modules for the events within it.
     running: list[tuple[int, int, int]] = []
     thread = NOTHING
     for event in order:
@@ -510,9 +512,10 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
             earliest_end = max(earliest_end, end - _SLACK_NS)
         while running and running[-1][0] < earliest_end:  # the first number is the event's end
             running.pop()
-        operation, path = NOTHING, NOTHING
+        outer_operation, path = NOTHING, NOTHING
         if running:
-            _, operation, path = running[-1]
+            _, outer_operation, path = running[-1]
+        parent[event] = outer_operation
         # 2. A module extends the path of modules.
         if kind == MODULE:
             key = path, host.name[event]
@@ -521,14 +524,14 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
                 name = trace.names[host.name[event]]
                 modules.append(f"{modules[path]}.{name}" if path != NOTHING else name)
             path = paths[key]
-        parent[event], module[event] = operation, path
+        module[event] = path
         # 3. The time of an operation or annotation does not count for the one around it.
-        if kind in (OPERATION, ANNOTATION):
-            if operation != NOTHING:
-                own_ns[operation] -= host.duration[event]
-            operation = event
+        is_operation = kind in (OPERATION, ANNOTATION)
+        if is_operation and outer_operation != NOTHING:
+            own_ns[outer_operation] -= host.duration[event]
+        # 4. No event is within a launch. All other events are around the events within them.
         if kind != LAUNCH:
-            running.append((end, operation, path))
+            running.append((end, event if is_operation else outer_operation, path))
     return _Nesting(parent, own_ns, module, modules)
 
 

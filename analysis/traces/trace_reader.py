@@ -168,7 +168,11 @@ class _Window:
             return value
 
     def items(self) -> Iterator[Any]:
-        """Yield the values of the list that begins at the next character."""
+        """Yield the values of the list whose ``[`` is the next character.
+
+        Raises:
+            UserError: if a value cannot be read, or if the list ends too early.
+        """
         self.skip()
         if self.next_character() == "]":
             self.skip()

@@ -139,16 +139,17 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
         raise ValueError("not the gradient of a weight")
     # Only the vector of integers after A and B tells the number of experts. It has one element for
     # each expert: the end of the expert's rows. Scales, which may come before it, are not integers.
-    lengths = [
+    vector_lengths = [
         sizes[0]
         for sizes, type_name in zip(inputs.dims[2:], inputs.types[2:], strict=False)
         if type_name == "int" and len(sizes) == 1
     ]
-    if not lengths:
+    if not vector_lengths:
         raise ValueError("no vector tells the number of experts")
+    experts = vector_lengths[0]
     n, m = a.sizes
     k = b.sizes[1]
-    return [GroupedGemm(m, n, k, lengths[0], dtype, layout, WGRAD)]
+    return [GroupedGemm(m, n, k, experts, dtype, layout, WGRAD)]
 
 
 def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_: str) -> list[Work]:
@@ -184,7 +185,10 @@ def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``, or () for ``[]``."""
+    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``, or () for ``[]``.
+
+    Any other text raises a ValueError.
+    """
     match = _NUMBERS.fullmatch(text)
     if match is None:
         raise ValueError("the setting is not a list of whole numbers")

@@ -461,6 +461,12 @@ def test_a_gain_is_never_minus_zero(h100: Basis) -> None:
     assert "  +0.0%      +0.0% to +0.0%  " in text
 
 
+def test_a_text_without_levers_has_single_blank_lines(h100: Basis) -> None:
+    (found,) = audit(GPT2, STEP, Runtime(), [h100], LeverSearch(("vocab",)))
+    assert "\n\n\n" not in as_text(replace(found.report, levers=[]))
+    assert "\n\n\n" not in as_text(found.report)
+
+
 def test_pages_have_every_product_and_lever(gpt2: Captured, h100: Basis, tmp_path: Path) -> None:
     account: Account = account_of(gpt2, Runtime(), h100)
     levers = levers_of(h100, ("vocab",))

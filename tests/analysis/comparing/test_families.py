@@ -147,6 +147,18 @@ def test_files_are_written(folder: Path) -> None:
     assert len((folder / "families.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(table)
 
 
+def test_a_shape_that_only_a_search_timed_does_not_lack_the_library(tmp_path: Path) -> None:
+    shape = Gemm(128, 128, 128, "bf16")
+    rows = [
+        *ROWS,
+        ("families", shape, "cublas", "", 4.0),
+        ("candidates", shape, "triton-tiled", "bm=64", 5.0),
+    ]
+    folder = recording(tmp_path / "nvidia-h100-sxm", rows)
+    text = write_families(load(folder), compare_families(load(folder)))
+    assert "vendor library was not timed (number of shapes: 1)" in text
+
+
 def test_a_recording_without_kernels_of_ours_says_what_to_do(tmp_path: Path) -> None:
     folder = recording(tmp_path / "nvidia-h100-sxm", [("square", LARGE, "cublas", "", 200.0)])
     with pytest.raises(UserError, match="run `make families` on a GPU with sm_80"):

@@ -171,7 +171,7 @@ def test_the_legend_of_a_fleet_counts_gpus_without_a_clock(tmp_path: Path) -> No
 
 def test_of_one_gpu_there_is_nothing_to_compare(tmp_path: Path) -> None:
     report = make_report(record_fleet(tmp_path / "x", simulate(Setting(1, 1), 0)[0]), 0.05)
-    assert findings(report) == ["There is only one GPU, so it cannot be compared with others."]
+    assert findings(report) == ["Only one GPU was timed, so it cannot be compared with others."]
     assert draw_fleet(report) is None
     (gpu,) = report_json(report)["gpus"]
     assert (gpu["speed"], gpu["verdict"]) == (None, "ordinary")

@@ -130,6 +130,7 @@ def test_without_the_record_of_its_launch_the_external_id_names_it(tmp_path: Pat
     [
         ([{"id": 0, "name": "A"}, {"id": 1, "name": "B"}], ("A",)),
         ([{"id": 3, "name": "A"}, {"id": 4, "name": "A"}], ("A",)),
+        ([{"name": "A"}, {"name": "B"}], ("A", "B")),
         ([{"id": 0}, {"name": "B"}, 7, {"id": 0, "name": 8}], ("B",)),
         ({"id": 0}, ()),
         (None, ()),
