@@ -38,7 +38,7 @@ class AttentionShapes(NamedTuple):
     width: Array
     seen: Array
 
-    def where(self, selection: Any) -> AttentionShapes:
+    def take(self, selection: Any) -> AttentionShapes:
         """Return the shapes that an array of indices or a boolean mask selects."""
         return AttentionShapes(*(sizes[selection] for sizes in self))
 
@@ -55,8 +55,8 @@ class AttentionShapes(NamedTuple):
 
     def bytes(self) -> Array:
         """Return the bytes of 16-bit queries, keys, values and results, each moved once."""
-        # Results are as large as queries, and values as large as keys. With a window, each
-        # additional query sees one additional key.
+        # Results are as large as queries, and values as large as keys. With a window, each query
+        # sees one key that its predecessor does not see, so about one key per query is added.
         query_and_result_vectors = 2 * self.heads * self.queries
         keys_read = np.minimum(self.seen + self.queries, self.keys)
         key_and_value_vectors = 2 * self.kv_heads * keys_read

@@ -76,7 +76,7 @@ class AdviceFinding:
         if _cause(best) == "alignment" and step is not None:
             # Sizes below 16 may become multiples of only 4, such as 4 channels instead of 3.
             multiple = min(max(_UNIT, aligned_multiple(best.problem)), step)
-            action = f"{make_multiple} of {multiple}, because misalignment costs time"
+            action = f"{make_multiple} of {multiple} to align rows"
         elif step is not None and step >= _CLEAR_STEP:
             action = f"{make_multiple} of {step}"
         else:

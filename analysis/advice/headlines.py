@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis.advice.findings import kind_of_change
 from analysis.advice.recommend import Advice
@@ -17,11 +16,18 @@ from analysis.advice.verdict import DO_IT, EVIDENCE, LEAVE_IT, LIKELY, VERDICTS
 from analysis.model.fitted import Analysis
 from analysis.recordings.load import bursts
 from analysis.recordings.runs import health_lines
-from analysis.slices.series import NEARLY, alignment_series, fast_from, layout_series, square_series
+from analysis.slices.series import (
+    NEARLY,
+    alignment_series,
+    fast_from,
+    layout_series,
+    mean_ratio,
+    square_series,
+)
 from analysis.units import rate
 from kernels.common.counts import counted
 from kernels.problem import Problem
-from sweeps.timing.statistics import Z95, median_interval
+from sweeps.timing.statistics import median_interval
 
 UNUSABLE_LINE = (
     "These times do not support any conclusion. Run the sweep again, on a quieter machine if "
@@ -210,7 +216,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     groups = {along.upper(): group for along, group in misaligned.groupby("along")}
     if min(map(len, groups.values())) < _LEAST:
         groups = {"": misaligned}
-    means = {name: _mean_ratio(group) for name, group in groups.items()}
+    means = {name: mean_ratio(group) for name, group in groups.items()}
     texts = [
         f"{speed:.0%} ({_percent_interval(lo, hi)}){f' along {name}' if name else ''}"
         for name, (speed, lo, hi) in means.items()
@@ -264,7 +270,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
     pairs = layout_series(table)
     if len(pairs) < _LEAST:
         return None
-    mean, lo, hi = _mean_ratio(pairs, "ratio")
+    mean, lo, hi = mean_ratio(pairs, "ratio")
     faster = int((pairs["ratio_lo"] > 1).sum())
     slower = int((pairs["ratio_hi"] < 1).sum())
     return Headline(
@@ -430,25 +436,6 @@ def sizes_line(advice: Sequence[Advice]) -> str:
         f"{len(advice):,} queries (pad and choose for {shapes}): "
         f"{counted(confirmed, 'confirmed improvement')}, {counted(likely, 'likely improvement')}."
     )
-
-
-def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
-    """Return the geometric mean of at least two ratios, and an interval of at least 95% for it.
-
-    The interval combines the scatter of the ratios with the uncertainty of each ratio, which
-    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. The scatter
-    already includes errors that differ from ratio to ratio, so the interval is wider than a 95%
-    interval. It only allows for errors that ratios share, such as that of a common base.
-    """
-    logs = np.log(rows[name].to_numpy(float))
-    log_lo = np.log(rows[f"{name}_lo"].to_numpy(float))
-    log_hi = np.log(rows[f"{name}_hi"].to_numpy(float))
-    # A ratio without an interval adds no uncertainty of its own.
-    errors = np.nan_to_num((log_hi - log_lo) / 2 / Z95)
-    variance = (np.var(logs, ddof=1) + np.mean(errors**2)) / len(logs)
-    half_interval = stats.t.ppf(0.975, len(logs) - 1) * math.sqrt(variance)
-    mean = float(logs.mean())
-    return math.exp(mean), math.exp(mean - half_interval), math.exp(mean + half_interval)
 
 
 def _interval_text(lo: str, hi: str) -> str:

@@ -14,7 +14,6 @@ from analysis.advice.sizes import (
     ANY_DIMENSION,
     SizeConstraints,
     changed,
-    dimensions,
     sizes_near,
     with_sizes,
 )
@@ -102,7 +101,8 @@ def options_of(
     The sizes and FLOPs of all variants are within the limits of the query. If there are few
     combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all of them are tried.
     Otherwise, the dimensions are first changed one at a time, and then the best of these changes
-    are combined. Measured problems nearby are tried, too.
+    are combined. Measured problems nearby are tried, too. The dimensions of a sequence's length
+    change together.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -184,13 +184,17 @@ def _first_options(
         question.constraints,
     )
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
-        combined = [
-            option for option in _combined(problem, sizes) if question.allows_flops(problem, option)
+        tried = list(_combined(problem, sizes))
+        is_complete = True
+    else:
+        tried = [
+            option
+            for group, values in sizes.items()
+            for option in _combined(problem, {group: values})
         ]
-        return _ordered(problem, [*near, *combined]), True
-    # A single change needs no check of its FLOPs, because they are proportional to the size.
-    single_changes = [{name: value} for name, values in sizes.items() for value in values]
-    return _ordered(problem, [*near, *with_sizes(problem, single_changes)]), False
+        is_complete = False
+    allowed = [option for option in tried if question.allows_flops(problem, option)]
+    return _ordered(problem, [*near, *allowed]), is_complete
 
 
 def _combinations_of_best(
@@ -203,18 +207,19 @@ def _combinations_of_best(
     problem = options[0]
     time_us_of = dict(zip(options, frame["time_us"], strict=True))
 
-    def best_sizes(name: str) -> list[int]:
-        """Return a dimension's current size and its best sizes, in increasing order.
+    def best_sizes(group: Sequence[str]) -> list[int]:
+        """Return the current size of a group of dimensions and its best sizes, in increasing order.
 
-        The best sizes are chosen from the options that change no other dimension.
+        The best sizes are chosen from the options that change no dimension outside of the group.
         """
-        candidates = [option for option in options if set(changed(problem, option)) <= {name}]
+        candidates = [option for option in options if set(changed(problem, option)) <= {*group}]
         # The time per unit of work ranks the options of both kinds of queries.
         candidates.sort(key=lambda option: time_us_of[option] / question.work(problem, option))
-        best = [getattr(option, name) for option in candidates[:_BEST_SIZES]]
-        return sorted({getattr(problem, name), *best})
+        best = [getattr(option, group[0]) for option in candidates[:_BEST_SIZES]]
+        return sorted({getattr(problem, group[0]), *best})
 
-    combined = _combined(problem, {name: best_sizes(name) for name in dimensions(problem)})
+    groups = question.constraints.groups(problem)
+    combined = _combined(problem, {group: best_sizes(group) for group in groups})
     return [
         option
         for option in combined
@@ -231,10 +236,18 @@ def _tile_edges(model: Model, dtype: str) -> list[int]:
     return sorted(edge for edge in edges if edge.bit_count() > 1)
 
 
-def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
-    """Yield the problem with every valid combination of the given sizes."""
-    products = itertools.product(*sizes.values())
-    return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
+def _combined(
+    problem: Problem, sizes: Mapping[tuple[str, ...], Sequence[int]]
+) -> Iterator[Problem]:
+    """Yield the problem with every valid combination of the given sizes.
+
+    ``sizes`` has the sizes to try for each group of dimensions that change together.
+    """
+    combinations = [
+        {name: value for group, value in zip(sizes, values, strict=True) for name in group}
+        for values in itertools.product(*sizes.values())
+    ]
+    return with_sizes(problem, combinations)
 
 
 def _ordered(problem: Problem, options: Sequence[Problem]) -> list[Problem]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.advice.options import Question
 from analysis.advice.sizes import aligned_multiple, changed, misaligned
-from kernels.common.counts import counted
+from kernels.common.counts import counted, enumerated
 from kernels.problem import TIMED_DTYPES, Problem
 
 _LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
@@ -42,7 +42,8 @@ def why(
     parts that tiles, waves and bytes contribute. The remainder is attributed to the first of these
     causes that applies:
 
-    - alignment, if the remainder is a gain and the alignment improves;
+    - alignment, together with any other size that changes, if the remainder is a gain and the
+      alignment improves;
     - on a GPU, another kernel of the vendor library, if the tile or the split of K changes;
     - a trend of similar shapes if the gain is predicted, or an unknown cause if the gain is
       measured.
@@ -163,14 +164,19 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
-    """Name the misaligned sizes that change.
+    """Name the misaligned sizes that change, and the other sizes whose change may contribute.
 
     If ``assumed`` is True, add that the price of misalignment is assumed.
     """
-    names = [name.upper() for name in misaligned(problem, option)]
+    misaligned_names = [name.upper() for name in misaligned(problem, option)]
+    other_names = [
+        name.upper() for name in changed(problem, option) if name.upper() not in misaligned_names
+    ]
+    also = f" and the change of {enumerated(other_names)}" if other_names else ""
+    verb = "is not a multiple" if len(misaligned_names) == 1 else "are not multiples"
+    fact = f"{enumerated(misaligned_names)} {verb} of {aligned_multiple(problem)}"
     caveat = "; the price is assumed, because no such sizes were measured" if assumed else ""
-    verb = "is not a multiple" if len(names) == 1 else "are not multiples"
-    return f"alignment ({' and '.join(names)} {verb} of {aligned_multiple(problem)}{caveat})"
+    return f"alignment{also} ({fact}{caveat})"
 
 
 def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncertain: bool) -> str:

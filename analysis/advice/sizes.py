@@ -75,11 +75,27 @@ class SizeConstraints:
             if name not in self.fix and (not self.change or name in self.change)
         ]
 
+    def groups(self, problem: Problem) -> list[tuple[str, ...]]:
+        """Return the dimensions that may change, in groups whose dimensions change together.
+
+        The dimensions that :func:`role` calls a sequence are one length, so they form a group. If
+        one of them must not change, each of the others may change by itself.
+        """
+        sequence = tuple(name for name in dimensions(problem) if role(problem, name) == "sequence")
+        free = self.free(problem)
+        if not set(sequence) <= set(free):
+            sequence = ()
+        groups = [sequence] if sequence else []
+        return [*groups, *((name,) for name in free if name not in sequence)]
+
     def allow(self, problem: Problem, option: Problem) -> bool:
         """Return True if an option changes only allowed dimensions, and only to allowed sizes."""
         free = self.free(problem)
-        return all(
+        sizes_fit = all(
             name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
+        )
+        return sizes_fit and all(
+            len({getattr(option, name) for name in group}) == 1 for group in self.groups(problem)
         )
 
     def fits(self, size: int) -> bool:
@@ -178,20 +194,23 @@ def sizes_near(
     choose: bool,
     tiles: Sequence[int] = (),
     constraints: SizeConstraints = ANY_DIMENSION,
-) -> dict[str, list[int]]:
-    """Return, for each dimension, its current size and the nearby sizes that may be recommended.
+) -> dict[tuple[str, ...], list[int]]:
+    """Return the current size and the nearby sizes that may be recommended, by dimension.
+
+    A key is one of the constraints' groups: a dimension that may change, or several dimensions of
+    one size that change together.
 
     For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
     choose query, they also include the nearest smaller multiples and several sizes spread over the
     allowed window. If the constraints allow any size, and the window's ends differ by at most 16,
-    all sizes in the window are tried. A dimension that may not change has only its current size.
+    all sizes in the window are tried.
 
     ``allowance`` has the meaning of :attr:`analysis.advice.options.Question.allowance`. ``tiles``
     are edges of the vendor library's tiles; multiples of these edges are tried, too.
     """
     sizes = {}
-    free = constraints.free(problem)
-    for name in dimensions(problem):
+    for group in constraints.groups(problem):
+        name = group[0]
         size = getattr(problem, name)
         low = math.ceil(size * (1 - allowance) - _ROUNDING) if choose else size
         high = math.floor(size * (1 + allowance) + _ROUNDING)
@@ -215,7 +234,7 @@ def sizes_near(
             for candidate in candidates
             if low <= candidate <= high and candidate > 0 and constraints.fits(candidate)
         }
-        sizes[name] = sorted({size, *allowed}) if name in free else [size]
+        sizes[group] = sorted({size, *allowed})
     return sizes
 
 

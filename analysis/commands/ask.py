@@ -85,8 +85,8 @@ def predict_command(
     from analysis.advice.attention import attention_row, parse_attention
     from analysis.advice.times import times_of
 
-    # 1. Read the shapes. `problems_given` raises an error if no shape is given, so it is not called
-    # if only --attention is given.
+    # 1. Read the shapes, and find the machines. `problems_given` raises an error if no shape is
+    # given, so it is not called if only --attention is given.
     if not (gemm or conv or attention or file):
         raise UserError("no shape is given; add --gemm, --conv, --attention or --file.")
     if attention_kernel and not attention:
@@ -96,10 +96,11 @@ def predict_command(
         )
     calls = [parse_attention(text) for text in attention or ()]
     problems = problems_given(gemm, conv, file) if gemm or conv or file else []
-    # 2. Predict all shapes on each machine.
     chosen: Sequence[str | None] = machines or [None]  # None is the machine measured last
+    bases = [basis_of(machine, results) for machine in chosen]
+    # 2. Predict all shapes on each machine.
     rows_by_machine = []
-    for basis in [basis_of(machine, results) for machine in chosen]:
+    for basis in bases:
         times = times_of(problems, basis) if problems else []
         attention_rows = [attention_row(call, basis, attention_kernel) for call in calls]
         rows_by_machine.append([*times, *attention_rows])
@@ -112,7 +113,7 @@ def predict_command(
         print_json(rows if len(rows) > 1 or file else rows[0])
         return
     for row in rows:
-        prefix = f"{row['machine']}: " if len(chosen) > 1 else ""
+        prefix = f"{row['machine']}: " if len(bases) > 1 else ""
         measured = "measured " if row["evidence"] == "measured" else ""
         time = microseconds(row["time_us"])
         lo = microseconds(row["lo_us"])
@@ -198,8 +199,8 @@ def recommend_command(
 
     # 1. Without a shape, --measure times the best candidates for the recording's shapes.
     if measure and not (gemm or conv or file):
-        question_options = (pad, choose, change, fix, multiple > 1, any_size)
-        if machine is not None or json or any(question_options):
+        has_limits = bool(pad or choose or change or fix or multiple > 1 or any_size)
+        if machine is not None or json or has_limits:
             raise UserError(
                 "without a shape, --measure takes only --budget, --device, --gpu, --gpus and "
                 "--results; leave the other options out, or add --gemm, --conv or --file."

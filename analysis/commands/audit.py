@@ -213,7 +213,8 @@ def audit_command(
     check_model(model)
     if budget is not None and not measure:
         raise UserError("--budget needs --measure; add --measure, or leave --budget out.")
-    machines: list[str | None] = [*machine.split(",")] if machine else [None]
+    # None is the machine measured last or, with --measure, this machine.
+    machines: list[str | None] = [*names_in(machine, "machine")] if machine else [None]
     bases = [] if measure else [basis_of(name, results) for name in machines]
     from analysis.audit.audit import LeverSearch, audit
     from analysis.audit.audit_report import as_comparison, sources
@@ -323,7 +324,7 @@ def measured_audit(
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.audit.account import as_problem
-    from analysis.commands.confirm import basis_here, usable
+    from analysis.commands.confirm import basis_after, basis_here
     from sweeps.running.confirming import confirm_choices, explore
 
     # 1. Time the GEMMs and convolutions of the model and of the levers that are predicted to be the
@@ -342,7 +343,7 @@ def measured_audit(
     note(f"Measuring {count} …")
     run = explore(request, cases, note, quickly=True)
     # 2. Audit again with these times, and re-time the shapes that the best lever changes.
-    (measured,) = audit_on(usable(run.folder, request))
+    (measured,) = audit_on(basis_after(run.folder, request))
     planned = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
     best = next(iter(_best_first(measured.levers)), None)
     if best is None or best.gain.value <= 0:
@@ -358,7 +359,7 @@ def measured_audit(
         note("Nothing was re-timed, because the best change was not timed.")
         return [measured]
     confirm_choices(run, pairs, note)
-    return audit_on(usable(run.folder, request))
+    return audit_on(basis_after(run.folder, request))
 
 
 def _best_first(levers: Sequence[Lever]) -> list[Lever]:

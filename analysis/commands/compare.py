@@ -198,12 +198,10 @@ def _read_changes(
     shared = common_names(processes)
     old_names = {name for process in old_processes for name in process.cases}
     new_names = {name for process in new_processes for name in process.cases}
-    lost = {
-        name: reason
-        for process in new_processes
-        for name, reason in process.lost.items()
-        if name in old_names and name not in new_names
-    }
+    untimed = old_names - new_names
+    lost: dict[str, str] = {}
+    for process in new_processes:
+        lost |= {name: reason for name, reason in process.lost.items() if name in untimed}
     if not shared:
         raise _no_common_case(old, new, old_processes, new_processes)
     left_out = len((old_names | new_names) - set(shared) - set(lost))

@@ -13,7 +13,7 @@ from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.problem import Problem
-from sweeps.cases.case import CONFIRM, Contender
+from sweeps.cases.case import CONFIRM
 
 if TYPE_CHECKING:
     from analysis.advice.options import Question
@@ -94,14 +94,15 @@ def measure_best_guesses(
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
     contenders = [contender for trial in trials for contender in trial.contenders]
-    cost: dict[Contender, tuple[float, float]] = {}
-    for contender, (exploring, confirming) in seconds_of(contenders, machine_here(request)).items():
+    seconds = seconds_of(contenders, machine_here(request))
+    for contender in contenders:
         problem, implementation = contender
         # Candidates that an interrupted call has already timed are not timed again.
-        is_explored = implementation in explored.times_of(problem)
-        cost[contender] = (0.0 if is_explored else exploring, confirming)
+        if implementation in explored.times_of(problem):
+            _, to_retime = seconds[contender]
+            seconds[contender] = (0.0, to_retime)
     # 3. Measure the most promising trials that fit the budget, and keep time to re-time the best.
-    chosen = affordable(trials, cost, remaining)
+    chosen = affordable(trials, seconds, remaining)
     if not chosen:
         if trials:
             reason = "the budget is too small even for one change; give a larger --budget"
@@ -111,7 +112,7 @@ def measure_best_guesses(
         return
     queries = counted(len(trials), "query", "queries")
     note(f"Measuring the best candidates for {len(chosen):,} of {queries} …")
-    confirming_seconds = sum(pair_seconds(trial, cost) for trial in chosen)
+    confirming_seconds = sum(pair_seconds(trial, seconds) for trial in chosen)
     # This budget covers only the timing of candidates. If an interrupted call has already timed all
     # of them, re-timing may need all remaining seconds, so the budget is set to at least a second.
     measure(chosen, replace(request, budget=max(remaining - confirming_seconds, 1.0)))
@@ -149,12 +150,12 @@ def measure_questions(
     # `measurements_near` takes one factor for larger and smaller sizes. It has to be the factor of
     # shrinking by the allowance, which is the larger one: shrinking by 20% is a factor of 1.25, and
     # growing by 20% is a factor of 1.2. With an allowance of 100% or more, any size is near.
-    near = measurements_near(basis, problems, 1 / max(1 - question.allowance, 1e-9))
+    nearby = measurements_near(basis, problems, 1 / max(1 - question.allowance, 1e-9))
     trials = [
         trial_of(
             problem,
             basis.model,
-            near,
+            nearby,
             basis.library(problem),
             question,
             _CANDIDATES,
@@ -170,11 +171,11 @@ def measure_questions(
         )
         return basis
     contenders = [contender for trial in open_trials for contender in trial.contenders]
-    cost = seconds_of(contenders, this_machine)
+    seconds = seconds_of(contenders, this_machine)
     # The limit only matters on a busy machine. A quiet one finishes well within it.
-    limit = max(_LEAST_SECONDS, 2 * sum(exploring for exploring, _ in cost.values()))
+    limit = max(_LEAST_SECONDS, 2 * sum(to_explore for to_explore, _ in seconds.values()))
     folder = measure(open_trials, replace(request, budget=limit), quickly=True)
-    return usable(folder, request)
+    return basis_after(folder, request)
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
@@ -205,7 +206,7 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     return Basis(model, kind="none", source="measured now", calibrated=False)
 
 
-def usable(folder: Path, request: Request) -> Basis:
+def basis_after(folder: Path, request: Request) -> Basis:
     """Return the basis of answers after measuring; ``folder`` has the new measurements.
 
     Raises:

@@ -40,6 +40,7 @@ from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
 from sweeps.store import write_json
 
 _ALL = "all"
+_MACHINE_LINE = "{:32} {:10} {:>7}{:>8}{:>8}{:>8}  {}"  # slug, basis, rows, three errors, source
 
 
 @app.command("import")
@@ -324,13 +325,11 @@ def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False)
     if json:
         print_json(rows)
         return
-    names = ("median", "mean", "p95")
-    head = "".join(f"{name:>8}" for name in names)
-    print(f"{'machine':32} {'basis':10} {'rows':>7}{head}  source of its answers")
+    error_names = ("median", "mean", "p95")
+    print(_MACHINE_LINE.format("machine", "basis", "rows", *error_names, "source of its answers"))
     for row in rows:
-        errors = ("–" if row[name] is None else f"{row[name]:.1%}" for name in names)
-        cells = "".join(f"{error:>8}" for error in errors)
         count = "–" if row["rows"] is None else f"{row['rows']:,}"
-        print(f"{row['slug']:32} {row['basis']:10} {count:>7}{cells}  {row['source']}")
+        errors = ["–" if row[name] is None else f"{row[name]:.1%}" for name in error_names]
+        print(_MACHINE_LINE.format(row["slug"], row["basis"], count, *errors, row["source"]))
     for sentence in floor_sentences():
         note(sentence)

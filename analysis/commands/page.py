@@ -139,7 +139,7 @@ def renewed_page(folder: Path) -> Path | None:
 
 
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
-    """Collect the content of a page about one recording.
+    """Read the content of a page about one recording, except for the given advice.
 
     Profiled steps are read from two folders: the recording's folder, and the folder of the
     measurements for judging rules. Verdicts are read from the first of these folders that has any.

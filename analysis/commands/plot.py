@@ -90,10 +90,10 @@ def plot_command(
 
     Names select some of these plots. The plot `wave` explains wave quantisation for one N and K.
     """
-    # 1. Check the options that both kinds of plot have.
-    kinds = tuple(formats or ("png", "svg"))
-    for kind in kinds:
-        check_option("--format", kind, _FORMATS)
+    # 1. Check the options that the wave plot and the plots of a recording have in common.
+    file_formats = tuple(formats or ("png", "svg"))
+    for file_format in file_formats:
+        check_option("--format", file_format, _FORMATS)
     if _WAVE in (names or []) and names != [_WAVE]:
         raise UserError("the plot `wave` is drawn by itself; leave the other names out.")
     has_size = bool(n or k or m)
@@ -116,14 +116,15 @@ def plot_command(
                 "`plot wave` needs --n and --k. Run `plot wave --find` to list the pairs with "
                 "large cliffs."
             )
-        print(_draw_wave_plot(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
+        gemm = Gemm(1, n, k, dtype or "bf16")  # the plot has every M
+        print(_draw_wave_plot(basis, gemm, m, file_formats, output, results))
         return
     # 3. Draw the plots of the recording, which have none of the wave plot's options.
     if find or has_size or output or json:
         raise UserError(
             "--n, --k, --m, --find, --output and --json are only for `plot wave`; leave them out."
         )
-    _draw_recording(names or [], machine, dtype, sweep, kinds, results)
+    _draw_recording(names or [], machine, dtype, sweep, file_formats, results)
 
 
 def _draw_recording(
@@ -131,7 +132,7 @@ def _draw_recording(
     machine: str | None,
     dtype: str | None,
     sweep: str | None,
-    kinds: tuple[str, ...],
+    file_formats: tuple[str, ...],
     results: Path,
 ) -> None:
     """Draw the named plots of a recording, or all plots without names, and print their paths.
@@ -158,7 +159,7 @@ def _draw_recording(
             table = table[table[column] == value]
     if table.empty:  # the table has both values, but no case has both
         raise UserError(f"sweep {sweep} has no case in {dtype}; give another --dtype.")
-    written = write_plots(replace(analysis, table=table), names, kinds)
+    written = write_plots(replace(analysis, table=table), names, file_formats)
     if not written:
         wanted = " or ".join(names) or "any plot"
         fault = f"{analysis.recording.folder} has too little data for {wanted}"
@@ -177,7 +178,7 @@ def _draw_wave_plot(
     basis: Basis,
     gemm: Gemm,
     m_before_cliff: int | None,
-    kinds: tuple[str, ...],
+    file_formats: tuple[str, ...],
     output: Path | None,
     results: Path,
 ) -> Path:
@@ -225,7 +226,7 @@ def _draw_wave_plot(
     folder = output or (basis.folder or results / slug) / "plots"
     caption = f"{basis.model.machine.name}  ·  {basis.source}"
     name = f"wave-{slug}-n{gemm.n}-k{gemm.k}-{gemm.dtype}"
-    return save(figure, caption, folder, name, kinds)
+    return save(figure, caption, folder, name, file_formats)
 
 
 def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
@@ -261,11 +262,13 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     ups, downs = largest(pairs, _LISTED)
     if json:
         columns = ["m", "after", "n", "k", "dtype", "time_us", "after_us", "ratio"]
-        columns += ["again", "by"] if others else []
+        if others:
+            columns += ["again", "by"]
         print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
         return
     for title, listed in (("Slower", ups), ("Faster", downs)):
-        print(f"{title} at the next larger M:{'' if len(listed) else ' none'}")
+        none = "" if len(listed) else " none"
+        print(f"{title} at the next larger M:{none}")
         for row in listed.to_dict("records"):
             confirmation = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(

@@ -199,7 +199,9 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
 
 
 def _ask_json(command: Sequence[str]) -> Any:
-    """Run a command, and return the JSON value that it prints.
+    """Run a command in a new process, and return the JSON value that it prints.
+
+    ``command`` consists of a package and the words of its command, such as ``sweeps doctor``.
 
     Raises:
         UserError: if the command fails. The error repeats the last line of the command's messages,
@@ -213,9 +215,12 @@ def _ask_json(command: Sequence[str]) -> Any:
         check=False,
     )
     if finished.returncode:
-        lines = finished.stderr.strip().splitlines() or [
-            f"{command_line(' '.join(command))} failed without an error message; run it by itself "
-            "to see why."
-        ]
+        lines = finished.stderr.strip().splitlines()
+        if not lines:
+            raise UserError(
+                f"{command_line(' '.join(command))} failed without an error message; run it by "
+                "itself to see why.",
+                finished.returncode,
+            )
         raise UserError(lines[-1], finished.returncode)  # notes may come before the error
     return json_module.loads(finished.stdout)

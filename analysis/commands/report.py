@@ -24,7 +24,7 @@ def calibrate_command(
     if json:
         print_json(analysis.calibration.to_json())
         return
-    print("group                          cases  median    mean     p95  (held-out error)")
+    print(f"{'group':29} {'cases':>6} {'median':>7} {'mean':>7} {'p95':>7}  (held-out error)")
     for group, fit in analysis.model.fits.items():
         print(f"{group:29} {fit.rows:6,} {fit.median:7.1%} {fit.mean:7.1%} {fit.p95:7.1%}")
 

@@ -18,7 +18,7 @@ from analysis.model.query import Query
 from analysis.recordings.load import load_run
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.aliases import slug_meant
-from kernels.common.checks import check_option
+from kernels.common.checks import check_option, is_whole
 from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import DTYPE_BYTES
@@ -154,6 +154,7 @@ def validate_command(
     from analysis.validation.prior_check import named_collections, validate_with_prior
     from analysis.validation.validation_report import advice_text, curve_text, validation_text
 
+    # 1. Check the options.
     check_option("--holdout", holdout, tuple(HOLDOUTS))
     if dtype is not None:
         check_option("--dtype", dtype, tuple(DTYPE_BYTES))
@@ -163,25 +164,27 @@ def validate_command(
             "--measured needs --advice, and --again with the repeated measurements; add what is "
             "missing."
         )
-    # 1. Read the file, and judge the model that is calibrated on part of its rows.
+    calibration_count = _parse_count(calibrate)
+    if prior != _NONE and constants is not None:
+        raise UserError(
+            "--prior and --constants cannot be combined, because the tables that --prior names "
+            "also set the constants; leave one of the two options out."
+        )
+    # 2. Read the file, and judge the model that is calibrated on part of its rows.
     judged_machine = _machine_of(file, machine)
     source = read_source(file, judged_machine, dtype)
     if algorithm is not None:
         source = source.by_algorithm(algorithm)
-    rows = _parse_count(calibrate)
     if prior == _NONE:
-        validation = validate(source, judged_machine, rows, seed, holdout, constants)
+        validation = validate(source, judged_machine, calibration_count, seed, holdout, constants)
     else:
-        if constants is not None:
-            raise UserError(
-                "--prior and --constants cannot be combined, because the tables that --prior names "
-                "also set the constants; leave one of the two options out."
-            )
         if judged_machine.kind == "cpu":
             raise UserError("--prior works only for GPUs; to judge a CPU, leave --prior out.")
         collections = named_collections(prior, file, judged_machine, source.dtype)
-        validation = validate_with_prior(source, judged_machine, collections, rows, seed, holdout)
-    # 2. Compute the optional results (learning curve, noise floor, plots and the value of advice)
+        validation = validate_with_prior(
+            source, judged_machine, collections, calibration_count, seed, holdout
+        )
+    # 3. Compute the optional results (learning curve, noise floor, plots and the value of advice)
     # and the speed of predictions.
     points = learning_curve(source, judged_machine, seed) if curve else []
     repeated = read_source(again, judged_machine, source.dtype) if again else None
@@ -196,7 +199,7 @@ def validate_command(
     tested = validation.tested
     query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
     rates = _shapes_per_second(validation.model, query)
-    # 3. Print everything, as JSON or as text.
+    # 4. Print everything, as JSON or as text.
     if json:
         document = {**validation.to_json(), "shapes_per_second": rates}
         if curve:
@@ -230,7 +233,7 @@ def _parse_count(text: str) -> int | None:
     """
     if text == "all":
         return None
-    if not text.isdecimal():
+    if not is_whole(text):
         raise UserError(f"--calibrate must be a number of rows or all, not {text!r}.")
     return int(text)
 
@@ -241,12 +244,16 @@ def _parse_counts(text: str | None) -> list[int]:
     Raises:
         UserError: if the text is not one or more positive whole numbers, separated by commas.
     """
-    words = text.split(",") if text is not None else []
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise UserError(
-            f"--measured must be one or more counts of candidates, such as 1,2,4, not {text!r}."
-        )
-    return [int(word) for word in words]
+    if text is None:
+        return []
+    counts = []
+    for word in text.split(","):
+        if not is_whole(word.strip()) or int(word) == 0:
+            raise UserError(
+                f"--measured must be one or more counts of candidates, such as 1,2,4, not {text!r}."
+            )
+        counts.append(int(word))
+    return counts
 
 
 def _machine_of(file: Path, slug: str) -> Machine:

@@ -48,21 +48,21 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
     rows = rows[rows["status"] == "ok"]
     samples = _samples(recording, rows)
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    benchmarks = [
-        {
-            "group": row["sweep"] or None,
-            "name": name,
-            "fullname": name,
-            "params": None,
-            "param": None,
-            "extra_info": {
-                column: row[column] for column in COLUMNS if row.get(column) not in (None, "")
-            },
-            "options": {},
-            "stats": _stats(case_samples, row),
-        }
-        for name, row, case_samples in zip(case_names(rows), records, samples, strict=True)
-    ]
+    benchmarks = []
+    for name, row, samples_us in zip(case_names(rows), records, samples, strict=True):
+        case = {column: row[column] for column in COLUMNS if row.get(column) not in (None, "")}
+        benchmarks.append(
+            {
+                "group": row["sweep"] or None,
+                "name": name,
+                "fullname": name,
+                "params": None,
+                "param": None,
+                "extra_info": case,
+                "options": {},
+                "stats": _stats(samples_us, row),
+            }
+        )
     run, machine = recording.run, recording.machine
     document = {
         "machine_info": {
@@ -86,9 +86,9 @@ def as_csv(recording: Recording) -> bytes:
     Raises:
         UserError: in the same cases as :func:`as_pytest_benchmark`.
     """
-    frame = _frame(recording)
-    frame[SAMPLES] = [" ".join(map(repr, samples)) for samples in frame[SAMPLES]]
-    return frame.to_csv(index=False).encode()
+    cases = _measured_cases(recording)
+    cases[SAMPLES] = [" ".join(map(repr, samples)) for samples in cases[SAMPLES]]
+    return cases.to_csv(index=False).encode()
 
 
 def as_parquet(recording: Recording) -> bytes:
@@ -98,7 +98,7 @@ def as_parquet(recording: Recording) -> bytes:
         UserError: in the same cases as :func:`as_pytest_benchmark`.
     """
     buffer = io.BytesIO()
-    _frame(recording).to_parquet(buffer, index=False)
+    _measured_cases(recording).to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
@@ -166,7 +166,7 @@ def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
     ]
 
 
-def _frame(recording: Recording) -> pd.DataFrame:
+def _measured_cases(recording: Recording) -> pd.DataFrame:
     """Return the columns of measurements.csv and the samples of all rows that have a time."""
     rows = recording.ok
     columns = [name for name in COLUMNS if name in rows]

@@ -105,7 +105,8 @@ def _read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         return parquet.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:
-        reason = next(iter(str(error).splitlines()), "empty")
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else "empty"
         raise UserError(
             f"{path} cannot be read as a table ({reason}); re-install {PACKAGE}."
         ) from None
@@ -127,14 +128,16 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     if "kv_cache_dtype" in frame:
         kept &= frame["kv_cache_dtype"] == BF16
     frame = frame[kept]
-    usual_kernel = frame["kernel_source"].mode().head(1)
-    frame = frame[frame["kernel_source"].isin(usual_kernel)]
+    # A table without such calls has no most frequent kernel, so isin() keeps none of its rows.
+    most_frequent = frame["kernel_source"].mode().head(1)
+    frame = frame[frame["kernel_source"].isin(most_frequent)]
 
     def column(name: str) -> Array:
         return frame[name].to_numpy(float)
 
     # 2. Translate the columns. In decoding, a call has one query, whose keys are the prompt and the
-    #    tokens after it. A window of 0, or none, means that every key is seen.
+    #    tokens after it. Encoders have as many heads of keys and values as of queries. A window of
+    #    0, or none, means that every key is seen.
     heads = column("num_heads")
     tokens = column("isl")
     keys = tokens + column("step") if table.kind == DECODE else tokens

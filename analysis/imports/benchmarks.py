@@ -70,13 +70,13 @@ class NamePattern:
             if name in fields:
                 raise UserError(f"--pattern has the field {name!r} twice; remove one.")
             fields.append(name)
-            value = r"\d+"
+            field_expression = r"\d+"
             if name in _WORDS:
-                value = r"[A-Za-z0-9.]+"
+                field_expression = r"[A-Za-z0-9.]+"
             elif name in _PAIRS:  # one number for both directions, or a pair such as 2x1
-                value = r"\d+(?:x\d+)?"
+                field_expression = r"\d+(?:x\d+)?"
             text_before = re.escape(text[end : match.start()])
-            expression += f"{text_before}(?P<{name}>{value})"
+            expression += f"{text_before}(?P<{name}>{field_expression})"
             end = match.end()
         if not fields:
             raise UserError(
@@ -188,18 +188,20 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     cases = _Cases(path)
     try:
         facts = readers[0](document, cases)
+    except UserError:  # a ValueError, but with a message of its own
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"{path} is damaged or incomplete ({type(error).__name__}: "
             f"{str(error)[:60] or 'an entry'}). Run the benchmark again."
         ) from None
     if not cases.times:
-        # The reason of one case helps, because usually all cases lack a time for the same reason.
-        lost_texts = [f" ({name}: {why})" for name, why in cases.lost.items()]
-        reason = lost_texts[0] if lost_texts else ""
-        raise UserError(f"{path} has no case with a time{reason}. Run the benchmark again.")
+        example = ""
+        if cases.lost:
+            # The reason of one case helps, because usually all cases have the same reason.
+            name, reason = next(iter(cases.lost.items()))
+            example = f" ({name}: {reason})"
+        raise UserError(f"{path} has no case with a time{example}. Run the benchmark again.")
     # 2. Find the problems in the names, and name the cases after them.
     if pattern is not None:
         cases = _with_problems(cases, pattern)
@@ -222,7 +224,7 @@ def _with_problems(cases: _Cases, pattern: NamePattern) -> _Cases:
         name: replace(case, problem=pattern.problem(name)) for name, case in cases.times.items()
     }
     if all(case.problem is None for case in times.values()):
-        first_name, *_ = times
+        first_name = next(iter(times))
         raise UserError(
             f"--pattern {pattern.text!r} matches no case name in {cases.path}. The first name is "
             f"{first_name!r}. Write a pattern that matches such names."
@@ -292,7 +294,10 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read the samples of each benchmark in seconds, or their mean and standard deviation."""
+    """Add samples in seconds, or a mean and a standard deviation, to ``cases``; return the facts.
+
+    The facts are those that :data:`_FORMATS` describes.
+    """
     for entry in document["benchmarks"]:
         name = str(entry["fullname"])
         stats = entry["stats"]
@@ -315,9 +320,10 @@ def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[s
 
 
 def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read the isolated (cold) GPU times in seconds, or the CPU times of a CPU-only benchmark.
+    """Add isolated (cold) GPU times, or the CPU times of CPU-only benchmarks, to ``cases``.
 
-    Axis values are part of a state's name. Only GPUs with a time are named as the machine.
+    Axis values are part of a state's name. The result has the facts that :data:`_FORMATS`
+    describes, except for the date. Only GPUs with a time are named as the machine.
     """
     device_names = {device["id"]: str(device["name"]) for device in document["devices"] or []}
     timed_devices: list[str] = []
@@ -344,16 +350,17 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
                 continue
             # 2. Take the samples if their file exists, otherwise mean and standard deviation.
             sample_tag = f"nv/json/bin:{measurement}/sample_times"
-            file = None
+            sample_file = None
             if sample_tag in summaries:
-                file = _sample_file(summaries[sample_tag], cases.path)
-            if file is not None:
-                cases.add_samples(name, np.fromfile(file, "<f4").astype(float).tolist())
+                sample_file = _sample_file(summaries[sample_tag], cases.path)
+            if sample_file is not None:
+                cases.add_samples(name, np.fromfile(sample_file, "<f4").astype(float).tolist())
             else:
                 mean = float(summaries[f"{time_tag}/mean"]["value"])
-                deviation_values = summaries.get(f"{time_tag}/stdev/relative", {})
-                relative_deviation = float(deviation_values.get("value", "nan"))
-                count = int(summaries.get(f"{measurement}/sample_size", {}).get("value", 1))
+                deviation_summary = summaries.get(f"{time_tag}/stdev/relative", {})
+                relative_deviation = float(deviation_summary.get("value", "nan"))
+                count_summary = summaries.get(f"{measurement}/sample_size", {})
+                count = int(count_summary.get("value", 1))
                 cases.add_summary(name, mean, mean * relative_deviation, count)
             # A time that is not a positive number was not added.
             if name in cases.times:
@@ -391,7 +398,10 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read wall-clock times: one sample per repetition, or the aggregates if only these exist."""
+    """Add wall-clock times to ``cases``, and return the facts that :data:`_FORMATS` describes.
+
+    Each repetition has one sample. A case with only aggregates has a mean and a standard deviation.
+    """
     # 1. Add the samples, and collect the aggregates (mean, stddev and others) of each name.
     aggregates: dict[str, dict[str, Any]] = {}
     for entry in document["benchmarks"]:
@@ -416,7 +426,9 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             deviation = math.nan
             if "stddev" in entries:
                 deviation = _google_seconds(entries["stddev"])
-            repetitions = int(mean_entry.get("repetitions", mean_entry.get("iterations", 1)))
+            # The iterations of an aggregate are the samples that it summarises: the repetitions.
+            iterations = mean_entry.get("iterations", 1)
+            repetitions = int(mean_entry.get("repetitions", iterations))
             cases.add_summary(name, _google_seconds(mean_entry), deviation, repetitions)
     # 3. Describe the machine by its CPUs. The name of the host says nothing about it.
     context = document["context"]
@@ -439,14 +451,16 @@ _TORCH_NAMES = ("label", "sub_label", "description", "env")
 
 
 def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read ``times`` (seconds per run) or ``raw_times`` (seconds per ``number_per_run`` runs).
+    """Add the samples of each measurement to ``cases``, and return the facts of :data:`_FORMATS`.
 
-    A measurement is named after its labels, or after its statement if it has no labels. A number of
-    threads above 1 is part of the name.
+    The samples are ``times`` (seconds per run) or ``raw_times`` (seconds per ``number_per_run``
+    runs). A measurement is named after its labels, or after its statement if it has no labels. A
+    number of threads above 1 is part of the name.
     """
     for entry in document["measurements"]:
         labels = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
-        labels = labels or [str(entry.get("stmt") or "unnamed")]
+        if not labels:
+            labels = [str(entry.get("stmt") or "unnamed")]
         threads = int(entry.get("num_threads") or 1)
         if threads > 1:
             labels.append(f"{threads} threads")
@@ -471,8 +485,8 @@ _FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, 
 )
 """Keys that identify each format, and the function that reads files in the format.
 
-The function adds the file's cases to its second argument, and returns what the file says about the
-machine, the date and the program.
+The function adds the file's cases to its second argument. It returns facts that the file states:
+``machine``, ``date`` and ``program``, as text that may be empty.
 """
 
 

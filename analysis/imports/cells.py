@@ -29,7 +29,7 @@ _SLOWEST_US = 1e12  # longest time that is accepted, in microseconds: 11.6 days
 _EXACT = 2**53  # a float contains each whole number below this one exactly
 _WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
 _NO_SIZE = f"not a whole number from 1 to {LARGEST_SIZE:,}"
-_REMEDY = "Fix or remove these lines."
+_REMEDY = "Fix or remove each damaged line."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
@@ -63,9 +63,10 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     # 2. Convert the columns that all operations have.
     rows["time_us"] = pd.to_numeric(rows["time_us"])
     rows["dtype"] = rows["dtype"].map(our_dtype)
-    is_named = rows["implementation"] != ""
-    usual = pd.Series(np.where(is_gemm, "cublas", "cudnn"), index=rows.index)
-    rows["implementation"] = rows["implementation"].where(is_named, library or usual)
+    assumed: str | pd.Series = library
+    if not library:
+        assumed = pd.Series(np.where(is_gemm, "cublas", "cudnn"), index=rows.index)
+    rows["implementation"] = rows["implementation"].mask(rows["implementation"] == "", assumed)
     # 3. Convert sizes and layouts, and put the rows back into their order.
     converted = []
     if is_gemm.any():
@@ -96,14 +97,17 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
     for row in rows.to_dict("records"):
         conv = problem_of(_conv_record(row))
         records.append(problem_columns(conv))
-    return rows.assign(**pd.DataFrame(records, index=rows.index))
+    converted = pd.DataFrame(records, index=rows.index)
+    return rows.assign(**converted)  # replaces the columns of text, and adds those of the GEMMs
 
 
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a convolution's columns under Rooftile's names, with defaults for empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
     record = {"layout": "nhwc", "dtype": "", **_CONV_DEFAULTS, **given, "op": "conv"}
-    return {**record, "layout": record["layout"].lower(), "dtype": our_dtype(record["dtype"])}
+    record["layout"] = record["layout"].lower()
+    record["dtype"] = our_dtype(record["dtype"])
+    return record
 
 
 def our_dtype(name: str) -> str:
@@ -199,17 +203,17 @@ def _is_size(cells: pd.Series) -> pd.Series:
     return (sizes >= 1) & (sizes <= LARGEST_SIZE)
 
 
-def identity(rows: pd.DataFrame) -> list[str]:
+def case_columns(rows: pd.DataFrame) -> list[str]:
     """Return the columns that identify a row's case: all but the time and the kernels."""
     return [name for name in rows if name not in ("time_us", "kernel", "kernels")]
 
 
-def middle(rows: pd.DataFrame) -> pd.DataFrame:
+def median_times(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per case, with the median of its times if it was timed several times.
 
     The columns with kernel names are left out if any case was timed several times.
     """
-    names = identity(rows)
+    names = case_columns(rows)
     if not rows.duplicated(names).any():
         return rows
     return rows.groupby(names, sort=False, dropna=False, as_index=False)["time_us"].median()

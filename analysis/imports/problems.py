@@ -180,11 +180,11 @@ def _check_header(name: str, header: Sequence[str]) -> None:
         )
 
 
-def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
+def problem_from_cells(label: str, cells: Mapping[Any, Any]) -> Problem:
     """Return the problem that a row describes.
 
     Args:
-        where: the row in words, as error messages name it.
+        label: name of the row in error messages, such as ``line 3 of shapes.csv``.
         cells: text of each column; an empty string or None means the column's default.
 
     Raises:
@@ -192,19 +192,19 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
     """
     if None in cells:  # csv.DictReader puts excess cells under the key None
         raise UserError(
-            f"{where} has more cells than the header has columns; remove the extra cells."
+            f"{label} has more cells than the header has columns; remove the extra cells."
         )
     given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
     op = given.get("op", "gemm")
     if op not in _NEEDED:
-        raise UserError(f"{where}: op is {op!r}; {nearest(op, _NEEDED)}")
+        raise UserError(f"{label}: op is {op!r}; {nearest(op, _NEEDED)}")
     if missing := [name for name in _NEEDED[op] if name not in given]:
         noun = "GEMM" if op == "gemm" else "convolution"
-        raise UserError(f"{where} has no {missing[0]}, which every {noun} needs; add it.")
+        raise UserError(f"{label} has no {missing[0]}, which every {noun} needs; add it.")
     defaults = _GEMM_DEFAULTS if op == "gemm" else _CONV_DEFAULTS
     try:
         return operation.as_problem(problem_of({**defaults, **given}))
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{label}: {error}") from None
     except ValueError:
-        raise UserError(f"{where} has a size that is not a whole number; correct it.") from None
+        raise UserError(f"{label} has a size that is not a whole number; correct it.") from None

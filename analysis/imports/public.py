@@ -82,10 +82,9 @@ class PublicRows:
         If several names contain a tile, the first one is used.
         """
         first_tiles = []
-        for names in self.kernels:
-            tiles = [read_name(name).tile_text() for name in names]
-            known_tiles = [tile for tile in tiles if tile]
-            first_tiles.append(known_tiles[0] if known_tiles else "")
+        for kernel_names in self.kernels:
+            tiles = [read_name(name).tile_text() for name in kernel_names]
+            first_tiles.append(next((tile for tile in tiles if tile), ""))
         # A third number, the tile's depth along K, is left out.
         return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
@@ -104,19 +103,24 @@ class PublicRows:
 
     @classmethod
     def joined(cls, parts: Sequence[PublicRows]) -> PublicRows:
-        """Concatenate one or more selections of rows from one source, in the given order."""
-        first = parts[0]
+        """Concatenate one or more selections of rows from one source, in the given order.
+
+        The counts in ``skipped`` are those of the first selection.
+        """
         return replace(
-            first,
+            parts[0],
             problems=[problem for part in parts for problem in part.problems],
             implementations=[name for part in parts for name in part.implementations],
             seconds=np.concatenate([part.seconds for part in parts]),
             kernels=[names for part in parts for names in part.kernels],
         )
 
-    def take(self, where: Sequence[int] | NDArray[Any] | slice) -> PublicRows:
-        """Select rows by their positions, by a mask or by a slice."""
-        positions = [int(i) for i in np.arange(len(self))[where]]
+    def take(self, selection: Sequence[int] | NDArray[Any] | slice) -> PublicRows:
+        """Return the rows that a list of positions, a mask or a slice selects.
+
+        The counts in ``skipped`` stay those of the whole source.
+        """
+        positions = np.arange(len(self))[selection].tolist()
         return replace(
             self,
             problems=[self.problems[i] for i in positions],
@@ -176,12 +180,12 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     if not present:
         raise _no_readable_row(path, machine, slugs)
     # 2. Keep the rows in the dtype, and count those that are left out.
-    dtype = _choose_dtype(path, machine, dtype, present)
-    has_dtype = dtypes == dtype
+    kept_dtype = _choose_dtype(path, machine, dtype, present)
+    has_dtype = dtypes == kept_dtype
     kept = [int(i) for i in np.flatnonzero(on_machine & readable & has_dtype)]
     return PublicRows(
         name=rows.name or name_of(path),
-        dtype=dtype,
+        dtype=kept_dtype,
         problems=[rows.problems[i] for i in kept],  # type: ignore[misc]
         implementations=[rows.implementations[i] for i in kept],
         seconds=seconds[kept],
@@ -293,14 +297,14 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
             f"{path} cannot be read ({error.strerror or error}); check its path and permissions."
         ) from None
     except Exception as error:  # pandas and Arrow have many errors for an invalid table
-        reason = (str(error).splitlines() or ["empty"])[0]
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else "empty"
         raise UserError(
             f"{path} is not a table that can be read ({reason}); give a CSV or Parquet file."
         ) from None
-    columns = {str(column).strip() for column in frame.columns}
+    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     for needed, reader in _FORMATS:
-        if needed <= columns:
-            frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+        if needed <= set(frame.columns):
             try:
                 return reader(frame, path)
             except UserError:
@@ -352,6 +356,9 @@ def _from_recording(folder: Path) -> _FileRows:
     """Read the vendor library's times from a recording.
 
     Only the times of bursts in the recording's usual cache state are used.
+
+    Raises:
+        UserError: if the recording cannot be read.
     """
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
@@ -565,5 +572,8 @@ _FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _FileRows]], ...]
     ({"M", "N", "K", "transA", "transB", "time_ms"}, _from_deepbench_gemm),
     ({"W", "H", "C", "N", "K", *_DEEPBENCH_PASSES}, _from_deepbench_conv),
 )
-"""Columns that identify each format of public tables, and the function that converts such a
-table."""
+"""Columns that identify each format of public tables, and the function that converts such a table.
+
+The function also takes the table's path, because only the name of a DeepBench file shows its dtype.
+:func:`_read` reports any error that a missing column or an invalid cell causes in the function.
+"""

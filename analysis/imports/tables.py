@@ -242,16 +242,19 @@ def _rank(
     has_enough = table.rows >= _ENOUGH * most_rows
     framework = table.framework.lower()
     # A framework that is not listed comes after all listed ones.
-    place = _PREFERRED.index(framework) if framework in _PREFERRED else len(_PREFERRED)
-    return has_enough, table.complete, -place, version_numbers(table.version)
+    position = _PREFERRED.index(framework) if framework in _PREFERRED else len(_PREFERRED)
+    return has_enough, table.complete, -position, version_numbers(table.version)
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
     """Return a sort key for versions: 1.10 comes after 1.9, and 1.3.0 after 1.3.0rc20."""
-    public_version = text.partition("+")[0]
-    parts = re.findall(r"\d+|dev|a|b|rc", public_version)
+    public_version, _, _ = text.partition("+")  # a build is named after the +, such as +cu128
+    key = [
+        int(part) if part.isdigit() else _UNFINISHED[part]
+        for part in re.findall(r"\d+|dev|a|b|rc", public_version)
+    ]
     # The end of a version (0) is above the marks of unfinished versions, which are negative.
-    return (*(int(part) if part.isdigit() else _UNFINISHED[part] for part in parts), 0)
+    return (*key, 0)
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:

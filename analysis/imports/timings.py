@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.imports.cells import CONV_SIZES, checked, identity, middle
+from analysis.imports.cells import CONV_SIZES, case_columns, checked, median_times
 from kernels.common.errors import UserError
 from kernels.problem import DTYPE_BYTES
 
@@ -197,7 +197,7 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
         )
     present = [name for name in _READ_COLUMNS if name in frame]
     rows = checked(path, frame[["line", *present]], "")
-    return FileTimings(middle(rows), "times as given in the file", most_common(rows["cache"]))
+    return FileTimings(median_times(rows), "times as given in the file", most_common(rows["cache"]))
 
 
 # --- The CUTLASS profiler -------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def _read_cutlass(path: Path) -> FileTimings:
     # 3. Check the cells, and keep the fastest kernel of each provider and problem.
     rows = checked(path, cells, "cublas" if has_gemms else "cudnn")
     rows = rows.sort_values("time_us", kind="stable")
-    rows = rows.drop_duplicates(identity(rows)).sort_index().reset_index(drop=True)
+    rows = rows.drop_duplicates(case_columns(rows)).sort_index().reset_index(drop=True)
     rows["kernels"] = [json.dumps([[name, 1.0]]) for name in rows["kernel"]]
     return FileTimings(
         rows, "Runtime from the CUTLASS profiler for the fastest kernel of each shape", "warm"
@@ -377,8 +377,8 @@ _MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
 
 def _is_tritonbench(header: str) -> bool:
     """Return True if the first line of a file names TritonBench's shapes and a latency."""
-    first, *metrics = (name.strip('"') for name in header.split(";"))
-    return first in _TRITONBENCH_SHAPES and any(metric.endswith(_LATENCY) for metric in metrics)
+    names = [name.strip('"') for name in header.split(";")]
+    return names[0] in _TRITONBENCH_SHAPES and any(name.endswith(_LATENCY) for name in names)
 
 
 def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
@@ -400,7 +400,7 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     shape_column = frame.columns[0]
     frame = frame[frame[shape_column] != "average"]
     size_names = _TRITONBENCH_SHAPES[shape_column]
-    numbers_by_row = frame[shape_column].str.findall(r"\d+").str[: len(size_names)]
+    numbers_by_row = frame[shape_column].str.findall(r"\d+")
     sizes: dict[str, pd.Series] = {}
     for position, size_name in enumerate(size_names):
         # A damaged shape may have too few numbers. An empty cell is then reported below.
@@ -431,7 +431,7 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
         )
         rows_by_implementation.append(rows_of_name[milliseconds.notna()])
     # 3. Check the rows, and keep the median of repeated ones.
-    rows = middle(checked(path, pd.concat(rows_by_implementation), "cublas"))
+    rows = median_times(checked(path, pd.concat(rows_by_implementation), "cublas"))
     return FileTimings(
         rows, "latency from TritonBench, with the cache flushed before each launch", "cold"
     )

@@ -140,6 +140,9 @@ def _write_recording(
 
     ``public`` says where the times come from. It is written to run.json under the key ``public``,
     together with the number of rows.
+
+    Raises:
+        UserError: in the same cases as :func:`write_imported`.
     """
     for dtype in rows["dtype"].unique():
         machine.peak(dtype)  # raises an error for a dtype that the machine does not support

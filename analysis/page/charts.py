@@ -15,9 +15,9 @@ import pandas as pd
 from bokeh.models import ColumnDataSource, HoverTool, Label, Range1d, Span, TapTool, Whisker
 from bokeh.plotting import figure
 
-from analysis.plots.style import DTYPE_STYLE, NEUTRAL
+from analysis.plots.style import DTYPE_STYLE, ERROR_BANDS, NEUTRAL
 from analysis.rules.judge import RuleResult
-from analysis.units import rate
+from analysis.units import rate, rate_unit
 from kernels.machine import Machine
 
 HOVER = (
@@ -34,7 +34,6 @@ _INTENSITY_MARGIN, _PEAK_MARGIN = 1.3, 1.6
 _LOG_MARGIN = 1.5  # factor between the outermost values and the ends of a logarithmic axis
 _RULES_HEIGHT = 90  # height of the rules' chart without any rule: its axis and tools, in pixels
 _RULE_HEIGHT = 22  # height of one rule in this chart, in pixels
-_MIN_TERA = 1.0  # highest peak in TFLOP/s below which speeds are drawn in GFLOP/s
 _GOOD, _BAD = "#0072B2", "#D55E00"  # blue and vermilion, distinguishable with any colour vision
 
 
@@ -45,13 +44,12 @@ def shown_points() -> ColumnDataSource:
     return ColumnDataSource({name: [] for name in columns}, name="shown")
 
 
-def scale_of(machines: Sequence[Machine]) -> float:
-    """Return the factor from TFLOP/s to the roofline's unit.
+def speed_unit(machines: Sequence[Machine]) -> tuple[float, str]:
+    """Return the factor from TFLOP/s to the roofline's unit, and the name of this unit.
 
-    The factor is 1,000 for GFLOP/s if no machine has a peak of at least 1 TFLOP/s, otherwise 1.
+    The unit suits the highest peak of all machines, of which there is at least one.
     """
-    highest = max(peak / 1e12 for machine in machines for peak in machine.peaks.values())
-    return 1.0 if highest >= _MIN_TERA else 1e3
+    return rate_unit(max(peak / 1e12 for machine in machines for peak in machine.peaks.values()))
 
 
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
@@ -63,7 +61,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
         points: all points, which set the ranges of the axes.
     """
     # 1. The axes show all measured points and the peaks of all measured dtypes.
-    scale = scale_of(machines)
+    scale, unit = speed_unit(machines)
     speeds = points["flops"] / points["time_us"] / 1e6 * scale
     dtypes = set(points["dtype"])
     peaks = [
@@ -77,7 +75,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     chart = _figure(
         "roofline",
         "arithmetic intensity, FLOP per byte of minimum traffic",
-        "TFLOP/s" if scale == 1 else "GFLOP/s",
+        unit,
         height=400,
         log_x=True,
         log_y=True,
@@ -150,7 +148,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
 
 
 def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
-    """Plot the relative errors of predictions against the measured time, with lines at ±10%.
+    """Plot the relative errors of predictions against the measured time; lines bound small errors.
 
     Args:
         source: source of the shown points, from :func:`shown_points`.
@@ -168,8 +166,9 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
         x_range=_log_range(points["time_us"]),
         y_range=(-min(100.0, top), top),
     )
-    # The lines are the edges, in %, of the narrower band in the plot of a recording's accuracy.
-    for error in (-10, 10):
+    # The lines are the edges of the narrower band in the plot of a recording's accuracy.
+    narrower_band = 100 * min(share for share, _ in ERROR_BANDS)
+    for error in (-narrower_band, narrower_band):
         chart.add_layout(
             Span(location=error, dimension="width", line_color=NEUTRAL, line_dash="dashed")
         )

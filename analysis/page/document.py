@@ -77,7 +77,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
         figures["pairs"] = charts.pairs()
     chart_script, divs = components(figures)
     # 2. Pack the data. The time stamp of gzip is fixed, so that the same data give the same bytes.
-    scale = charts.scale_of(machines)
+    scale, _ = charts.speed_unit(machines)
     documents = [
         _data(report, report_points, scale)
         for report, report_points in zip(reports, points_by_report, strict=True)
@@ -141,7 +141,11 @@ def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, A
 
 
 def _model(report: PageReport) -> dict[str, Any] | None:
-    """Return the time model for the script, or None if the times of the run are unusable."""
+    """Return the time model for the script, or None if the times of the run are unusable.
+
+    Raises:
+        UserError: in the same cases as :func:`page_html`.
+    """
     analysis = report.analysis
     if analysis.recording.unusable:
         return None

@@ -90,6 +90,9 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
         basis: the model as ``predict`` uses it.
         measured: problems that were measured. If the model's trees are too large, smaller trees
             grow from these problems and from random GEMMs. Otherwise, the problems are not used.
+
+    Raises:
+        UserError: if smaller trees have to imitate trees that another version of Rooftile wrote.
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))
@@ -210,6 +213,9 @@ def _smaller_trees(
         basis: the model as ``predict`` uses it.
         sharing: the groups that share the large trees, at least one.
         measured: problems that were measured, of any group; empty if only random GEMMs are used.
+
+    Raises:
+        UserError: if another version of Rooftile wrote the large trees.
     """
     # 1. Compute what the large trees return for measured and random shapes.
     features_by_group: list[Array] = []
@@ -249,6 +255,9 @@ def _large_tree_outputs(
     Features have one row per shape. The outputs are the logarithm of the correction and the
     logarithm of the spread, for each shape. Random shapes are only added for a group of GEMMs. For
     a group of convolutions without measured shapes, the only shape is the group's example.
+
+    Raises:
+        UserError: if another version of Rooftile wrote the large trees.
     """
     problems = list(measured)
     if isinstance(group.problem, Gemm):

@@ -14,12 +14,14 @@ from analysis.plots.style import (
     scatter_predicted,
 )
 from analysis.slices.series import accuracy_series
+from kernels.common.counts import counted
 
 
 def draw(analysis: Analysis) -> Figure:
     """Plot predicted time (left) and relative error (right) against measured time.
 
-    The left panel is log-log. Both panels have bands of ±10% and ±25%.
+    The left panel is log-log. Both panels have bands of ±10% and ±25%. The title gives the median,
+    the mean and the 95th percentile of the absolute errors.
     """
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()
@@ -28,14 +30,14 @@ def draw(analysis: Analysis) -> Figure:
         f"{error.mean():.1%} and a 95th percentile of {error.quantile(0.95):.0%}"
     )
     figure, (time_panel, error_panel) = panels(2, title, (13.0, 6.0))
-    # Many points are drawn smaller, and as pixels, because a file of so many shapes would be large.
+    # Many points are drawn smaller and as pixels, because a file of so many vectors would be large.
     has_many_points = len(rows) > MAX_VECTORS
     marker_size = 2 if has_many_points else 4
     # 1. Plot predicted against measured time.
     scatter_predicted(time_panel, rows, size=marker_size, alpha=0.7)
     # 2. Plot the relative error in % against measured time.
-    for band, shade in ERROR_BANDS:
-        error_panel.axhspan(-100 * band, 100 * band, color=NEUTRAL, alpha=shade, linewidth=0)
+    for band, opacity in ERROR_BANDS:
+        error_panel.axhspan(-100 * band, 100 * band, color=NEUTRAL, alpha=opacity, linewidth=0)
     for limit, (color, marker) in LIMIT_STYLE.items():
         cases = rows[rows["limit"] == limit]
         error_panel.plot(
@@ -47,14 +49,27 @@ def draw(analysis: Analysis) -> Figure:
             alpha=0.7,
             rasterized=has_many_points,
         )
-    # The axis shows 99% of the errors with a margin of 5%, and always both bands. No error is below
-    # −100%.
-    top = float(max(30.0, 105 * error.quantile(0.99)))
+    # 3. Choose the range of errors. It includes 99% of them with a margin of 5%, and both bands
+    # with a margin of 20%. No error is below −100%.
+    widest_band = max(band for band, _ in ERROR_BANDS)
+    top_percent = float(max(120 * widest_band, 105 * error.quantile(0.99)))
     error_panel.set(
         xscale="log",
         xlim=time_panel.get_xlim(),
-        ylim=(-min(100.0, top), top),
+        ylim=(-min(100.0, top_percent), top_percent),
         xlabel="measured time, µs",
         ylabel="predicted / measured − 1, %",
     )
+    # 4. Say how many cases are outside of that range.
+    hidden_count = int((100 * error > top_percent).sum())
+    if hidden_count:
+        error_panel.annotate(
+            f"{counted(hidden_count, 'case')} beyond ±{top_percent:.0f}%, not shown",
+            (0.99, 0.98),
+            xycoords="axes fraction",
+            ha="right",
+            va="top",
+            color=NEUTRAL,
+            fontsize=10,
+        )
     return figure

@@ -30,6 +30,8 @@ _CAPTION = (
 _TOGETHER = ("q", "k", "v")
 """Roles that are drawn as a single role."""
 
+_TOGETHER_NAME = ", ".join(_TOGETHER)
+
 
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
     """Draw where the time of a step goes, with one stacked bar per machine.
@@ -89,18 +91,17 @@ def drawn_roles(account: Account) -> dict[str, float]:
     Roles that take no time are left out.
     """
     drawn: dict[str, float] = {}
-    for role, time in account.by_role.items():
-        name = ", ".join(_TOGETHER) if role in _TOGETHER else role
-        if time > 0:
-            drawn[name] = drawn.get(name, 0.0) + time
+    for role, time_us in account.by_role.items():
+        name = _TOGETHER_NAME if role in _TOGETHER else role
+        if time_us > 0:
+            drawn[name] = drawn.get(name, 0.0) + time_us
     return drawn
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Say which role takes the largest share of the step on the first machine.
+    """Say which known role takes the largest share of the step on the first machine.
 
-    Operations without a known role are left out. The machine is named if there are several
-    machines.
+    The machine is named if ``accounts`` has several machines.
     """
     account = next(iter(accounts.values()))  # mappings keep their order, so this is the first one
     times_us = drawn_roles(account)
@@ -108,16 +109,16 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
     if not times_us:
         return "no operation has a known role"
     largest = max(times_us, key=lambda role: times_us[role])
-    verb = "take" if largest == ", ".join(_TOGETHER) else "takes"
-    where = f" on {account.machine}" if len(accounts) > 1 else ""
-    return f"{largest} {verb} {times_us[largest] / account.step_us:.0%} of the step{where}"
+    verb = "take" if largest == _TOGETHER_NAME else "takes"
+    on_machine = f" on {account.machine}" if len(accounts) > 1 else ""
+    return f"{largest} {verb} {times_us[largest] / account.step_us:.0%} of the step{on_machine}"
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     """Name the best change, or say that no change is worth making.
 
     The best change is the one with the largest gain after costs, as in the report of an audit. The
-    machine of this change is named if there are several machines.
+    machine of this change is named if ``levers`` has several machines.
     """
     worthwhile = [
         (machine, lever)
@@ -128,8 +129,8 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     if not worthwhile:
         return "no change of a size is worth making"
     machine, best = max(worthwhile, key=lambda machine_lever: machine_lever[1].expected_gain)
-    where = f" on {machine}" if len(levers) > 1 else ""
-    return f"{best.words} makes the step {best.gain.value:.1%} faster{where}"
+    on_machine = f" on {machine}" if len(levers) > 1 else ""
+    return f"{best.words} makes the step {best.gain.value:.1%} faster{on_machine}"
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
@@ -147,12 +148,12 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.
     """
-    # The machine with the most levers sets the height.
+    # 1. Choose the size of the figure. The machine with the most levers sets the height.
     panel_count = max(len(levers), 1)
-    lever_counts = [len(machine_levers) for machine_levers in levers.values()]
-    row_count = max([1, *lever_counts])
+    row_count = max([1, *(len(machine_levers) for machine_levers in levers.values())])
     size = (9.0 * panel_count, 2.0 + 0.45 * row_count)
     figure, axes = panels(panel_count, f"{title}: {levers_finding(levers)}", size)
+    # 2. Draw a point and an interval for each lever. Without machines, the only panel stays empty.
     for panel, (machine, machine_levers) in zip(axes, levers.items(), strict=False):
         positions = np.arange(len(machine_levers))
         for position, lever in zip(positions, machine_levers, strict=True):

@@ -22,7 +22,10 @@ _TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # labels of th
 
 
 def sheet_data(rows: Sequence[RuleResult], with_other_effects: bool = False) -> pd.DataFrame:
-    """Return up to eight rules with the largest significant effects, the largest first.
+    """Return up to eight rules with the largest certain effects, the largest first.
+
+    An effect is certain if its interval does not contain 1. An effect of 1/2 is as large as an
+    effect of 2.
 
     Args:
         rows: results of rules.
@@ -33,10 +36,9 @@ def sheet_data(rows: Sequence[RuleResult], with_other_effects: bool = False) -> 
         A table with the fields of :class:`RuleResult` as columns.
     """
     catalogue = all_rules()
-    significant = [row for row in rows if _is_certain(row)]
-    shown = [row.to_json() for row in significant if with_other_effects or catalogue[row.id].worth]
+    certain = [row for row in rows if _is_certain(row)]
+    shown = [row.to_json() for row in certain if with_other_effects or catalogue[row.id].worth]
     frame = pd.DataFrame(shown, columns=list(RuleResult.__dataclass_fields__))
-    # Half the speed is as large an effect as twice the speed.
     effect_sizes = np.abs(np.log(frame["effect"].to_numpy(dtype=float)))
     largest_first = np.argsort(-effect_sizes, kind="stable")
     return frame.iloc[largest_first].head(_MAX_RULES_SHOWN).reset_index(drop=True)
@@ -89,7 +91,7 @@ def write_table_sheet(
 
 
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
-    """Return the advice of a rule, or advice against the rule if following it is slower.
+    """Return the advice of a rule, or advice against the rule if its effect is not above 1.
 
     Args:
         row: a row of the table from :func:`sheet_data`, with the columns ``id`` and ``effect``.
@@ -127,7 +129,7 @@ def draw_sheet(
     colors = ["#0072B2" if effect > 1 else "#D55E00" for effect in effects]
     axes.barh(positions, effects - 1, left=1, height=0.32, color=colors)
     axes.errorbar(effects, positions, xerr=to_ends, fmt="none", ecolor="#000000", capsize=4)
-    # 2. Label the axis of effects, which shows at least 0.9 to 1.25.
+    # 2. Label the axis of effects, which shows at least 0.9 to 1.25 with a margin at both ends.
     axes.set_xscale("log")
     low = min(data["lo"].min(), 0.9)
     high = max(data["hi"].max(), 1.25)
@@ -138,7 +140,8 @@ def draw_sheet(
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("gain from following the rule; lines are 95% intervals")
+    effect_words = "effect of the rule" if with_other_effects else "gain from following the rule"
+    axes.set_xlabel(f"{effect_words}; lines are 95% intervals")
     # 3. Write the advice above each bar, with the verdict up to its colon. The x position is a
     #    share of the axes' width, and the y position is in bars, whose distance is 1.
     for position, row in zip(positions, data.to_dict("records"), strict=True):

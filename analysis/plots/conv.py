@@ -17,7 +17,7 @@ from analysis.plots.style import (
     panels,
 )
 from analysis.plots.titles import channels_title, layouts_title
-from analysis.slices.series import ENDS, channel_series, layout_series
+from analysis.slices.series import channel_series, layout_series
 from analysis.units import rate_unit
 from kernels.common.counts import counted
 from kernels.problem import PASSES
@@ -38,18 +38,18 @@ def draw_channels(analysis: Analysis) -> Figure | None:
     factor, unit = rate_unit(float(rows["tflops"].max()))  # TFLOP/s times the factor is in the unit
     for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
-        is_multiple = group["c"] % 8 == 0
-        measured = group["tflops"] * factor
+        channels = group["c"]
         predicted = group["predicted_tflops"] * factor
-        axes.plot(group["c"], predicted, **{**PREDICTION, "color": color})
-        low_end, high_end = ENDS
-        low = group[low_end] * factor
-        high = group[high_end] * factor
-        error_bars(axes, group["c"], low, high, color)
+        axes.plot(channels, predicted, **{**PREDICTION, "color": color})
+        low = group["tflops_lo"] * factor
+        high = group["tflops_hi"] * factor
+        error_bars(axes, channels, low, high, color)
+        measured = group["tflops"] * factor
+        is_multiple = channels % 8 == 0
         is_other = ~is_multiple
-        axes.plot(group["c"][is_other], measured[is_other], marker, color=color, markersize=4)
+        axes.plot(channels[is_other], measured[is_other], marker, color=color, markersize=4)
         axes.plot(
-            group["c"][is_multiple],
+            channels[is_multiple],
             measured[is_multiple],
             marker,
             color=color,

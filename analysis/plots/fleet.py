@@ -40,11 +40,12 @@ def fleet_title(report: FleetReport) -> str:
         spread = report.speeds.spread  # NaN in a small fleet
         difference = "" if np.isnan(spread) else f": they differ by {spread:.1%}"
         return f"None of {count} {report.noun}s is clearly slow{difference}"
-    unexplained = sum(not verdict.explained for verdict in slow)
     if len(slow) > 1:
-        reasons = "the reason is known for all of them"
-        if unexplained:
-            reasons = f"the reason is unknown for {unexplained} of them"
+        unexplained_count = sum(not verdict.explained for verdict in slow)
+        if unexplained_count:
+            reasons = f"the reason is unknown for {unexplained_count} of them"
+        else:
+            reasons = "the reason is known for all of them"
         return f"{len(slow)} of {count} {report.noun}s are slow; {reasons}"
     (gpu,) = slow
     # The GPU may be slow in several kinds of anchor. The title is about the first of them.
@@ -66,29 +67,34 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     if not speeds.overall:
         return None
     overall = speeds.kinds[speeds.overall]
-    # Positions in the report of the GPUs with a speed, from the slowest to the fastest.
+    # Positions of the GPUs with a speed in the report, from the slowest to the fastest.
     order = np.array([i for i in report.slowest_first if np.isfinite(overall.log[i])])
     if len(order) < 2:
         return None
     has_clock = np.isfinite(overall.clock[order])
-    any_clock = bool(has_clock.any())
-    size = (14.0, 6.0) if any_clock else (10.0, 6.0)
-    figure, all_axes = panels(1 + any_clock, fleet_title(report), size, share_y=True)
+    if has_clock.any():
+        panel_count = 2
+        size = (14.0, 6.0)
+    else:
+        panel_count = 1
+        size = (10.0, 6.0)
+    figure, all_axes = panels(panel_count, fleet_title(report), size, share_y=True)
+    speed_panel = all_axes[0]
     # 1. The first panel shows all GPUs that have a speed. It names those of the six slowest that
     # count as slow.
     ranks = np.arange(1, len(order) + 1)
     low = overall.lo[order]
     high = overall.hi[order]
-    all_axes[0].vlines(ranks, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
-    _draw_points(report, all_axes[0], order, ranks)
-    all_axes[0].set(
+    speed_panel.vlines(ranks, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
+    _draw_points(report, speed_panel, order, ranks)
+    speed_panel.set(
         xlabel=f"{report.noun}s, slowest first",
         xlim=(0, len(order) + 1),
         ylabel=f"speed in {KIND_WORDS[speeds.overall]}, relative to the median",
     )
     for i, rank in zip(order[:_NAMED], ranks, strict=False):
         if report.verdicts[i].verdict == SLOW:
-            all_axes[0].annotate(
+            speed_panel.annotate(
                 report.verdicts[i].name,
                 (rank, overall.speed[i]),
                 fontsize=10,
@@ -96,16 +102,17 @@ def draw_fleet(report: FleetReport) -> Figure | None:
                 textcoords="offset points",
             )
     # The legend counts the GPUs of the first panel, because some may have no clock.
-    legend_handles, _ = all_axes[0].get_legend_handles_labels()
+    legend_handles, _ = speed_panel.get_legend_handles_labels()
     # 2. The second panel plots speed against the SM clock. If a GPU is on the diagonal, its clock
     # explains its speed.
-    if any_clock:
+    if has_clock.any():
+        clock_panel = all_axes[1]
         with_clock = order[has_clock]
         clocks = np.exp(overall.clock[with_clock])  # relative to the fleet's median
-        _draw_points(report, all_axes[1], with_clock, clocks)
+        _draw_points(report, clock_panel, with_clock, clocks)
         coordinates = np.concatenate([clocks, overall.speed[with_clock]])
         diagonal = [coordinates.min(), coordinates.max()]
-        legend_handles += all_axes[1].plot(
+        legend_handles += clock_panel.plot(
             diagonal,
             diagonal,
             color=NEUTRAL,
@@ -113,7 +120,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             linestyle=":",
             label="speed explained by the clock",
         )
-        all_axes[1].set(xlabel="SM clock, relative to the median")
+        clock_panel.set(xlabel="SM clock, relative to the median")
     # 3. In each panel, a line shows the margin. A GPU is slow if its whole interval is below the
     # margin, in this kind of anchor or in another one.
     for axes in all_axes:
@@ -128,25 +135,27 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     return figure
 
 
-def _draw_points(report: FleetReport, axes: Axes, order: np.ndarray, x_values: np.ndarray) -> None:
+def _draw_points(
+    report: FleetReport, axes: Axes, positions: np.ndarray, x_values: np.ndarray
+) -> None:
     """Draw a marker at the speed of each GPU, with a colour and a shape for each verdict.
 
     Args:
         report: the report with speeds and verdicts.
         axes: the axes to draw on.
-        order: positions of the GPUs in the report.
+        positions: positions of the GPUs in the report.
         x_values: coordinate of each of these GPUs on the horizontal axis.
     """
-    speeds = report.speeds.kinds[report.speeds.overall].speed[order]
-    verdicts = np.array([report.verdicts[i].verdict for i in order])
+    speeds = report.speeds.kinds[report.speeds.overall].speed[positions]
+    verdicts = np.array([report.verdicts[i].verdict for i in positions])
     for verdict, (color, marker) in _STYLE.items():
-        members = verdicts == verdict
-        if members.any():
+        has_verdict = verdicts == verdict
+        if has_verdict.any():
             axes.plot(
-                x_values[members],
-                speeds[members],
+                x_values[has_verdict],
+                speeds[has_verdict],
                 marker,
                 color=color,
                 markersize=5,
-                label=f"{verdict}, {members.sum()}",
+                label=f"{verdict}, {has_verdict.sum()}",
             )

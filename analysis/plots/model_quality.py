@@ -29,6 +29,7 @@ _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
 # Minimum M of a staircase, and minimum number of pairs of M and M + 1. A large tile is up to 256
 # rows high, so smaller M would need only one row of tiles and show no cliff.
 _MIN_M, _MIN_PAIRS = 256, 8
+_ROUND = 16  # predictions between measured sizes are only drawn at multiples of this
 
 
 def write_validation_plots(
@@ -149,13 +150,13 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_shapes(rows: pd.DataFrame) -> Figure:
-    """Draw a heat map of the mean error by M and N·K."""
+    """Draw a heat map of :func:`shapes_data` in percent; the title names the worst cell."""
     mean_errors = shapes_data(rows)
-    cells = mean_errors.stack()
-    worst_m, worst_nk = cells.idxmax()
+    cell_errors = mean_errors.stack()
+    worst_m, worst_nk = cell_errors.idxmax()
     title = (
         f"The mean error is largest in the cell at M = {worst_m} and "
-        f"N × K = 2^{int(np.log2(worst_nk))}: {cells.max():.1%}"
+        f"N × K = 2^{int(np.log2(worst_nk))}: {cell_errors.max():.1%}"
     )
     figure, (axes,) = panels(1, title, (10.0, 7.0))
     image = axes.imshow(
@@ -218,7 +219,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     if line.empty:
         return None
     # 1. Describe the largest predicted cliff.
-    sizes, predicted = _predicted_between(validation, line)
+    sizes, predicted_seconds = _predicted_between(validation, line)
     steepest = line.loc[line["predicted_step"].idxmax()]
     n = int(steepest["n"])
     k = int(steepest["k"])
@@ -231,7 +232,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     )
     # 2. Draw the predicted line, the measured points, and an arrow at this cliff.
     figure, (axes,) = panels(1, title, (11.0, 6.0))
-    axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
+    axes.plot(sizes, predicted_seconds * 1e6, **PREDICTION, label="predicted")
     axes.plot(
         line["m"],
         line["measured"],
@@ -240,7 +241,8 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
         markersize=8,
         label="measured (held out from the model)",
     )
-    cliff_times = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
+    # The arrow points to the middle of the measured cliff.
+    cliff_times = line[line["m"].isin([m, m + 1])]["measured"]
     axes.annotate(
         f"{m} → {m + 1}",
         (m, float(cliff_times.mean())),
@@ -262,14 +264,17 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
 
 
 def _commonest_gemms(validation: Validation, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the commonest combination of implementation, layout and batch size."""
-    positions: dict[tuple[str, str, int], list[int]] = {}
+    """Return the GEMMs with the commonest combination of implementation, layout and batch size.
+
+    The result is empty if no case is a GEMM.
+    """
+    positions_by_kind: dict[tuple[str, str, int], list[int]] = {}
     cases = zip(validation.tested.problems, validation.tested.implementations, strict=True)
     for position, (problem, implementation) in enumerate(cases):
         if isinstance(problem, Gemm):
             kind = (implementation, problem.layout, problem.batch)
-            positions.setdefault(kind, []).append(position)
-    return rows.iloc[max(positions.values(), key=len, default=[])]
+            positions_by_kind.setdefault(kind, []).append(position)
+    return rows.iloc[max(positions_by_kind.values(), key=len, default=[])]
 
 
 def _predicted_between(
@@ -280,15 +285,16 @@ def _predicted_between(
     The sizes are the measured sizes and multiples of 16. At other sizes, the cost of misalignment
     would hide the cliffs.
     """
-    low, high = int(line["m"].min()), int(line["m"].max())
-    first_multiple = ceil_div(low, 16) * 16
-    sizes = np.union1d(np.arange(first_multiple, high, 16), line["m"].to_numpy())
+    low = int(line["m"].min())
+    high = int(line["m"].max())
+    round_sizes = np.arange(ceil_div(low, _ROUND) * _ROUND, high, _ROUND)
+    sizes = np.union1d(round_sizes, line["m"].to_numpy())
     # All cases of the line have the same N, K, dtype, layout and implementation as the first one.
     # The index of each row is the position of its case in ``tested``, as in held_out_table.
     first = int(line.index[0])
     problem = validation.tested.problems[first]
-    name = validation.tested.implementations[first]
+    implementation = validation.tested.implementations[first]
     assert isinstance(problem, Gemm)
     gemms = [replace(problem, m=int(size)) for size in sizes]
-    query = Query.plain(gemms, name, validation.source.warm)
+    query = Query.plain(gemms, implementation, validation.source.warm)
     return sizes, validation.model.predict(query).estimate.time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -22,6 +24,8 @@ from analysis.slices.series import roofline_series
 from analysis.units import rate, rate_unit
 from kernels.common.counts import counted
 from kernels.machine import Machine
+
+_LABEL_SHARE = 0.18  # width of a label left of a point, as a share of the plot's width
 
 
 def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
@@ -44,8 +48,9 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
 
-    The colour of a point shows the predicted limit, and its marker shows the dtype. The result is
-    None if there are too few points.
+    The colour of a point shows the predicted limit, and its marker shows the dtype. Intervals of
+    measured speeds are left out if they would make the file large. The result is None for fewer
+    than five points.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -67,12 +72,12 @@ def draw(analysis: Analysis) -> Figure | None:
     axes.vlines(intensity, measured, predicted, color="#BBBBBB", linewidth=0.6)
     for dtype, (_, marker) in DTYPE_STYLE.items():
         for limit, (color, _) in LIMIT_STYLE.items():
-            drawn = (rows["dtype"] == dtype) & (rows["limit"] == limit)
-            if not drawn.any():
+            is_drawn = (rows["dtype"] == dtype) & (rows["limit"] == limit)
+            if not is_drawn.any():
                 continue
             axes.plot(
-                intensity[drawn],
-                predicted[drawn],
+                intensity[is_drawn],
+                predicted[is_drawn],
                 marker,
                 color=color,
                 alpha=0.6,
@@ -80,12 +85,12 @@ def draw(analysis: Analysis) -> Figure | None:
                 fillstyle="none",
             )
             if len(rows) <= MAX_VECTORS:
-                low = rows.loc[drawn, "tflops_lo"] * factor
-                high = rows.loc[drawn, "tflops_hi"] * factor
-                error_bars(axes, intensity[drawn], low, high, color)
+                low = rows.loc[is_drawn, "tflops_lo"] * factor
+                high = rows.loc[is_drawn, "tflops_hi"] * factor
+                error_bars(axes, intensity[is_drawn], low, high, color)
             axes.plot(
-                intensity[drawn],
-                measured[drawn],
+                intensity[is_drawn],
+                measured[is_drawn],
                 marker,
                 color=color,
                 alpha=0.75,
@@ -116,7 +121,8 @@ def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
         if count:
             axes.plot([], [], marker, color=NEUTRAL, label=f"{dtype}, {counted(count, 'case')}")
     axes.plot([], [], "o", color=NEUTRAL, fillstyle="none", label="hollow: predicted")
-    axes.legend(loc="lower right")
+    # Right of the plot, the legend hides no case. The labels of the peaks are above it.
+    axes.legend(loc="lower left", bbox_to_anchor=(1.0, 0.0))
 
 
 def _draw_roofs(
@@ -142,10 +148,11 @@ def _draw_roofs(
     # The labels of the slope and of the ridges are above the slope. This place is usually empty,
     # because a case can only be above the slope if some of its data stay in a cache. The slope's
     # label is as far left as it fits, because the ridges' labels are further right.
-    labelled = min(left * (right / left) ** 0.18, slope_end)
+    # The axis is logarithmic, so a power is a share of its width.
+    label_intensity = min(left * (right / left) ** _LABEL_SHARE, slope_end)
     axes.annotate(
         f"memory{origin}\n{machine.bandwidth / 1e9:,.0f} GB/s",
-        (labelled, labelled * slope),
+        (label_intensity, label_intensity * slope),
         xytext=(-10, 4),
         textcoords="offset points",
         ha="right",
@@ -154,20 +161,23 @@ def _draw_roofs(
     # Dtypes with the same peak share a roof and its label. Labels of peaks are right of the plot.
     # They are one line each, because they may be close: many peaks differ by a factor of two.
     for _, same_roof in roofs.groupby("tflops"):
-        level = float(same_roof["tflops"].iloc[0]) * factor
+        peak_tflops = float(same_roof["tflops"].iloc[0])
+        level = peak_tflops * factor
         ridge = float(same_roof["ridge"].iloc[0])
         axes.plot([ridge, right], [level, level], color=NEUTRAL, linewidth=2)
+        # Left of a ridge near the left end, the label would be on the axis.
+        is_left = math.log(ridge / left) < _LABEL_SHARE * math.log(right / left)
         axes.annotate(
             f"ridge {ridge:.3g} FLOP/byte",
             (ridge, level),
-            xytext=(-8, 2),
+            xytext=(8 if is_left else -8, 2),
             textcoords="offset points",
-            ha="right",
+            ha="left" if is_left else "right",
             color=NEUTRAL,
             fontsize=10,
         )
         axes.annotate(
-            f"{', '.join(same_roof['dtype'])} peak{origin}: {rate(level / factor)}",
+            f"{', '.join(same_roof['dtype'])} peak{origin}: {rate(peak_tflops)}",
             (right, level),
             xytext=(6, 0),
             textcoords="offset points",

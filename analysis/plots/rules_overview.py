@@ -50,12 +50,19 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Write ``rules-public.png`` and ``.svg`` to a folder, and return the path of the PNG file."""
+    """Write ``rules-public.png`` and ``.svg`` to a folder, and return the path of the PNG file.
+
+    ``documents`` has one or more verdicts, as :func:`overview_data` takes them.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
+    """
     data = overview_data(documents)
     # A user's file has no package, and it may have cases other than bf16 GEMMs.
-    cases = "bf16 GEMMs, " if all(document["package"] for document in documents) else ""
+    is_packaged = all(document["package"] for document in documents)
+    kind_of_cases = "bf16 GEMMs, " if is_packaged else ""
     sources = sorted({document["package"] or document["source"] for document in documents})
-    caption = f"{cases}{', '.join(sources)}  ·  lines are 95% intervals"
+    caption = f"{kind_of_cases}{', '.join(sources)}  ·  lines are 95% intervals"
     return save(draw_overview(data), caption, folder, "rules-public")
 
 

@@ -21,7 +21,13 @@ from analysis.plots.style import (
     panels,
 )
 from analysis.plots.titles import alignment_title, square_title, steps_title
-from analysis.slices.series import DIMENSIONS, alignment_series, square_series, steps_series
+from analysis.slices.series import (
+    DIMENSIONS,
+    LARGEST_OFFSET,
+    alignment_series,
+    square_series,
+    steps_series,
+)
 from analysis.units import rate_unit
 from kernels.config import ceil_div, large_tile, next_wave_edge
 from kernels.machine import Machine
@@ -99,10 +105,11 @@ def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
     Dotted lines are at tile edges, and dashed lines at wave edges, both for the dtype with the most
-    points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. A GPU
-    computes multiples of 8 and other sizes with different kernels, so their predictions are not
-    joined by a line. The result is None if no dtype has enough points along any dimension.
+    points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. Along
+    N and K, a GPU computes multiples of 8 and other sizes with different kernels, so no line joins
+    their predictions. The result is None if no dtype has enough points along any dimension.
     """
+    # 1. Keep the dimensions along which a dtype has enough points.
     lines = {}
     for along, line in steps_series(analysis.table).items():
         dense = enough(line, "dtype")
@@ -113,18 +120,23 @@ def draw_steps(analysis: Analysis) -> Figure | None:
     figure, all_axes = panels(len(lines), steps_title(lines), (max(8.0, 5.0 * len(lines)), 5.5))
     machine = analysis.recording.machine
     for axes, (along, line) in zip(all_axes, lines.items(), strict=True):
+        # 2. Draw the measured and the predicted times of each dtype.
         for dtype, group in line.groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
             error_bars(axes, group[along], group["time_lo_us"], group["time_hi_us"], color)
             axes.plot(
                 group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
             )
-            # Lines are in layout nt, in which M is not the length of a row.
-            other_kernels = machine.kind == "gpu" and along != "m"
-            sizes = group[along] % 8 == 0 if other_kernels else group[along] > 0
-            for _, part in group.groupby(sizes):
-                axes.plot(part[along], part["predicted_time_us"], **{**PREDICTION, "color": color})
-        # Another dtype may have another tile. Only the edges of the most frequent dtype are drawn.
+            # Lines are in layout nt, in which M is not the length of a row, so M does not misalign.
+            joined_groups = [group]
+            if machine.kind == "gpu" and along != "m":
+                is_multiple = group[along] % 8 == 0
+                joined_groups = [group[is_multiple], group[~is_multiple]]
+            for joined in joined_groups:
+                predicted_us = joined["predicted_time_us"]
+                axes.plot(joined[along], predicted_us, **{**PREDICTION, "color": color})
+        # 3. Draw the edges. Another dtype may have another tile, so only the edges of the most
+        # frequent dtype are drawn.
         edge_dtype = str(line["dtype"].mode().iloc[0])
         tile_edges, wave_edges = edges(machine, edge_dtype, along, line)
         tile_label = f"tile edge in {edge_dtype}"
@@ -139,6 +151,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
             f"{name.upper()} = {int(line[name].iloc[0])}" for name in DIMENSIONS if name != along
         )
         axes.set(xlabel=f"{along.upper()}   ({fixed})", ylabel="time, µs")
+    # 4. Draw one legend for all panels.
     all_axes[0].plot([], [], **PREDICTION, label="predicted")
     entries = _legend_entries(all_axes)
     all_axes[0].legend(handles=[*entries.values()], labels=[*entries], loc="upper left")
@@ -191,10 +204,9 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
                 label=str(dtype),
             )
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
-        # The sweep measures offsets from 0 to 16.
         axes.set(
             xlabel=f"{along.upper()} − {base}",
-            xticks=range(0, 17, 4),
+            xticks=range(0, LARGEST_OFFSET + 1, 4),
             ylim=(low - margin, high + margin),
         )
     all_axes[0].set_ylabel(f"speed relative to {base}")

@@ -96,7 +96,7 @@ def panels(
 def enough(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
     """Return the rows of each series that has at least LEAST_POINTS rows.
 
-    The rows of a series have the same values in the columns ``by``.
+    The rows of a series have the same values in the columns ``by``, of which at least one is given.
     """
     if rows.empty:
         return rows
@@ -111,7 +111,7 @@ def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, co
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
     """Plot predicted against measured time in µs, log-log, with bands of ±10% and ±25%.
 
-    The colour and the marker of a point show its limit.
+    The colour and the marker of a point show its limit. The axes get labels and a legend.
 
     Args:
         axes: the axes to draw on.
@@ -134,12 +134,12 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
         )
     # 2. Draw the cases of each limit. If there are many, their points become an image, and their
     # intervals are left out.
-    many = len(rows) > MAX_VECTORS
+    has_many_points = len(rows) > MAX_VECTORS
     for limit, (color, marker) in LIMIT_STYLE.items():
         cases = rows[rows["limit"] == limit]
         if cases.empty:
             continue
-        if "low" in cases and not many:
+        if "low" in cases and not has_many_points:
             axes.hlines(
                 cases["predicted"],
                 cases["low"],
@@ -155,7 +155,7 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
             color=color,
             markersize=size,
             alpha=alpha,
-            rasterized=many,
+            rasterized=has_many_points,
             label=f"{limit}-bound, {len(cases):,}",
         )
     # 3. Both axes have the same ends. Markers in the legend are drawn at least 6 points large.
@@ -185,8 +185,8 @@ def save(
         caption: text of the caption.
         folder: folder of the files, which is made if it does not exist.
         name: name of the files, without an extension.
-        kinds: file formats, from ``png``, ``svg`` and ``pdf``; the figure is written in each
-            format.
+        kinds: file formats, at least one of ``png``, ``svg`` and ``pdf``; the figure is written in
+            each format.
 
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.slices.cliffs import steepest
-from analysis.slices.series import NEARLY, fast_from, layout_summary
+from analysis.slices.series import NEARLY, fast_from, layout_summary, mean_ratio
 from kernels.common.counts import enumerated
 from kernels.config import ceil_div
 from kernels.machine import Machine
@@ -78,7 +78,8 @@ def alignment_title(rows: pd.DataFrame) -> str:
     """Return a title with the slowest misaligned size, and the largest loss at multiples of 8.
 
     A size is misaligned if it is not a multiple of 8. Only sizes that are significantly slower than
-    the round size count.
+    the round size count. If no misaligned size is, the title describes their mean speed, which is
+    more certain.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with rows of a single
@@ -89,13 +90,13 @@ def alignment_title(rows: pd.DataFrame) -> str:
     is_slower = rows["relative_hi"] < 1
     slower = rows[~is_multiple & is_slower]
     if slower.empty:
-        return "No misaligned size is significantly slower than the round size"
+        return _mean_alignment_title(rows[~is_multiple])
     worst = slower.loc[slower["relative"].idxmin()]
     size = f"{worst['along'].upper()} = {int(worst['base'] + worst['offset'])}"
     # 2. Describe the multiples of 8, except the round size itself (offset 0).
-    multiples = is_multiple & (rows["offset"] > 0)
-    slower_multiples = rows[multiples & is_slower]
-    if not multiples.any():
+    is_other_multiple = is_multiple & (rows["offset"] > 0)
+    slower_multiples = rows[is_other_multiple & is_slower]
+    if not is_other_multiple.any():
         multiples_phrase = ""
     elif slower_multiples.empty:
         multiples_phrase = "; no multiple of 8 is significantly slower"
@@ -108,20 +109,37 @@ def alignment_title(rows: pd.DataFrame) -> str:
     )
 
 
+def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
+    """Return a title with the dimension whose misaligned sizes are slowest on average.
+
+    ``misaligned`` has rows of which no single one is significantly slower than the round size.
+    """
+    mean_speeds: dict[str, float] = {}
+    for (along, dtype), group in misaligned.groupby(["along", "dtype"], sort=False):
+        if len(group) < 2:  # the scatter of a single ratio is unknown
+            continue
+        mean, _, highest_mean = mean_ratio(group)
+        if highest_mean < 1:
+            mean_speeds[f"{str(along).upper()} are {1 - mean:.0%} slower in {dtype}"] = mean
+    if not mean_speeds:
+        return "No misaligned size is significantly slower than the round size"
+    slowest = min(mean_speeds, key=lambda phrase: mean_speeds[phrase])
+    return f"On average, misaligned sizes along {slowest}; no single one is significantly slower"
+
+
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
     A count is compared only if the next multiple of 8 was measured, too: a multiple further away
     would be faster because it is larger. The comparison uses the best speed of each count in one
     dtype. A count is slower if the interval of its speed is entirely below the interval of the
-    multiple's speed.
+    multiple's speed. If no count is slower, or none can be compared, the title says so.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
     """
     is_compared = False
-    lowest_ratio = 1.0  # lowest speed so far, over that of the next multiple of 8
-    title = ""
+    ratio_by_title: dict[str, float] = {}  # speed of each slower count, over that of the multiple
     for dtype, group in rows.groupby("dtype", sort=False):
         fastest = group.loc[group.groupby("c")["tflops"].idxmax()].set_index("c")
         for channels in fastest.index[fastest.index % 8 != 0]:
@@ -131,14 +149,12 @@ def channels_title(rows: pd.DataFrame) -> str:
             is_compared = True
             at_count = fastest.loc[channels]
             at_multiple = fastest.loc[next_multiple]
-            ratio = at_count["tflops"] / at_multiple["tflops"]
-            is_slower = at_count["tflops_hi"] < at_multiple["tflops_lo"]
-            if is_slower and ratio < lowest_ratio:
-                lowest_ratio = ratio
+            if at_count["tflops_hi"] < at_multiple["tflops_lo"]:
+                ratio = at_count["tflops"] / at_multiple["tflops"]
                 difference = f"{1 - ratio:.0%} slower than {next_multiple} in {dtype}"
-                title = f"{channels} channels are {difference}"
-    if title:
-        return title
+                ratio_by_title[f"{channels} channels are {difference}"] = ratio
+    if ratio_by_title:
+        return min(ratio_by_title, key=lambda title: ratio_by_title[title])
     if not is_compared:
         return "No channel count can be compared with the next multiple of 8"
     return "No channel count is significantly slower than the next multiple of 8"

@@ -77,16 +77,17 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     predicted = _predicted(basis, gemm, sizes)
     measured_count = line["m"].nunique()
     figure, (axes,) = panels(1, _title(cliff, predicted, measured_count), (11.0, 6.5))
-    # 2. Draw the predicted line, and the edges of the kernel that is predicted at the cliff or,
-    # without a cliff, at the largest M.
-    # The model is not fitted to the times of a run that only measured pad/choose queries.
+    # 2. Draw the predicted line. Its label says if the model was fitted to the measured points. It
+    # is not fitted to the times of a run that only measured pad/choose queries.
     is_fitted = basis.calibrated and not basis.measured and not line.empty
     label = "predicted by a model that was also fitted to these cases" if is_fitted else "predicted"
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
+    # 3. Mark the edges of the kernel that is predicted at the cliff or, without a cliff, at the
+    # largest M.
     kernel_m = predicted["m"].iloc[-1] if cliff is None else cliff["m"]
     kernel_row = predicted[predicted["m"] == kernel_m].iloc[-1]
     _mark_edges(axes, kernel_row, predicted, basis.model.machine.sms)
-    # 3. Draw the measured points, with the intervals of those that have one, and explain the cliff.
+    # 4. Draw the measured points, with the intervals of those that have one, and explain the cliff.
     color, _ = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))
     if len(line):
         axes.plot(
@@ -115,26 +116,26 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
-def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
+def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured_count: int) -> str:
     """Return a title about the cliff or its absence, or about a prediction without measurements.
 
     Args:
         cliff: the cliff, as :func:`cliff_at` returns it.
         predicted: predictions in ascending order of M.
-        measured: number of measured sizes.
+        measured_count: number of measured sizes.
     """
-    if cliff is None and measured:
-        return f"No significant cliff in {counted(measured, 'measured size')}"
+    if cliff is None and measured_count:
+        return f"No significant cliff in {counted(measured_count, 'measured size')}"
     if cliff is None:
         last = predicted.iloc[-1]
         prediction = f"{three_digits(last['time_us'])} µs at M = {int(last['m'])}"
         return f"The prediction is {prediction}; nothing was measured"
-    count = int(cliff["after"] - cliff["m"])
-    rows = "One more row" if count == 1 else f"{count} more rows"
-    before_us, after_us = three_digits(cliff["time_us"]), three_digits(cliff["after_us"])
+    added_rows = int(cliff["after"] - cliff["m"])
+    more_rows = "One more row" if added_rows == 1 else f"{added_rows} more rows"
     return (
-        f"{rows}, M {int(cliff['m'])} → {int(cliff['after'])}: the time goes from {before_us} to "
-        f"{after_us} µs ({cliff['ratio'] - 1:+.0%})"
+        f"{more_rows}, M {int(cliff['m'])} → {int(cliff['after'])}: the time goes from "
+        f"{three_digits(cliff['time_us'])} to {three_digits(cliff['after_us'])} µs "
+        f"({cliff['ratio'] - 1:+.0%})"
     )
 
 
@@ -150,16 +151,17 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         cliff: the cliff, as :func:`cliff_at` returns it.
         predicted: predictions that include both sizes of the cliff.
     """
-    middle = (cliff["time_us"] + cliff["after_us"]) / 2
+    # 1. Draw an arrow to the middle of the cliff.
+    middle_us = (cliff["time_us"] + cliff["after_us"]) / 2
     axes.annotate(
         f"{int(cliff['m'])} → {int(cliff['after'])}",
-        (cliff["m"], middle),
+        (cliff["m"], middle_us),
         xytext=(-80, 24),
         textcoords="offset points",
         fontsize=13,
         arrowprops={"arrowstyle": "->"},
     )
-    # 1. Describe the predictions for both sizes.
+    # 2. Describe the predictions for both sizes.
     before = predicted[predicted["m"] == cliff["m"]].iloc[0]
     after = predicted[predicted["m"] == cliff["after"]].iloc[0]
     text_lines = [
@@ -168,7 +170,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         f"{counted(int(row['waves']), 'wave')}"
         for row in (before, after)
     ]
-    # 2. Compare the kernels. Two kernels are the same if they have the same tile and split K into
+    # 3. Compare the kernels. Two kernels are the same if they have the same tile and split K into
     # the same number of parts.
     if (before["tile"], before["split"]) != (after["tile"], after["split"]):
         cause = "another kernel"
@@ -182,6 +184,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         else:
             change = f"{signed_percent(predicted_ratio - 1)} instead of {cliff['ratio'] - 1:+.0%}"
             text_lines.append(f"the model predicts {cause}, but a change of {change}")
+    # 4. Write the text at the lower right, where it rarely covers points.
     axes.text(
         0.99,
         0.03,

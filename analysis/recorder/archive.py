@@ -25,7 +25,8 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
     The archive is named after the first folder, and replaces an old archive of that name. Samples,
     old runs and hidden files are left out. A file that would make the estimated size exceed
-    ``limit`` is left out, too, and ``left-out.txt`` in the archive names it.
+    ``limit`` is left out, too, and ``left-out.txt`` in the archive names it; smaller files after it
+    may still fit.
 
     Args:
         results: folder of all machines' results, to which the archive is written.
@@ -34,6 +35,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
     Raises:
         UserError: if the archive cannot be written.
+        OSError: if a file cannot be read.
     """
     path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()
@@ -42,7 +44,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(results, folders):
             name = str(file.relative_to(results))
-            # Compressing the file separately is an estimate of what it adds to the archive.
+            # What a file adds to the archive is estimated by compressing the file separately.
             compressed_bytes = len(gzip.compress(file.read_bytes()))
             if packed_bytes + compressed_bytes > limit:
                 left_out.append(name)
@@ -59,17 +61,20 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
 
 def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files to pack, the most valuable first; files of equal value are sorted by path."""
+    """Yield the files to pack, the most valuable first; files of equal value are sorted by path.
+
+    :data:`_ORDER` defines the value. The folders in :data:`_LEFT_OUT` and hidden files are skipped.
+    """
     files = []
     for folder in folders:
         for file in folder.rglob("*"):
-            path_parts = set(file.relative_to(results).parts)
+            is_left_out = not _LEFT_OUT.isdisjoint(file.relative_to(results).parts)
             is_hidden = file.name.startswith(".")
-            if file.is_file() and not is_hidden and not _LEFT_OUT & path_parts:
+            if file.is_file() and not is_hidden and not is_left_out:
                 files.append(file)
-    rank = {suffix: number for number, suffix in enumerate(_ORDER)}
-    last = len(_ORDER)  # rank of a file with any other extension
-    yield from sorted(files, key=lambda file: (rank.get(file.suffix, last), str(file)))
+    rank_of = {suffix: rank for rank, suffix in enumerate(_ORDER)}
+    last_rank = len(_ORDER)  # rank of a file with any other extension
+    yield from sorted(files, key=lambda file: (rank_of.get(file.suffix, last_rank), str(file)))
 
 
 def _anonymise(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -240,12 +240,15 @@ class Recorder:
         """Carry out unfinished steps until the budget is used up; return the path of the archive.
 
         A recording made with another PyTorch or driver is first set aside, to keep versions apart.
-        The archive is written even if an error or an interrupt ends the slice.
+        If an earlier slice has measured cases, some of them are then re-timed, which shows whether
+        the machine is as fast as before. The slice is added to ``record.json``. This file and the
+        archive are written even if an error or an interrupt ends the slice.
 
         Raises:
             UserError: if a run.json that a step has written cannot be read, a folder cannot be
                 made, or a file cannot be written.
-            OSError: if a file of the old recording cannot be moved.
+            OSError: if a file of the old recording cannot be moved, or a file cannot be read for
+                the archive.
         """
         began = self._now()
         place = self._place
@@ -338,8 +341,8 @@ class Recorder:
         # The caller runs each step before it asks for the next one, so a step may have failed since
         # the loop above yielded it.
         for step in promising:
-            planned, _ = self._count_open_cases(step)
-            if planned and not self._failed(step):
+            unfinished, _ = self._count_open_cases(step)
+            if unfinished and not self._failed(step):
                 yield step
         yield from failed
 
@@ -374,9 +377,9 @@ class Recorder:
             return f"{step.name} did not finish in time"
         if ended["exit"]:
             return f"{step.name} failed with exit code {ended['exit']}"
-        planned, left_out = self._count_open_cases(step)
-        if planned:
-            return f"{step.name} has {counted(planned, 'unfinished case')}"
+        unfinished, left_out = self._count_open_cases(step)
+        if unfinished:
+            return f"{step.name} has {counted(unfinished, 'unfinished case')}"
         if left_out:
             return f"{step.name} left out {counted(left_out, 'case')} for lack of time"
         return ""
@@ -388,17 +391,21 @@ class Recorder:
             The number of planned cases that need more samples, a check or the names of their
             kernels, and the number of cases that the plan left out for lack of time. Both are 0 for
             a step that has no sweeps, or whose folder has no run.
+
+        Raises:
+            UserError: if the folder's run.json cannot be read.
         """
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
             return 0, 0
         run = read_run(folder)
-        counts = run.get("sweeps", {})
-        left_out = run["plan"].get("left_out", {})
+        counts_by_sweep = run.get("sweeps", {})
+        left_out_by_sweep = run["plan"].get("left_out", {})
         names = set(step.sweeps)  # a step may name a sweep twice
         # A sweep without a case in the plan has no counts.
-        planned = sum(counts[name]["open"] for name in names if name in counts)
-        return planned, sum(left_out.get(name, 0) for name in names)
+        unfinished = sum(counts_by_sweep[name]["open"] for name in names & counts_by_sweep.keys())
+        left_out = sum(left_out_by_sweep.get(name, 0) for name in names)
+        return unfinished, left_out
 
     # --- Carrying out steps ---------------------------------------------------------------------
 
@@ -444,14 +451,14 @@ class Recorder:
         began = self._now()
         code, output = self._run(command, limit)
         took = self._now() - began
-        earlier = self._state.ended.get(step.name, {})
+        earlier_seconds = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         self._state.ended[step.name] = {
             "finished": code is not None,
             "exit": code,
             "at": _utc(),
-            "seconds": round(earlier.get("seconds", 0.0) + took, 1),
+            "seconds": round(earlier_seconds + took, 1),
         }
-        # 3. Save the command's output.
+        # 3. Save the command's output and the state of the recording.
         if step.output and output.strip():
             # Tracebacks contain paths, and a path may contain a user's name.
             anonymous = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
@@ -465,6 +472,7 @@ class Recorder:
         place = self._place
         placeholders = {"slug": place.folder_of(step).name, "results": str(place.results)}
         command = [word.format(**placeholders) for word in step.command]
+        # Other programs take no results folder, and some steps already name theirs.
         if step.command[0] in ("sweeps", "analysis") and "--results" not in command:
             command += ["--results", str(place.results / step.place)]
         return command + (self._device if step.on_device else [])
@@ -495,12 +503,15 @@ class Recorder:
 
 
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
-    """Return a line with the expected seconds of all parts together, including command starts."""
-    steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
-    step_seconds = sum(step.expected(kind) or 0.0 for step in steps)
-    start_seconds = _START_SECONDS[kind] * len(steps)
-    total = f"{'in all':14} {step_seconds + start_seconds:5,.0f} s"
-    return f"{total}, including {start_seconds:,.0f} s to start {counted(len(steps), 'command')}"
+    """Return a line with the expected seconds of all parts together, including command starts.
+
+    Only the steps for this kind of machine, ``gpu`` or ``cpu``, are counted.
+    """
+    count = sum(step.expected(kind) is not None for part in parts for step in part.steps)
+    start_seconds = _START_SECONDS[kind] * count
+    total_seconds = start_seconds + sum(part_seconds(part, kind) for part in parts)
+    total = f"{'in all':14} {total_seconds:5,.0f} s"
+    return f"{total}, including {start_seconds:,.0f} s to start {counted(count, 'command')}"
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:

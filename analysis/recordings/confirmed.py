@@ -71,7 +71,7 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
         for (before, after), processes in ratios_by_pair.items():
             # Hand-written kernels change with the checkout, so those of other runs do not count.
             implementations = {implementation for _, implementation in (before, after)}
-            if is_own or not implementations & HAND_WRITTEN.keys():
+            if is_own or HAND_WRITTEN.keys().isdisjoint(implementations):
                 pair = Pair(before, after, tuple(processes), between, between_count)
                 # The runs are sorted, the best first, so the first pair is kept.
                 pairs.setdefault((before, after), pair)
@@ -121,16 +121,16 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
             f"{path} identifies cases by ids that the run's plan does not have. {_REMEDY}"
         ) from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
-    parsed = [_parse_pair(row, planned) for row in table.rows.to_dict("records")]
+    parsed_lines = [_parse_pair(row, planned) for row in table.rows.to_dict("records")]
     # 2. Report damaged lines, and leave them out.
     table.faults.record(
-        [line is None for line in parsed],
+        [line is None for line in parsed_lines],
         f"it must have two planned cases and at least {_LEAST_BLOCKS} ratios",
     )
     table.faults.leave_out()
     # 3. Collect the processes of each pair. A claim must rest on more than one process.
     pairs: dict[tuple[Contender, Contender], list[tuple[float, ...]]] = {}
-    for line, is_sound in zip(parsed, table.faults.sound, strict=True):
+    for line, is_sound in zip(parsed_lines, table.faults.sound, strict=True):
         if line is not None and is_sound:
             contenders, log_ratios = line
             pairs.setdefault(contenders, []).append(log_ratios)

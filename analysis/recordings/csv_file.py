@@ -86,10 +86,10 @@ class Faults:
         """
         # 1. Find the fault of each damaged line. Lines are counted instead of rows, because several
         #    rows may come from one line.
-        damaged_lines = self._lines[~self.sound].tolist()
-        fault_of = dict(zip(damaged_lines, self._why[~self.sound], strict=True))
-        damaged = len(fault_of)
-        count = len(set(self._lines.tolist()))
+        lines_of_faults = self._lines[~self.sound].tolist()
+        fault_of = dict(zip(lines_of_faults, self._why[~self.sound], strict=True))
+        damaged_count = len(fault_of)
+        line_count = len(set(self._lines.tolist()))
         name = self._path.name
         sentences = tuple(
             f"{name} line {line} is damaged and was left out: {fault}."
@@ -97,14 +97,15 @@ class Faults:
         )
         # 2. Refuse the file if too many lines are damaged. One damaged line is always tolerated,
         #    unless the file has no other line.
-        if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
+        has_too_many = damaged_count > max(1, MOST_DAMAGED * line_count)
+        if sentences and (has_too_many or damaged_count == line_count):
             line, fault = min(fault_of.items())
-            if count == 1:
+            if line_count == 1:
                 extent = f"the only line of {self._path} is damaged: {fault}"
             else:
                 extent = (
-                    f"{damaged:,} of {count:,} lines of {self._path} are damaged, such as line "
-                    f"{line} ({fault})"
+                    f"{damaged_count:,} of {line_count:,} lines of {self._path} are damaged, such "
+                    f"as line {line} ({fault})"
                 )
             raise UserError(f"{extent}. {self._remedy}")
         # 3. Report the first lines one by one, and count the others.

@@ -109,9 +109,17 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return a mask of the rows with valid sizes and a valid time."""
-    names = ["m", "n", "k", *(["batch"] if "batch" in rows else [])]
-    sizes = rows[names].to_numpy(dtype=float, na_value=np.nan)
+    """Return a mask of the rows with valid sizes and a valid time; a missing value is not valid.
+
+    The column ``batch`` is only checked if the table has it.
+
+    Raises:
+        KeyError: if another size, or the time, is not a column.
+    """
+    size_columns = ["m", "n", "k"]
+    if "batch" in rows:
+        size_columns.append("batch")
+    sizes = rows[size_columns].to_numpy(dtype=float, na_value=np.nan)
     times = rows["time_us"].to_numpy(dtype=float, na_value=np.nan)
     valid: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
     return valid & (times > 0) & (times < np.inf)
@@ -161,13 +169,15 @@ def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError, TypeError: if a value cannot be converted to the type of its column.
     """
-    # Columns of the table replace the defaults.
+    # 1. Take the columns of the table, and the defaults of those that it lacks.
     values: dict[str, Any] = {**_DEFAULTS, **{name: table[name] for name in table}}
+    # 2. Compute the speeds.
     flops = 2.0 * table["m"] * table["n"] * table["k"] * table.get("batch", 1)
     if "op" in table:
         # The formula only holds for GEMMs. A convolution's M already includes its batch.
         flops = flops.where(table["op"] == "gemm", np.nan)
     values["tflops"] = flops / table["time_us"] / 1e6
+    # 3. Give each column its type. A column without values, and without a default, is missing.
     columns = {
         name: pd.Series(values.get(name), index=table.index, dtype=FRAME_TYPES[kind])
         for name, (kind, _) in COLUMNS.items()

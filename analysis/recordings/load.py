@@ -133,26 +133,36 @@ class Recording:
             return ""
         return ", ".join(filter(None, (public["source"], public["package"])))
 
+    @property
+    def dates(self) -> list[str]:
+        """Distinct dates on which the runs began, such as ``2025-01-31``, in ascending order."""
+        # A merged recording is named after the time of merging, so its dates are those of the runs
+        # that were merged.
+        runs = self.run.get("merged") or [self.run]
+        return sorted({run["run"][:10] for run in runs})
+
     def caption(self, dates: Sequence[str] = ()) -> str:
         """Return a plot's caption: machine, versions, date, and a warning about a disturbed run.
 
-        The caption of an imported recording names the machine, the source and the cache state.
+        The caption of an imported recording names the machine, the source and the cache state, but
+        no dates.
 
         Args:
-            dates: dates to print; the dates of the run if empty.
+            dates: dates to print; if empty, the first and the last of :attr:`dates` are printed.
         """
         if self.public:
             return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
         software = self.run["software"]
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
-        # A merged recording is named after the time of merging, so its dates are those of the runs
-        # that were merged.
-        days = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
-        period = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-        date = " and ".join(dates) or period
+        if dates:
+            period = " and ".join(dates)
+        else:
+            first = min(self.dates)
+            last = max(self.dates)
+            period = first if first == last else f"{first} to {last}"
         disturbed = _DISTURBED.get(self.health.get("verdict", ""), "")
-        return f"{self.machine.name}  ·  {versions}  ·  measured {date}{disturbed}"
+        return f"{self.machine.name}  ·  {versions}  ·  measured {period}{disturbed}"
 
 
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
@@ -181,13 +191,15 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
             )
         return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
     slug = slug_at(results, machine)
+    measured = results / slug
     imported = folder_of(results, slug)
-    if (results / slug / "run.json").exists():
-        return results / slug
+    published = results / PUBLISHED / slug
+    if (measured / "run.json").exists():
+        return measured
     if is_complete(imported):
         return imported
-    if (results / PUBLISHED / slug / "run.json").exists():
-        return results / PUBLISHED / slug
+    if (published / "run.json").exists():
+        return published
     raise UserError(f"{slug} has no recording; choose a recorded machine: {', '.join(recorded)}.")
 
 
@@ -286,10 +298,10 @@ def load_run(folder: Path) -> dict[str, Any]:
     schema, protocol = run["schema"], run["protocol"]
     readable_protocol = OTHERS_PROTOCOL if "public" in run else PROTOCOL
     if schema != SCHEMA or protocol != readable_protocol:
-        again = "Import the table again" if "public" in run else "Measure again"
+        remedy = "Import the table again" if "public" in run else "Measure again"
         raise UserError(
             f"{folder / 'run.json'} has schema {schema} and protocol {protocol}. This "
-            f"version reads schema {SCHEMA} and protocol {readable_protocol}. {again}, or read "
+            f"version reads schema {SCHEMA} and protocol {readable_protocol}. {remedy}, or read "
             "the folder with the version of Rooftile that wrote it."
         )
     return run

@@ -41,10 +41,10 @@ def timed_process(recording: Recording) -> TimedProcess:
         if len(log_samples) >= CHECKPOINTS[0]:
             times[name] = CaseTimes.from_samples(np.exp(log_samples).tolist(), problem)
         else:
-            time = seconds_of(row["time_us"])
+            seconds = seconds_of(row["time_us"])
             lo = seconds_of(row["time_lo_us"])
             hi = seconds_of(row["time_hi_us"])
-            times[name] = CaseTimes.from_interval(time, lo, hi, sample_count(row), problem)
+            times[name] = CaseTimes.from_interval(seconds, lo, hi, sample_count(row), problem)
     # 2. Say why each other case has no time.
     failed = _failed(rows)
     lost = dict(zip(case_names(failed), _reasons(failed), strict=True))
@@ -70,7 +70,7 @@ def _reasons(failed: pd.DataFrame) -> list[str]:
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the column ``choice``, and replace missing values in the identity columns by "".
+    """Return rows with the column ``choice``, and "" for missing values in the identity columns.
 
     ``choice`` is the config. It is empty for a hand-written kernel if only one config was recorded
     for the same problem and settings. The kernel is then assumed to have chosen the config itself.
@@ -92,7 +92,9 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def case_names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case: its problem, implementation, choice and unusual settings.
+    """Return the name of each row's case: its problem, followed by what tells it from others.
+
+    These are its implementation, choice, unusual settings and sweep. Empty ones are left out.
 
     Args:
         rows: all or some of the rows that :func:`keyed` returned.
@@ -100,8 +102,11 @@ def case_names(rows: pd.DataFrame) -> list[str]:
     columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
     names = []
     for problem, row in zip(workloads_of(rows), rows.to_dict("records"), strict=True):
-        settings = [row[column] for column in columns if row[column] != _USUAL.get(column)]
-        words = [str(problem), *(str(setting) for setting in settings if setting != "")]
+        words = [str(problem)]
+        for column in columns:
+            is_usual = row[column] == _USUAL.get(column)
+            if not is_usual and row[column] != "":
+                words.append(str(row[column]))
         names.append(" ".join(words))
     return names
 

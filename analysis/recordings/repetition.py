@@ -194,7 +194,9 @@ def _deviation(run: Mapping[str, Any], name: str) -> float:
 
 
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
-    """Return the samples of each case with recorded samples, by run and case id.
+    """Return the recorded samples of each case, by run and case id.
+
+    Cases without recorded samples are left out. Damaged lines are reported and left out, too.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -224,11 +226,12 @@ def steady_times(
     """
 
     def log_seconds(name: str) -> NDArray[np.float64]:
+        """Return the logarithm of a column of times, in seconds."""
         microseconds = rows[name].to_numpy(dtype=float, na_value=np.nan)
         return np.log(microseconds * 1e-6)
 
-    # 1. Take the recorded times and intervals. If the samples of a case are known, its time and its
-    #    interval come from the corrected samples instead.
+    # 1. Take the recorded times and intervals. If six or more samples of a case are known, its time
+    #    and its interval come from the corrected samples instead.
     log_time = log_seconds("time_us")
     log_lo = log_seconds("time_lo_us")
     log_hi = log_seconds("time_hi_us")
@@ -236,7 +239,7 @@ def steady_times(
     if samples:
         for i, case in enumerate(case_ids(rows)):
             corrected = samples.get(case, [])
-            interval = median_interval(corrected)
+            interval = median_interval(corrected)  # None for fewer than six samples
             if interval is not None:
                 log_time[i] = median(corrected)
                 log_lo[i], log_hi[i] = interval
@@ -275,7 +278,7 @@ def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
     return rows.assign(steady_log=log, steady_error=error)
 
 
-def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Series]:
+def steady_ratio(before: pd.DataFrame | pd.Series, after: pd.DataFrame) -> dict[str, pd.Series]:
     """Return ratios of times, before over after, with the 95% interval of a repetition.
 
     Args:

@@ -116,35 +116,44 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
 
 
 def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
-    """Record rows with an impossible time, interval, count, rate, error or sensor reading."""
-    record = faults.record
+    """Record rows with an impossible time, interval, count, rate, error or sensor reading.
+
+    Times, intervals, counts and rates are only checked in rows with the status ok. All values
+    except the time may be missing.
+    """
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 
     def values_of(name: str) -> NDArray[np.float64]:
+        """Return a column of ``frame`` as numbers, with NaN for missing values."""
         values: NDArray[np.float64] = frame[name].to_numpy(dtype=float, na_value=np.nan)
         return values
 
-    time, lo, hi = values_of("time_us"), values_of("time_lo_us"), values_of("time_hi_us")
-    # Times, intervals, rates and sample counts are only checked in rows with the status ok. All
-    # values except the time may be missing.
+    time = values_of("time_us")
+    lo = values_of("time_lo_us")
+    hi = values_of("time_hi_us")
+    samples = values_of("samples")
     with np.errstate(invalid="ignore"):
-        record(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
+        # 1. Check the times and rates.
+        is_time = (time > 0) & (time <= _LONGEST)
+        faults.record(ok & ~is_time, "time_us is not a valid time")
         has_interval = ~np.isnan(lo) | ~np.isnan(hi)
         contains_time = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
-        record(ok & has_interval & ~contains_time, "its interval does not contain the time")
+        faults.record(ok & has_interval & ~contains_time, "its interval does not contain the time")
         for name in _RATES:
             rates = values_of(name)
-            record(ok & ~(np.isnan(rates) | _is_within(rates, 0)), f"{name} is not a valid rate")
-        # Levels have no upper limit, because the error of a wrong kernel may be any finite number.
+            is_rate = np.isnan(rates) | _is_within(rates, 0)
+            faults.record(ok & ~is_rate, f"{name} is not a valid rate")
+        # 2. Check the result's error and the sensors. These levels have no upper limit, because the
+        #    error of a wrong kernel may be any finite number.
         for name in _LEVELS:
             levels = values_of(name)
-            is_level = (levels >= 0) & np.isfinite(levels)
-            record(~(np.isnan(levels) | is_level), f"{name} is below 0 or infinite")
+            is_level = np.isnan(levels) | ((levels >= 0) & np.isfinite(levels))
+            faults.record(~is_level, f"{name} is below 0 or infinite")
         temperature = values_of("temp_c")
-        is_temperature = _is_within(temperature, _COLDEST)
-        record(~(np.isnan(temperature) | is_temperature), "temp_c is out of range")
-    samples = frame["samples"].fillna(1).to_numpy(dtype=float)
-    record(ok & (samples < 1), "it has no samples")
+        is_temperature = np.isnan(temperature) | _is_within(temperature, _COLDEST)
+        faults.record(~is_temperature, "temp_c is out of range")
+        # 3. Check the number of samples, which is only known for rows with times.
+        faults.record(ok & (samples < 1), "it has no samples")
 
 
 def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:

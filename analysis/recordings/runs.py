@@ -135,30 +135,30 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
     named after the machine's slug. It is the folder of the given run, or is next to that folder. If
     the given run is itself in a subfolder ``runs``, no other run is found.
     """
+    # 1. Find the machine's folder.
     slug = folder_run.machine.slug
     own_folder = folder_run.folder
     if own_folder.name in ("", ".."):  # the paths "." and ".." do not end in the folder's name
         own_folder = own_folder.resolve()
     machine_folder = own_folder.with_name(slug)
-    names = {folder_run.run["run"]}
+    # 2. Load the runs in it.
+    yielded_names = {folder_run.run["run"]}
     for folder in (machine_folder, *machine_folder.glob("runs/*")):
         if folder == own_folder or not (folder / "measurements.csv").exists():
             continue
         try:
             run = load_run(folder)
             is_same_machine = run["machine"]["slug"] == slug
-            is_new = run["run"] not in names
-            if (
-                is_new
-                and is_same_machine
-                and not other_software(run["software"], folder_run.run["software"])
-            ):
-                recording = load(folder)
-                names.add(run["run"])
-                yield recording
+            is_new = run["run"] not in yielded_names
+            is_other_software = bool(other_software(run["software"], folder_run.run["software"]))
+            if not is_same_machine or not is_new or is_other_software:
+                continue
+            recording = load(folder)
         except (UserError, KeyError, TypeError, AttributeError):
             # Another version of Rooftile wrote the folder, or it is damaged or not a recording.
             continue
+        yielded_names.add(run["run"])
+        yield recording
 
 
 def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
@@ -233,12 +233,12 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     # 2. Name the runs if there are several, and say why the folder's own run is left out.
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()
-        runs = []
+        phrases = []
         for part in recording.parts:
             name = part.run["run"]
             verdict = (part.run.get("health") or {}).get("verdict", "not judged")
-            runs.append(f"{counts.get(name, 0):,} from {name} ({verdict})")
-        lines.append(f"Times come from {len(runs)} runs: {', '.join(runs)}.")
+            phrases.append(f"{counts.get(name, 0):,} from {name} ({verdict})")
+        lines.append(f"Times come from {len(phrases)} runs: {', '.join(phrases)}.")
     own_run = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
         reason = _why_left_out(recording.folder)

@@ -17,6 +17,7 @@ def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]])
 
     Raises:
         UserError: if a file cannot be written, for example because the disk is full.
+        ValueError: if a record contains a number that is not finite.
     """
     write_json(folder / f"{name}.json", list(records))
     columns = list(dict.fromkeys(column for record in records for column in record))

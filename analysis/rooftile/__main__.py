@@ -51,7 +51,7 @@ def one_command() -> typer.Typer:
     )
 
     @app.callback()
-    def version(
+    def declare_options(
         version: Annotated[
             bool,
             typer.Option("--version", callback=_print_version, help="Print the version and exit."),

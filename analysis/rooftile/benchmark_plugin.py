@@ -67,10 +67,15 @@ class KernelBenchmark:
                 reference's result; None for the default of the result's dtype.
             prepares: True if ``kernel`` launches nothing itself, but returns a function without
                 arguments that launches the kernel.
+
+        Raises:
+            UserError: if ``cache`` is unknown, the reference does not return a tensor, or the
+                launches cannot be timed.
         """
         from kernels.common.errors import WrongResultError
         from sweeps.measuring.kernel_timing import TimedKernel, timer_for
 
+        # 1. Check and time the kernel.
         timed = TimedKernel(kernel, arguments, reference, tolerance, prepares)
         try:
             if self._benchmark.disabled:
@@ -81,6 +86,7 @@ class KernelBenchmark:
             samples = timer_for(timed.gpu).time(timed, cache)
         except WrongResultError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
+        # 2. Report the samples to pytest-benchmark, in one round for each.
         self._benchmark.extra_info.update(
             {"cache": cache, "launches": samples.launches, "sets": samples.sets}
         )
@@ -88,8 +94,8 @@ class KernelBenchmark:
             self._benchmark.extra_info["rel_error"] = samples.rel_error
         self._replay.load(samples.seconds)
         self._benchmark.pedantic(self._replay.take, rounds=len(samples.seconds))
-        # If the test requested ``benchmark`` before this fixture, the benchmark was created without
-        # the replaying timer, and its statistics are not those of the samples.
+        # 3. Check that the report has these samples. If the test requested ``benchmark`` before
+        # this fixture, the benchmark was created without the replaying timer.
         if self._benchmark.stats["min"] != min(samples.seconds):
             pytest.fail(
                 "a test that uses kernel_benchmark must not also use benchmark; remove the fixture "

@@ -58,15 +58,8 @@ class RuleInputs:
         The caption of an import has the table's source and cache state instead of versions and
         dates.
         """
-        # A merged recording is named after the time of merging, so its dates are those of its runs.
-        dates = sorted(
-            {
-                run["run"][:10]
-                for recording in self.recordings
-                for run in recording.run.get("merged") or [recording.run]
-            }
-        )
-        return self.recordings[0].caption(() if self.public else dates)
+        dates = {date for recording in self.recordings for date in recording.dates}
+        return self.recordings[0].caption(sorted(dates))
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
@@ -125,22 +118,24 @@ def _recording_folders(machine: str | None, results: Path) -> list[Path]:
     Raises:
         UserError: if the name is unknown or ambiguous, or if neither folder exists.
     """
+    # 1. Find the machine: the named one, or the one that was measured last.
     slug = ""
     if machine is not None:
         recorded = recorded_machines(results / "rules") | recorded_machines(results)
         slug = slug_meant(machine, [*known_machines(), *sorted(recorded)])
     elif runs := [*results.glob("*/run.json"), *results.glob("rules/*/run.json")]:
         slug = max((path.parent for path in runs), key=_time_of_change).name
-    for_rules = _find(slug, results / "rules")
-    sweeps = _find(slug, results)
-    # A recording that is not directly in the folder of results is published or imported.
-    if sweeps is not None and sweeps.parent != results:
-        if for_rules is None:
+    # 2. Find its folders. A recording that is not directly in the folder of results is published or
+    # imported.
+    rules_folder = _find_folder(slug, results / "rules")
+    sweeps_folder = _find_folder(slug, results)
+    if sweeps_folder is not None and sweeps_folder.parent != results:
+        if rules_folder is None:
             # A published recording has its measurements for rules next to it.
-            for_rules = _find(slug, sweeps.parent / "rules")
+            rules_folder = _find_folder(slug, sweeps_folder.parent / "rules")
         else:
-            sweeps = None
-    folders = [folder for folder in (for_rules, sweeps) if folder is not None]
+            sweeps_folder = None
+    folders = [folder for folder in (rules_folder, sweeps_folder) if folder is not None]
     if not folders:
         scope = f" of machine {slug!r}" if slug else ""
         raise UserError(
@@ -154,7 +149,7 @@ def _time_of_change(folder: Path) -> float:
     return (folder / "run.json").stat().st_mtime
 
 
-def _find(slug: str, results: Path) -> Path | None:
+def _find_folder(slug: str, results: Path) -> Path | None:
     """Return the folder of a machine's recording in ``results``, or None if there is none."""
     return find_recording(slug, results) if slug in recorded_machines(results) else None
 

@@ -227,7 +227,7 @@ def _timed_cases(rows: pd.DataFrame, seconds: Array, error: Array, gpus: Array) 
 
     ``seconds``, ``error`` and ``gpus`` have one value per row, as :class:`TimedCase` explains them.
     """
-    # The columns have the order of the fields of a timed case.
+    # These columns have the order of the fields of TimedCase.
     columns = (
         workloads_of(rows),
         rows["implementation"],
@@ -350,13 +350,13 @@ def not_measured(
         unusable: True if an unusable run measured any of the rule's sweeps. The reason then asks
             for a quieter machine.
     """
-    run = f"run {target('rules', 'record')}"
+    run_rules = f"run {target('rules', 'record')}"
     if unusable:
-        reason = f"{_UNUSABLE}: {run} again on a quieter machine"
+        reason = f"{_UNUSABLE}: {run_rules} again on a quieter machine"
     elif rule.sweeps and (can_be_measured or not rule.needs):
-        budget = " with a larger budget" if planned else ""
+        with_budget = " with a larger budget" if planned else ""
         noun = "sweep" if len(rule.sweeps) == 1 else "sweeps"
-        reason = f"needs pairs of the {noun} {', '.join(rule.sweeps)}: {run}{budget}"
+        reason = f"needs pairs of the {noun} {', '.join(rule.sweeps)}: {run_rules}{with_budget}"
     else:
         reason = f"needs {rule.needs}"
     return RuleResult(
@@ -389,11 +389,9 @@ def _judge_rule(
         # errors, decides nothing, so more pairs are needed.
         return not_measured(rule, can_be_measured=True)
     log_predicted = pairs.log_predicted
-    if rule.largest:
-        # The effect is that of exactly one group, so the prediction must be of the same group.
-        for name, members in pairs.by_group().items():
-            if finding.groups[name] is finding.effect:
-                log_predicted = members.log_predicted
+    if finding.best_group is not None:
+        # The effect is that of one group, so the prediction must be of the same group.
+        log_predicted = pairs.by_group()[finding.best_group].log_predicted
     # Pairs that the model cannot predict do not contribute to the predicted effect.
     log_predicted = log_predicted[np.isfinite(log_predicted)]
     return RuleResult(
@@ -421,7 +419,12 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pair_count: in
 
 
 def _group_effects(groups: Mapping[str, Effect]) -> str:
-    """List at most six groups with their effects, the effects farthest from 1 first."""
-    order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
-    shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]
-    return "; ".join(shown) + ("; …" if len(order) > _MAX_GROUPS else "")
+    """List at most six groups with their effects, the effects farthest from 1 first.
+
+    The list ends with an ellipsis if further groups are left out.
+    """
+    farthest_first = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
+    phrases = [f"{name} {groups[name]}" for name in farthest_first[:_MAX_GROUPS]]
+    if len(groups) > _MAX_GROUPS:
+        phrases.append("…")
+    return "; ".join(phrases)

@@ -24,6 +24,7 @@ from kernels.timemodel.estimate import Array, priced_alignment
 
 _REACH = 0.125  # largest relative distance between a size and the round size that it is paired with
 _JUST_PAST = 16  # largest difference, in elements, between the sizes on both sides of an edge
+_REFERENCE_LAYER = "linear, batch 512"  # layer whose speed the others are compared with
 
 
 @dataclass(frozen=True)
@@ -156,18 +157,23 @@ def rounded(
     """
     for dim, by_size in _lines(cases, dims):
         first_case = cases[next(iter(by_size.values()))]  # all cases of a line have one dtype
-        step = (units or {}).get(first_case.workload.dtype, unit)
-        round_sizes = sorted(size for size in by_size if size % step == 0)
-        for size, position in by_size.items():
-            if size % step == 0 or size % among:
+        dtype = first_case.workload.dtype
+        divisor = units[dtype] if units and dtype in units else unit
+        round_sizes = [size for size in by_size if size % divisor == 0]
+        for size, against in by_size.items():
+            if size % divisor == 0 or size % among:
                 continue
             above = [larger for larger in round_sizes if size < larger <= size * (1 + _REACH)]
             below = [smaller for smaller in round_sizes if size * (1 - _REACH) <= smaller < size]
-            nearest = above[:1] if whole else [*above[:1], *below[-1:]]
+            nearest = []
+            if above:
+                nearest.append(min(above))
+            if below and not whole:
+                nearest.append(max(below))
             for round_size in nearest:
                 following = by_size[round_size]
-                work = 1.0 if whole else _work_ratio(cases[position], cases[following], "flops")
-                yield Match(position, following, work, words={"dim": dim})
+                work = 1.0 if whole else _work_ratio(cases[against], cases[following], "flops")
+                yield Match(against, following, work, words={"dim": dim})
 
 
 def padded(
@@ -181,9 +187,11 @@ def padded(
       keys.
     """
     for dim, by_size in _lines(cases, dims):
-        for small, large in to.items():
-            if int(small) in by_size and large in by_size:
-                yield Match(by_size[int(small)], by_size[large], words={"dim": dim})
+        for original_text, padded_size in to.items():
+            against = by_size.get(int(original_text))
+            following = by_size.get(padded_size)
+            if against is not None and following is not None:
+                yield Match(against, following, words={"dim": dim})
 
 
 def doubled(
@@ -228,9 +236,10 @@ def threshold(
     - ``least``: smallest size that counts as small.
     - ``dtypes``: dtypes whose cases are paired; all if empty.
     - ``over``: if given, the claim is about speed-ups over this dtype. In that case, only pairs
-      that were also measured in this dtype are compared, by their speed-ups. If there are no such
-      pairs, the speeds of all pairs are compared, without a claim.
+      that were also measured in this dtype are compared, by their speed-ups. Without such pairs,
+      the speeds of all pairs are compared, without a claim.
     """
+    # 1. Pair the sizes, by their speeds.
     # If ``over`` is given, the claim is about speed-ups and not about speeds.
     claim_about_speeds = math.nan if over else claim
     matches = []
@@ -245,8 +254,12 @@ def threshold(
                 work = _work_ratio(cases[against], cases[following], "flops")
                 words = {"dim": dim, "of": "speed"}
                 matches.append(Match(against, following, work, claim_about_speeds, words))
-    speed_ups = _speed_ups(cases, matches, over, claim) if over else []
-    yield from speed_ups or matches
+    # 2. Compare speed-ups instead, if any can be computed.
+    if over:
+        speed_ups = _speed_ups(cases, matches, over, claim)
+        if speed_ups:
+            matches = speed_ups
+    yield from matches
 
 
 def _speed_ups(
@@ -337,7 +350,7 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
         if key not in largest or case.workload.bytes > cases[largest[key]].workload.bytes:
             largest[key] = i
     for (name, dtype), against in largest.items():
-        following = largest.get(("linear, batch 512", dtype))
+        following = largest.get((_REFERENCE_LAYER, dtype))
         if following is not None and following != against:
             low = cases[against].workload
             high = cases[following].workload
@@ -350,7 +363,7 @@ def _intensity_name(workload: Workload) -> str:
     if isinstance(workload, Layer):
         return workload.op
     if isinstance(workload, Gemm) and (workload.n, workload.k, workload.batch) == (4096, 1024, 1):
-        return {1: "linear, batch 1", 512: "linear, batch 512"}.get(workload.m, "")
+        return {1: "linear, batch 1", 512: _REFERENCE_LAYER}.get(workload.m, "")
     return ""
 
 

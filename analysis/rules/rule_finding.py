@@ -83,18 +83,18 @@ class Pairs:
         """Logarithm of the ratio of each pair."""
         return self.contrast @ self.log_time + self.log_work
 
-    def take(self, where: NDArray[np.intp]) -> Pairs:
+    def take(self, positions: NDArray[np.intp]) -> Pairs:
         """Return the pairs at the given positions, with unchanged arrays of cases."""
         return Pairs(
             log_time=self.log_time,
             error=self.error,
-            against=self.against[where],
-            following=self.following[where],
-            log_work=self.log_work[where],
-            log_claim=self.log_claim[where],
-            log_predicted=self.log_predicted[where],
-            group=[self.group[i] for i in where],
-            control=None if self.control is None else self.control[where],
+            against=self.against[positions],
+            following=self.following[positions],
+            log_work=self.log_work[positions],
+            log_claim=self.log_claim[positions],
+            log_predicted=self.log_predicted[positions],
+            group=[self.group[i] for i in positions],
+            control=None if self.control is None else self.control[positions],
         )
 
     def by_group(self) -> dict[str, Pairs]:
@@ -237,12 +237,14 @@ class RuleFinding:
         claim: geometric mean of the ratios that the source claims for the pairs of this effect;
             None if the source claims no number.
         groups: the effect of each group, by the group's name.
+        best_group: name of the best group if the claim says "up to"; otherwise None.
     """
 
     verdict: str
     effect: Effect
     claim: float | None
     groups: Mapping[str, Effect]
+    best_group: str | None = None
 
 
 def find_verdict(
@@ -273,18 +275,20 @@ def find_verdict(
     groups = {name: mean_effect(members, level) for name, members in by_group.items()}
     effect = mean_effect(pairs)
     # 2. Choose the effect that the claim is about, and average the claims of its pairs.
-    claims = pairs.log_claim
+    log_claims = pairs.log_claim
+    best_group = None
     if largest:
         # Take the group with the largest significant gain. If no gain is significant, take the
         # group with the largest effect.
         significant = [name for name, group in groups.items() if group.sign > 0]
-        best = max(significant or groups, key=lambda name: groups[name].value)
-        claims = by_group[best].log_claim
-        effect = groups[best]
-    claim = None if np.isnan(claims).all() else float(np.exp(np.nanmean(claims)))
+        best_group = max(significant or groups, key=lambda name: groups[name].value)
+        log_claims = by_group[best_group].log_claim
+        effect = groups[best_group]
+    claim = None if np.isnan(log_claims).all() else float(np.exp(np.nanmean(log_claims)))
     # 3. Judge the claim.
     if tolerance is not None:
-        verdict = _judge_equality(effect, groups, claim or 1.0, 1 + tolerance)
+        equal_to = 1.0 if claim is None else claim
+        verdict = _judge_equality(effect, groups, equal_to, 1 + tolerance)
     elif largest:
         verdict = _judge_claim(effect, claim)
         # A group with a wide interval may reach the claim, although the best group does not.
@@ -295,7 +299,7 @@ def find_verdict(
                 verdict = f"depends: {UNCERTAIN} in {_listed(possible, groups)}"
     else:
         verdict = _contradiction(groups) or _judge_claim(effect, claim)
-    return RuleFinding(verdict, effect, claim, groups)
+    return RuleFinding(verdict, effect, claim, groups, best_group)
 
 
 def _judge_claim(effect: Effect, claim: float | None) -> str:
@@ -367,7 +371,8 @@ _MAX_LISTED = 4  # maximum number of groups that one list in a verdict names
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
     """List at most four groups with their effects, those farthest from 1 first; count the rest."""
-    order = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
-    shown = [f"{name} ({groups[name].value:.2f}×)" for name in order[:_MAX_LISTED]]
-    left_out = len(order) - len(shown)
-    return "; ".join(shown) + (f" and {left_out} more" if left_out else "")
+    farthest_first = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
+    shown = [f"{name} ({groups[name].value:.2f}×)" for name in farthest_first[:_MAX_LISTED]]
+    left_out_count = len(names) - len(shown)
+    more = f" and {left_out_count} more" if left_out_count else ""
+    return "; ".join(shown) + more

@@ -46,8 +46,8 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
 
     ``caption`` is the source of the measurements, as :attr:`RuleInputs.caption` gives it.
     """
-    measured = [row for row in rows if row.verdict != NOT_MEASURED]
-    not_measured = [row for row in rows if row.verdict == NOT_MEASURED]
+    judged = [row for row in rows if row.verdict != NOT_MEASURED]
+    not_judged = [row for row in rows if row.verdict == NOT_MEASURED]
     lines = [
         f"# Rules of thumb on {plain(machine.name)}",
         "",
@@ -59,7 +59,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "confidence level.",
         "",
     ]
-    if any(row.id in SHARES for row in measured):
+    if any(row.id in SHARES for row in judged):
         lines += [
             "The effects of `amdahl` and `tc-used` are shares, and their intervals are not 95% "
             "intervals. That of `amdahl` is computed from the 95% intervals of two median times. "
@@ -71,16 +71,13 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
     lines += [
         "| rule | statement | verdict | effect | the model says | pairs | what was compared |",
         "|---|---|---|---|---|---|---|",
-        *(_table_line(row) for row in measured),
+        *(_table_line(row) for row in judged),
         "",
         "## Without a verdict",
         "",
         "| rule | statement | reason |",
         "|---|---|---|",
-        *(
-            table_row([row.id, f"{row.statement} ({row.source})", row.reason])
-            for row in not_measured
-        ),
+        *(table_row([row.id, f"{row.statement} ({row.source})", row.reason]) for row in not_judged),
         "",
     ]
     return "\n".join(lines)
@@ -90,10 +87,11 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
     """Say how many rules were judged, and how many were measured only by an unusable run."""
     judged = sum(row.verdict != NOT_MEASURED for row in rows)
     unusable = sum(row.unusable for row in rows)
-    sentence = f"{judged} of {len(rows)} rules {'was' if judged == 1 else 'were'} judged here."
+    judged_verb = "was" if judged == 1 else "were"
+    sentence = f"{judged} of {len(rows)} rules {judged_verb} judged here."
     if unusable:
-        verb = "was" if unusable == 1 else "were"
-        sentence += f" {unusable} more {verb} measured only by an unusable run."
+        unusable_verb = "was" if unusable == 1 else "were"
+        sentence += f" {unusable} more {unusable_verb} measured only by an unusable run."
     return sentence
 
 

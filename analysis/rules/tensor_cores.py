@@ -198,7 +198,7 @@ def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
 
 
 class _SpeedUp(NamedTuple):
-    """Speed-up of a model's step with TF32; speed-ups are ordered by their share of the bound."""
+    """Speed-up of a model's step with TF32, compared with Amdahl's bound."""
 
     share_of_bound: float
     interval: tuple[float, float]  # interval of the ratio
@@ -221,22 +221,24 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
     by_key = {(step.name, step.dtype): step for step in steps}
     # 1. Compare the steps of each model in FP32 and TF32.
     speed_ups = []
-    for (name, dtype), exact in by_key.items():
-        fast = by_key.get((name, "tf32"))
-        if dtype != "fp32" or fast is None or not np.isfinite(exact.bound):
+    for (name, dtype), step in by_key.items():
+        tf32_step = by_key.get((name, "tf32"))
+        if dtype != "fp32" or tf32_step is None or not np.isfinite(step.bound):
             continue
-        exact_interval = median_interval(list(exact.seconds))
-        fast_interval = median_interval(list(fast.seconds))
-        if exact_interval is None or fast_interval is None:
+        fp32_seconds = list(step.seconds)
+        tf32_seconds = list(tf32_step.seconds)
+        fp32_interval = median_interval(fp32_seconds)
+        tf32_interval = median_interval(tf32_seconds)
+        if fp32_interval is None or tf32_interval is None:
             continue
-        ratio = median(list(exact.seconds)) / median(list(fast.seconds))
+        ratio = median(fp32_seconds) / median(tf32_seconds)
         # The ratio is lowest if the FP32 step is fast and the TF32 step is slow.
-        interval = exact_interval[0] / fast_interval[1], exact_interval[1] / fast_interval[0]
-        speed_ups.append(_SpeedUp(ratio / exact.bound, interval, name, ratio, exact.bound))
+        interval = fp32_interval[0] / tf32_interval[1], fp32_interval[1] / tf32_interval[0]
+        speed_ups.append(_SpeedUp(ratio / step.bound, interval, name, ratio, step.bound))
     if not speed_ups:
         return not_measured(rule)
     # 2. Judge the rule by the model that comes closest to its bound.
-    closest = max(speed_ups)
+    closest = max(speed_ups, key=lambda speed_up: speed_up.share_of_bound)
     lowest_ratio, highest_ratio = closest.interval
     lo = lowest_ratio / closest.bound
     hi = highest_ratio / closest.bound
@@ -278,11 +280,12 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     known_shares = {name: share for name, share in shares.items() if share is not None}
     if not known_shares:
         return not_measured(rule)
-    low, high = min(known_shares.values()), max(known_shares.values())
+    lowest = min(known_shares.values())
+    highest = max(known_shares.values())
     listing = "; ".join(f"{name} {share:.0%}" for name, share in known_shares.items())
-    if low >= _MIN_USED_SHARE:
+    if lowest >= _MIN_USED_SHARE:
         verdict = "holds"
-    elif high < _MIN_USED_SHARE:
+    elif highest < _MIN_USED_SHARE:
         verdict = "no longer"
     else:
         verdict = f"depends: {listing}"
@@ -292,8 +295,8 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
         source=rule.source,
         verdict=verdict,
         effect=float(np.mean(list(known_shares.values()))),
-        lo=low,
-        hi=high,
+        lo=lowest,
+        hi=highest,
         predicted=None,
         cases=len(known_shares),
         reason=f"{rule.effect}, from the lowest to the highest; {listing}",

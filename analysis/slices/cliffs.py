@@ -10,9 +10,9 @@ import pandas as pd
 from analysis.recordings.repetition import steady_ratio
 from analysis.slices.series import DIMENSIONS
 
-_NEAR = 1.02  # Largest ratio of two neighbouring sizes.
-_SMALLEST = 16  # From this size on, two sizes that differ by 1 are neighbours at any ratio.
-_REPEATED = 0.5  # Share of a cliff's log ratio that another table must show to confirm it.
+_NEAR = 1.02  # largest ratio of two neighbouring sizes
+_SMALLEST = 16  # from this size on, two sizes that differ by 1 are neighbours at any ratio
+_REPEATED = 0.5  # share of a cliff's log ratio that another table must show to confirm it
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode", "run", "worker", "gpu")
 """Columns in which the two cases of a pair agree, in addition to the two sizes that do not differ.
 Times of different runs, workers or GPUs are not comparable."""
@@ -50,7 +50,7 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     after = lines[[along, "time_us", *steady_columns]].shift(-1)
     # 3. Decide which pairs are neighbours, and which ratios are certain.
     one_more = (after[along] == ordered[along] + 1) & (ordered[along] >= _SMALLEST)
-    are_near = one_more | (after[along] <= _NEAR * ordered[along])
+    is_neighbour = one_more | (after[along] <= _NEAR * ordered[along])
     certain = pd.Series(True, index=ordered.index)
     if steady_columns:
         repetition = steady_ratio(after, ordered)
@@ -65,7 +65,7 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
         ratio=after["time_us"] / ordered["time_us"],
         certain=certain,
     )
-    return pairs[are_near].astype({"after": int}).reset_index(drop=True)
+    return pairs[is_neighbour].astype({"after": int}).reset_index(drop=True)
 
 
 def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -103,9 +103,8 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
     # If several tables confirm a pair, keep the row with the smallest change. All rows of a pair
     # have the index of the pair.
     combined = pd.concat(confirmed)
-    combined["height"] = np.abs(np.log(combined["again"]))
-    by_height = combined.sort_values("height").drop(columns="height")
-    return by_height[~by_height.index.duplicated()]
+    smallest_first = combined.sort_values("again", key=lambda ratio: np.abs(np.log(ratio)))
+    return smallest_first[~smallest_first.index.duplicated()]
 
 
 def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -114,7 +113,8 @@ def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame
     At a cliff upwards, the larger size takes more time than the smaller size.
     """
     certain = pairs[pairs["certain"]]
-    ups, downs = certain[certain["ratio"] > 1], certain[certain["ratio"] < 1]
+    ups = certain[certain["ratio"] > 1]
+    downs = certain[certain["ratio"] < 1]
     return ups.nlargest(count, "ratio"), downs.nsmallest(count, "ratio")
 
 
@@ -128,14 +128,12 @@ def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
         The dimension of the largest cliff, and the cliff's row in the result of
         :func:`neighbouring_pairs`. The result is None if there is no certain cliff upwards.
     """
-    ups_by_dimension: dict[str, pd.Series] = {}
+    cliffs: dict[str, pd.Series] = {}  # largest cliff by dimension
     for along, rows in lines.items():
         ups, _ = largest(neighbouring_pairs(rows, along), 1)
         if len(ups):
-            ups_by_dimension[along] = ups.iloc[0]
-    if not ups_by_dimension:
+            cliffs[along] = ups.iloc[0]
+    if not cliffs:
         return None
-    steepest_along = max(
-        ups_by_dimension, key=lambda along: float(ups_by_dimension[along]["ratio"])
-    )
-    return steepest_along, ups_by_dimension[steepest_along]
+    steepest_along = max(cliffs, key=lambda along: float(cliffs[along]["ratio"]))
+    return steepest_along, cliffs[steepest_along]

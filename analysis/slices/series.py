@@ -5,19 +5,26 @@ The table comes from :class:`analysis.model.fitted.Analysis`.
 
 from __future__ import annotations
 
+import math
 from statistics import geometric_mean
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.repetition import places_of, steady_ratio
+from sweeps.timing.statistics import Z95
 
 DIMENSIONS = ("m", "n", "k")
 NEARLY = 0.9
 """Share of the best speed from which a size is called fast."""
 ENDS = ["tflops_lo", "tflops_hi"]
 """Columns with the speeds at the two ends of a time's interval."""
+LARGEST_OFFSET = 16
+"""Largest difference between a size and its base that the sweep ``alignment`` measures."""
 _STEADY = ["steady_log", "steady_error"]
+_LEAST_SIZES = 4  # fewest sizes of a line that is shown
 
 
 def square_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -41,9 +48,8 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
     """Return the smallest size at and above which every size is nearly as fast as the fastest.
 
-    A size is nearly as fast if it reaches the share :data:`NEARLY` of the best speed.
-
-    The result is None if the largest size does not reach that share.
+    A size is nearly as fast if it reaches the share :data:`NEARLY` of the best speed. The result is
+    None if the largest size does not reach that share, or if ``group`` is empty.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
@@ -53,8 +59,8 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
     # Speeds without an interval are compared by their measured value.
     judged = group[speeds].fillna(group["tflops"])
     slow = group[judged < NEARLY * group["tflops"].max()]
-    fast = group[group["m"] > slow["m"].max()] if len(slow) else group
-    return int(fast["m"].min()) if len(fast) else None
+    above_slow = group if slow.empty else group[group["m"] > slow["m"].max()]
+    return None if above_slow.empty else int(above_slow["m"].min())
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -68,10 +74,12 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     lines = {}
     for along in DIMENSIONS:
         fixed = [name for name in DIMENSIONS if name != along]
-        candidates = [line for _, line in rows.groupby(fixed) if line[along].nunique() > 3]
+        candidates = [
+            line for _, line in rows.groupby(fixed) if line[along].nunique() >= _LEAST_SIZES
+        ]
         if candidates:
-            densest = max(candidates, key=lambda line: line[along].nunique())
-            lines[along] = densest.sort_values(along)
+            longest = max(candidates, key=lambda line: line[along].nunique())
+            lines[along] = longest.sort_values(along)
     return lines
 
 
@@ -87,18 +95,18 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
         empty if no base can be compared with at least two other sizes in one dtype.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
-    parts = []
+    series = []
     for along in DIMENSIONS:
-        # The sweep varies one dimension from a base size to 16 more. Both other dimensions are
-        # equal to the base.
+        # The sweep varies one dimension from the base upwards. Both other dimensions are equal to
+        # the base.
         fixed, other_fixed = [name for name in DIMENSIONS if name != along]
-        with_base = rows[rows[fixed] == rows[other_fixed]]
-        for base in sorted(with_base[fixed].unique()):
-            line = with_base[with_base[fixed] == base]
-            line = line[line[along].between(base, base + 16)]
+        with_equal_sizes = rows[rows[fixed] == rows[other_fixed]]
+        for base in sorted(with_equal_sizes[fixed].unique()):
+            line = with_equal_sizes[with_equal_sizes[fixed] == base]
+            line = line[line[along].between(base, base + LARGEST_OFFSET)]
             for (dtype, _), group in line.groupby(["dtype", places_of(line)], sort=False):
                 at_base = group[group[along] == base]
-                if at_base.empty or len(group) < 3:
+                if at_base.empty or len(group) < 3:  # the base and two other sizes
                     continue
                 columns = {
                     "along": along,
@@ -107,8 +115,8 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
                     "dtype": dtype,
                     **_relative_speed(group, at_base.iloc[0]),
                 }
-                parts.append(pd.DataFrame(columns).sort_values("offset"))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+                series.append(pd.DataFrame(columns).sort_values("offset"))
+    return pd.concat(series, ignore_index=True) if series else pd.DataFrame()
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
@@ -125,6 +133,25 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
         "relative_lo": (work * time_ratio["ratio_lo"]).mask(is_base, 1.0),
         "relative_hi": (work * time_ratio["ratio_hi"]).mask(is_base, 1.0),
     }
+
+
+def mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
+    """Return the geometric mean of at least two ratios, and an interval of at least 95% for it.
+
+    The interval combines the scatter of the ratios with the uncertainty of each ratio, which
+    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. The scatter
+    already includes errors that differ from ratio to ratio, so the interval is wider than a 95%
+    interval. It only allows for errors that ratios share, such as that of a common base.
+    """
+    logs = np.log(rows[name].to_numpy(float))
+    log_lo = np.log(rows[f"{name}_lo"].to_numpy(float))
+    log_hi = np.log(rows[f"{name}_hi"].to_numpy(float))
+    # A ratio without an interval adds no uncertainty of its own.
+    errors = np.nan_to_num((log_hi - log_lo) / 2 / Z95)
+    variance = (np.var(logs, ddof=1) + np.mean(errors**2)) / len(logs)
+    half_interval = stats.t.ppf(0.975, len(logs) - 1) * math.sqrt(variance)
+    mean = float(logs.mean())
+    return math.exp(mean), math.exp(mean - half_interval), math.exp(mean + half_interval)
 
 
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:

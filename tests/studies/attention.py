@@ -98,7 +98,7 @@ def log_errors(fit: AttentionFit, calls: Calls, kind: str, here: Machine) -> Arr
     """Return the logarithm of true over predicted time for some calls of another collection."""
     shapes, seconds = calls
     some = np.random.default_rng(0).permutation(len(seconds))[:_JUDGED]
-    left = np.log(seconds[some] / fit.seconds(shapes.where(some), kind, here))
+    left = np.log(seconds[some] / fit.seconds(shapes.take(some), kind, here))
     # Each collection counts as much as any other.
     return np.quantile(left, (np.arange(_JUDGED) + 0.5) / _JUDGED)
 

@@ -17,7 +17,7 @@ async function unpacked() {
 // strings has its distinct words, and for each point the code (position) of its word.
 function joined(runs) {
   const points = { length: 0, run: { codes: [], words: runs.map((run) => run.name) } };
-  for (const [place, run] of runs.entries()) {
+  for (const [position, run] of runs.entries()) {
     for (const [name, column] of Object.entries(run.points)) {
       if (Array.isArray(column)) {
         points[name] = (points[name] ?? []).concat(column);
@@ -27,7 +27,7 @@ function joined(runs) {
       }
     }
     const count = run.points.m.length;
-    for (let i = 0; i < count; i++) points.run.codes.push(place);
+    for (let i = 0; i < count; i++) points.run.codes.push(position);
     points.length += count;
   }
   return points;
@@ -52,7 +52,7 @@ const runOf = (i) => runs[points.run.codes[i]];
 
 const round = (value, digits = 3) => String(Number(value.toPrecision(digits)));
 const rate = (tflops) =>
-  tflops >= 0.95 ? `${round(tflops)} TFLOP/s` : `${round(tflops * 1000)} GFLOP/s`;
+  tflops < 1 ? `${round(tflops * 1000)} GFLOP/s` : `${round(tflops)} TFLOP/s`;
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
 const gain = (row) => `${percent(row.gain)} (${percent(row.lo)} to ${percent(row.hi)})`;
 

@@ -319,8 +319,7 @@ function featuresOf(problem, shapes, guess, machine, group) {
   // 2. Properties of a convolution, and how the algorithms that it may use compare.
   const [p, q] = outputOf(problem);
   const { n, r, s: width, stride } = problem;
-  const alignment = alignmentOf([problem.c / problem.groups, problem.kout / problem.groups], problem.dtype);
-  const details = [n, p * q, r * width, stride[0] * stride[1], alignment];
+  const details = [n, p * q, r * width, stride[0] * stride[1], pricedAlignment(problem)];
   features.push(...details.map(Math.log2));
   for (const shape of shapes) {
     features.push(Math.log(fastest(shape, machine, group).time / guess.time));

@@ -74,11 +74,11 @@ class Table {
     this.counts.textContent = `${this.shown} of ${rows.length.toLocaleString("en")} rows`;
     this.more.hidden = this.shown === rows.length;
     const head = element("tr");
-    for (const [place, column] of this.columns.entries()) {
+    for (const [position, column] of this.columns.entries()) {
       const cell = element("th", "", { class: column.value ? "number" : "", scope: "col" });
-      const mark = place === this.sorted ? (this.down ? " ↓" : " ↑") : "";
+      const mark = position === this.sorted ? (this.down ? " ↓" : " ↑") : "";
       const button = element("button", column.title + mark, { type: "button" });
-      button.addEventListener("click", () => this.sort(place));
+      button.addEventListener("click", () => this.sort(position));
       if (mark) cell.setAttribute("aria-sort", this.down ? "descending" : "ascending");
       cell.append(button);
       head.append(cell);
@@ -117,12 +117,12 @@ class Table {
 
   // Sorts by the column at a position: numbers begin with the largest, strings with A. Sorting by the
   // same column again reverses the order.
-  sort(place) {
-    this.down = place === this.sorted ? !this.down : Boolean(this.columns[place].value);
-    this.sorted = place;
+  sort(position) {
+    this.down = position === this.sorted ? !this.down : Boolean(this.columns[position].value);
+    this.sorted = position;
     this.draw();
     // The headings were drawn again, so the pressed button is a new element, which needs the focus.
-    this.table.querySelectorAll("th button")[place].focus();
+    this.table.querySelectorAll("th button")[position].focus();
   }
 
   // Copies a row with the headings, as a Markdown table.

@@ -33,7 +33,7 @@ def test_only_sizes_that_an_engineer_would_choose(
     m: int, n: int, k: int, kind: str, dtype: str
 ) -> None:
     problem = Gemm(m, n, k, dtype)
-    for name, sizes in sizes_near(problem, 0.15, kind == "choose", [192]).items():
+    for (name,), sizes in sizes_near(problem, 0.15, kind == "choose", [192]).items():
         own = getattr(problem, name)
         assert own in sizes
         for size in set(sizes) - {own}:
@@ -73,7 +73,23 @@ def test_changed_sizes_are_multiples_of_what_is_asked_for() -> None:
 def test_a_multiple_that_is_asked_for_may_grow_to_the_next_one() -> None:
     """4608 is a multiple of 3 · 256, so that the nearest multiple of each step is 4608 itself."""
     sizes = sizes_near(Gemm(4096, 4608, 4096, "bf16"), 0.125, False, (), SizeConstraints((), (), 3))
-    assert {4800, 4992} <= set(sizes["n"])
+    assert {4800, 4992} <= set(sizes["n",])
+
+
+@pytest.mark.parametrize("kind", ["pad", "choose"])
+def test_a_sequence_keeps_one_length(kind: str) -> None:
+    scores = Gemm(101, 101, 64, "bf16", batch=12)  # queries × keys of attention
+    options, _ = options_of(scores, H100, Measurements({}), "cublas", Question(kind, 0.15))
+    lengths = {(option.implied_gemm.m, option.implied_gemm.n) for option in options}
+    assert len(lengths) > 1
+    assert all(m == n for m, n in lengths)
+
+
+def test_a_sequence_whose_other_side_is_fixed_changes_alone() -> None:
+    scores = Gemm(101, 101, 64, "bf16", batch=12)
+    named = names(scores, Question("pad", 0.15, SizeConstraints(fix=("m",))))
+    assert 104 in named["n"]
+    assert named["m"] == set()
 
 
 def test_a_vocabulary_can_be_shared_by_eight() -> None:

@@ -223,7 +223,7 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     found = findings([*advice, one, left])
     assert [len(finding.advice) for finding in found] == [1, 6]  # *do it* comes first
     text = found[1].text()
-    assert text.startswith("**likely** when padding, fp32, N: make it a multiple of 8, because")
+    assert text.startswith("**likely** when padding, fp32, N: make it a multiple of 8 to align")
     assert "; gain 5% to 8% for up to " in text
     assert "; gain 50% for 10.8% more FLOPs (64×" in found[0].text()
     assert "6 shapes, such as 400×" in text
@@ -235,21 +235,21 @@ def test_a_finding_names_a_multiple_that_its_example_has() -> None:
     image = Conv.parse("32,3,224,224,64,7,7,2,3,1,1,bf16")
     advice = replace(answer(ODD, ROUND, 0.3), problem=image, instead=replace(image, c=4))
     (finding,) = findings([advice])
-    assert "bf16, C: make it a multiple of 4, because misalignment costs time" in finding.text()
+    assert "bf16, C: make it a multiple of 4 to align rows" in finding.text()
 
 
 def test_only_dimensions_of_stored_rows_are_called_misaligned() -> None:
     """In the layout nt, rows of A and B have K elements, and rows of C have N."""
     advice = answer(Gemm(101, 101, 64, "bf16"), Gemm(100, 112, 64, "bf16"), 0.1)
     (finding,) = findings([advice])
-    assert "bf16, N: make it a multiple of 8, because misalignment costs time" in finding.text()
+    assert "bf16, N: make it a multiple of 8 to align rows" in finding.text()
 
 
 def test_channels_are_aligned_in_each_group() -> None:
     grouped = Conv.parse("32,120,28,28,128,3,3,1,1,1,2,bf16")
     advice = replace(answer(ODD, ROUND, 0.3), problem=grouped, instead=replace(grouped, c=128))
     (finding,) = findings([advice])
-    assert "bf16, C: make it a multiple of 16, because misalignment costs time" in finding.text()
+    assert "bf16, C: make it a multiple of 16 to align rows" in finding.text()
 
 
 def test_a_finding_says_which_query_it_answers() -> None:

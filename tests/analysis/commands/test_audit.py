@@ -105,6 +105,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--budget", "5s"), "--budget needs --measure"),
         ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is not a folder"),
         (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "does not compute bf16"),
+        (("audit", "gpt2", "--machine", "h200,"), "--machine has an empty name in 'h200,'"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
@@ -184,7 +185,7 @@ def test_the_best_of_the_given_sizes_is_timed_again(monkeypatch: pytest.MonkeyPa
 
     basis = SimpleNamespace(library=lambda _problem: "mkl")
     monkeypatch.setattr("analysis.commands.confirm.basis_here", lambda *_: basis)
-    monkeypatch.setattr("analysis.commands.confirm.usable", lambda *_: basis)
+    monkeypatch.setattr("analysis.commands.confirm.basis_after", lambda *_: basis)
     monkeypatch.setattr("sweeps.running.confirming.explore", explore)
     monkeypatch.setattr(
         "sweeps.running.confirming.confirm_choices",
