@@ -18,12 +18,15 @@ _UNPRINTABLE = re.compile(
 # the ] before a link's target, the & of an entity, the slashes of a URL, and the dot after www,
 # because GitHub makes a link of such an address. Underscores are not escaped: within a name they
 # format nothing, and elsewhere they can only make text italic or bold.
-_MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//|(?<=\bwww)\.", re.IGNORECASE)
+_MARKUP = r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//|(?<=\bwww)\."
+# A command in backticks stays code. It has none of the characters above.
+_CODE = r"`[\w .=-]+`"
+_CODE_OR_MARKUP = re.compile(f"{_CODE}|{_MARKUP}", re.IGNORECASE)
 
 
 def plain(text: str) -> str:
-    """Put a string on one line, and escape the markup that :data:`_MARKUP` matches."""
-    return _MARKUP.sub(_escaped, printable(text))
+    """Put a string on one line, and escape its markup, except commands in backticks."""
+    return _CODE_OR_MARKUP.sub(_escaped, printable(text))
 
 
 def table_row(cells: Iterable[str]) -> str:
@@ -43,7 +46,12 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return the matched markup as an HTML entity, or with a backslash in front."""
+    """Return the matched markup as an HTML entity, or with a backslash in front.
+
+    Code is returned unchanged.
+    """
     markup = match.group()
+    if len(markup) > 1 and markup.startswith("`"):
+        return markup
     entities = {"<": "&lt;", "&": "&amp;", "//": "&#47;&#47;"}
     return entities.get(markup, f"\\{markup}")

@@ -240,9 +240,10 @@ def make_plan(
     Only 92% of the budget is filled, after up to a tenth of it is reserved for naming kernels on a
     GPU. The sweeps in :data:`_PREFERRED` get six times as much time as others.
 
-    If no line of a sweep fits the budget, single cases of that sweep are admitted as long as they
-    fit. A case may take at most 2% of the budget, or 4% if its line would otherwise be incomplete.
-    If every case of a sweep takes more than 2%, its cheapest cases may take more.
+    If no line of a sweep fits the budget, single problems of that sweep are admitted as long as
+    they fit, each with all of its implementations and configs, because these are compared. A case
+    may take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If every
+    case of a sweep takes more than 2%, its cheapest cases may take more.
 
     Cases that are compared with each other go to one shard (:mod:`sweeps.planning.lines`).
 
@@ -297,13 +298,14 @@ def make_plan(
             spent[name] += sum(entry.expected for entry in new_entries)
             planned += new_entries
             admitted |= {entry.case.id for entry in new_entries}
-    # 4. Admit single cases of the sweeps of which no line was admitted, so no time was spent.
+    # 4. Admit single problems of the sweeps of which no line was admitted, so no time was spent.
     for name, members in entries.items():
         if not spent[name]:
-            for entry in _bit_reversal_order(members):
-                if entry.expected <= max_costs[name] and room.take([entry]):
-                    planned.append(entry)
-                    admitted.add(entry.case.id)
+            for contenders in _bit_reversal_order(_by_contest(members)):
+                affordable = [entry for entry in contenders if entry.expected <= max_costs[name]]
+                if room.take(affordable):
+                    planned += affordable
+                    admitted |= {entry.case.id for entry in affordable}
     # 5. Count the cases that were not admitted.
     left_out = {
         name: sum(entry.case.id not in admitted for entry in members)
@@ -363,6 +365,15 @@ def _affordable(line: Sequence[PlanEntry], max_cost: float) -> Sequence[PlanEntr
     if min(costs) <= max_cost and max(costs) <= _EXCESS_FACTOR * max_cost:
         return line
     return [entry for entry in line if entry.expected <= max_cost]
+
+
+def _by_contest(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
+    """Group entries that differ only in their implementation or its config."""
+    contests: dict[tuple[object, ...], list[PlanEntry]] = defaultdict(list)
+    for entry in entries:
+        case = entry.case
+        contests[case.problem, case.mode, case.cache, case.fill].append(entry)
+    return list(contests.values())
 
 
 def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:

@@ -100,6 +100,12 @@ def test_all_controls_of_the_direction_of_text_are_replaced() -> None:
     assert plain("a\u200eb\u061cc\u200fd") == "a b c d"
 
 
+def test_only_a_command_in_backticks_stays_code() -> None:
+    assert plain("run `make rules`, then *stop*") == r"run `make rules`, then \*stop\*"
+    assert plain("`[x](http://y)`") == r"\`[x\](http:&#47;&#47;y)\`"
+    assert plain("an ` alone") == r"an \` alone"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_text_reads_as_it_was(name: str) -> None:
     """What is escaped comes back as the text that it was, without what cannot be printed."""

@@ -100,6 +100,18 @@ def test_where_no_line_fits_a_sweep_gives_what_it_can() -> None:
     assert 0 < len(planned) < len(cases)
 
 
+def test_where_no_line_fits_implementations_are_still_planned_together() -> None:
+    cases = [
+        replace(case, implementation=implementation)
+        for case in grid("families", list(range(1000, 1017)), [8192])
+        for implementation in ("mkl", "onednn")
+    ]
+    planned = make_plan({"families": cases}, CPU, 3).planned
+    problems = [entry.case.problem for entry in planned]
+    assert 0 < len(planned) < len(cases)
+    assert all(problems.count(problem) == 2 for problem in problems)
+
+
 def test_probed_costs_make_a_plan_shorter_or_longer() -> None:
     cases = {"s": grid("s", list(range(1000, 1017)), [64, 1024])}
     usual = make_plan(cases, CPU, 600).planned
