@@ -176,7 +176,7 @@ def _show_plan(
     """Print how many cases of each sweep fit the budget, and the expected time of these cases.
 
     If ``names`` is empty, the default sweeps are shown. If ``budget`` is None, the default budget
-    applies; if ``cores`` is None, all cores are counted.
+    applies. ``cores`` is the number of CPU cores that the run may use; None means all of them.
     """
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET

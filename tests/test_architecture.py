@@ -166,6 +166,21 @@ def test_what_is_torch_free_stays_so() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_the_library_of_a_cpu_is_named_without_torch() -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"  # so that importing it fails
+        "from analysis.model.basis import _library_of_cpu\n"
+        "from kernels.machine import cpu_machine\nfrom kernels.problem import Gemm\n"
+        "machine = cpu_machine({'fp32': 2e11, 'bf16': 1e11}, 3e10, 2)\n"
+        "for dtype in ('fp32', 'bf16'):\n"
+        "    print(_library_of_cpu(Gemm(64, 64, 64, dtype), machine))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.stdout.split() == ["mkl", "onednn"], answer.stderr
+
+
 if __name__ == "__main__":
     for floor in FLOORS:
         between = room_arrows(floor)

@@ -140,7 +140,7 @@ def record_command(
 
 
 def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
-    """Return this machine and its folders, as ``sweeps doctor`` reports them.
+    """Ask ``sweeps doctor`` for this machine's name, kind, software and folder.
 
     The command runs in another process, because this process must not import PyTorch. ``results``
     has to be absolute, because the command does not run in the current folder.
@@ -204,8 +204,8 @@ def _ask_json(command: Sequence[str]) -> Any:
     ``command`` consists of a package and the words of its command, such as ``sweeps doctor``.
 
     Raises:
-        UserError: if the command fails. The error repeats the last line of the command's messages,
-            and has the command's exit code.
+        UserError: if the command fails. The message is the last line that the command wrote to
+            stderr, if any, and the exit code is that of the command.
     """
     finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],

@@ -83,8 +83,8 @@ def validate_command(
         typer.Option(
             "--algorithm",
             help=(
-                "Convolution algorithm whose cases are judged, such as implicit-gemm [default: "
-                "all]. Kernel names show the algorithm of a case."
+                "Convolution algorithm whose rows in FILE are used, such as implicit-gemm "
+                "[default: all]. The algorithm of a row follows from its kernel names."
             ),
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Judge the change of each named case with the verdicts of :mod:`analysis.comparing.compare`.
+"""Match cases by name, and judge with :mod:`analysis.comparing.compare` how each time changed.
 
 The results may come from several processes of each version, and from other benchmark programs.
 """
@@ -32,7 +32,7 @@ class NamedComparison:
         changes: the estimates on which the verdicts are based.
         table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
             shift that may merely be a difference between runs is removed from the ratios.
-        lost: mapping from the name of each case without a time in the new results to the reason.
+        lost: reason why each lost case has no time in the new results, by the case's name.
     """
 
     changes: CaseChanges
@@ -47,7 +47,7 @@ class NamedComparison:
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
     """Judge each case by the 99% interval of the case's time ratio.
 
-    ``lost`` maps the name of each case without a time in the new results to the reason.
+    ``lost`` is as in :class:`NamedComparison`.
     """
     # A shift that all cases share counts as a change, unless it may be only a difference between
     # runs. The limit matters only to the verdict on the shift, which is not used here.

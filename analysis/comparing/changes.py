@@ -9,7 +9,7 @@ the case:
    processes make this part smaller.
 3. **Between processes, all cases together**: the whole machine may be slower during some processes
    than during others. This *common shift* is estimated as a robust mean over the cases and judged
-   separately. If it were not, a slower machine would make every case look slower.
+   separately. Otherwise, a slower machine would make every case look slower.
 
 With several processes on a side, the second part is measured for each case. A variance that is
 estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
@@ -427,7 +427,7 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     # 1. Find the variance that processes add to a typical case: with it, the measured variances
     #    differ from the usual ones on average only by the bias.
     def excess(added: float) -> float:
-        """Return what the difference exceeds the bias by; negative if ``added`` is too large."""
+        """Return the mean log ratio of measured to usual variances, minus the bias."""
         return float((logs - np.log(within + added)).mean()) - bias
 
     #    Search from practically 0 to a thousand times the largest variance. At the upper end, the
@@ -446,7 +446,7 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     # 3. Find the degrees of freedom of a usual variance that would scatter as much. Between the
     #    limits of the search, this scatter falls from 1e6 to 1e-8, which is below _LEAST_EXCESS.
     def spread_difference(half_freedom: float) -> float:
-        """Return how much more such a variance scatters, given half its degrees of freedom."""
+        """Return by how much the scatter at this ``half_freedom`` exceeds ``spread``."""
         return float(special.polygamma(1, half_freedom)) - spread
 
     prior = 2 * float(optimize.brentq(spread_difference, 1e-3, 1e8))

@@ -137,10 +137,10 @@ def compare(old: Recording, new: Recording) -> Comparison:
 
 
 def _reaches(pairs: pd.DataFrame, deviations: Sequence[float]) -> tuple[pd.Series, pd.Series]:
-    """Return how far the 99% interval of each log ratio extends below and above the ratio.
+    """Return the distances from each log ratio to the lower and the upper end of its 99% interval.
 
-    Both distances are NaN where a median has no interval. ``deviations`` has the standard deviation
-    of log medians between processes for each run that measured it, and may be empty.
+    Both distances are NaN where a median has no interval. ``deviations`` has one standard deviation
+    of log medians between processes for each run, and may be empty.
     """
 
     def error(side: str, end: str) -> pd.Series:

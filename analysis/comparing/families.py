@@ -3,7 +3,7 @@
 A ratio is the vendor library's time over the kernel's time, so it is above 1 if the kernel is
 faster. The vendor library's time is the shortest that was measured, with or without its autotuner.
 The kernel's time is measured with the config that the time model ranks first, without a tuning run.
-If all candidate configs of a shape were timed, the config ranked first is also compared with the
+If all candidate configs of a shape were tried, the config ranked first is also compared with the
 fastest candidate.
 """
 
@@ -113,8 +113,8 @@ def shape_class(problem: Problem) -> str:
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return one row per operation, family and class; class ``all`` has all shapes of a family.
 
-    A family that was timed in several dtypes also has a row for each of them, whose class is
-    ``all`` and the dtype.
+    A family that was timed in several dtypes also has a row for each dtype, with a class such as
+    ``all bf16``.
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
     ``near`` is the share of ratios of at least :data:`CLOSE`. ``wins`` is the share of ratios above
@@ -187,8 +187,8 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
     """Return the (shape, family) pairs whose candidates were all tried.
 
-    A candidate that failed counts as tried. The result is empty if any case of a search was left
-    out of the plan.
+    A candidate that failed counts as tried. The set is empty if any case of a search was left out
+    of the plan.
     """
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan.get("left_out", {})):

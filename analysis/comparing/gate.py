@@ -161,7 +161,7 @@ def judge_changes(
     if shift_verdict == SLOWER and not are_enough:
         shift_verdict = UNCLEAR
     error, freedom = changes.error, changes.freedom
-    # 1. Find the cases that are slower than the others beyond doubt. The error of a case may be 0,
+    # 1. Find the cases that are significantly slower than the others. The error of a case may be 0,
     #    so a tiny number takes its place in the division.
     p = stats.t.sf(changes.deviation / np.maximum(error, 1e-300), freedom)
     has_error = np.isfinite(error)
@@ -423,9 +423,10 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
 
 
 def _listed(result: GateResult, mask: np.ndarray, title: str, sort_values: Reals) -> list[str]:
-    """Return a title and a line for each of the first 20 chosen cases, or [] if none is chosen.
+    """Return the lines of a list: a title, then a line for each of the first 20 chosen cases.
 
-    If more cases are chosen, a last line says how many are left out.
+    If more cases are chosen, a last line says how many are left out. If no case is chosen, the list
+    has no lines.
 
     Args:
         result: the result of the gate.
@@ -574,5 +575,5 @@ def _change(log: float) -> float | None:
 
 
 def _whole(value: float) -> int | None:
-    """Convert a whole number for JSON; None if it is NaN."""
+    """Convert a whole number for JSON; None if it is NaN or infinite."""
     return int(value) if math.isfinite(value) else None

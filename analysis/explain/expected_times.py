@@ -28,7 +28,7 @@ class ExpectedTime(NamedTuple):
 def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
     """Return the expected time of a call for each shape whose time is measured or can be predicted.
 
-    For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
+    For a GEMM or convolution in fp32 on a machine with TF32, the shape in TF32 is also a key.
     """
     machine = basis.model.machine
     works = dict.fromkeys(work for operation in account.operations for work in operation.works)

@@ -275,7 +275,7 @@ def _machine_of(account: ProfileAccount) -> str:
 def judge_account(
     files: tuple[str, ...], account: ProfileAccount, basis: Basis, question: Question | None = None
 ) -> TraceVerdict:
-    """Judge the operations of a traced step against their expected times on a machine.
+    """Compare the operations of traces with their expected times on a machine.
 
     Args:
         files: names of the traces.
@@ -405,7 +405,7 @@ def _size_change(entry: ExplainedOperation) -> tuple[int, int, str] | None:
 
 
 def subject_of(operation: ProfiledOperation) -> str:
-    """Return an operation's name, module and shape, or its kernel instead of an unknown shape."""
+    """Return an operation's name, module and shape, or its kernel if the shape is unknown."""
     shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
@@ -567,9 +567,9 @@ def _best_change(
 ) -> tuple[Advice, float] | None:
     """Return the change of size that saves the most time, and the saving in µs over all calls.
 
-    A padded size replaces the original one. The gain of a choose query is one per FLOP, so its
-    saving is how much less time the same number of FLOPs would take. Return None if no change saves
-    time, or if the expected time is not known. :func:`_explained` explains the arguments.
+    The gain of a choose query is per FLOP, so its saving is for the original number of FLOPs.
+    Return None if no change saves time, or if the expected time is not known. :func:`_explained`
+    explains the arguments.
     """
     expected = sum_of([times.get(work) for work in operation.works])
     if expected is None:

@@ -109,9 +109,9 @@ class Anchors:
 
 
 def read_anchors(folder: Path) -> Anchors:
-    """Read the anchors of a recording; report and leave out damaged lines.
+    """Read the anchors of a recording.
 
-    If several runs timed an anchor on a GPU, the times of the latest run are used.
+    Damaged lines are left out, and :attr:`Anchors.damaged` describes them. If several runs timed an anchor on a GPU, the times of the latest run are used.
 
     Raises:
         UserError: in any of these cases:
@@ -162,7 +162,8 @@ def anchor_folders(place: Path) -> list[Path]:
 def kind_of(case: Case, machine: Machine) -> str:
     """Return a case's kind of anchor, which is one of :data:`KINDS`.
 
-    The machine's peak and bandwidth decide what limits the case.
+    The kind depends on the case's minimum compute and memory time on the machine, and on the
+    case's mode.
     """
     problem = case.problem
     # If the peak is unknown, only the memory time counts.
@@ -178,8 +179,8 @@ def kind_of(case: Case, machine: Machine) -> str:
 def _remedy() -> str:
     """Return a sentence on how to measure anchors, for error messages."""
     return (
-        f"To measure anchors, run {command('sweeps run')} on a GPU and give it a budget of at "
-        "least a minute (--budget 1m), or divide the run into several shards (--shard)."
+        f"To measure anchors, run {command('sweeps run')} on a GPU with a budget of at least a "
+        "minute (--budget 1m), or divide the run into several shards (--shard)."
     )
 
 

@@ -36,9 +36,8 @@ _ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must
 class SlowCause:
     """Cause of a GPU's slowness.
 
-    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` contains the
-    sentences that are printed after "GPU … is slow"; it is empty if nothing is known about the
-    cause.
+    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` contains
+    sentences for the report on the slow GPU, and may be empty.
     """
 
     code: str
@@ -90,7 +89,7 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
 
 
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
-    """Yield a code and a phrase for each cause that lowers the clock of device ``i``."""
+    """Yield a code and a phrase for each possible cause of the low clock of device ``i``."""
     # Unknown limits and readings are NaN. Comparisons with NaN are False, so an unknown value is
     # never a cause.
     device = fleet.devices[i]

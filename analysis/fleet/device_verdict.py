@@ -3,8 +3,8 @@
 A GPU is slow if the whole 95% interval of its speed in any kind of anchor is more than a margin
 below the fleet's median. With fewer than three GPUs, none is called slow. A slow GPU need not be an
 outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the GPUs are
-expected to be 6% or more below the median. Where the fleet's spread is known, the sentence about a
-slow GPU therefore says whether the spread explains the slowness.
+expected to be 6% or more below the median. If the spread is known and a GPU is slow in the overall
+kind of anchor, the report therefore says whether the spread explains the slowness.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
     Args:
         fleet: the times of the anchors.
         speeds: speeds of that fleet.
-        margin: threshold for slow devices, as a fraction of the fleet's median. The whole interval
-            of a slow device's speed is further below the median than this.
+        margin: fraction of the fleet's median by which the whole interval of a slow device's speed
+            is below the median.
     """
     # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}

@@ -67,7 +67,7 @@ def make_report(folder: Path, margin: float) -> FleetReport:
 
 
 def write_report(report: FleetReport) -> Path:
-    """Write fleet.json into the recording's folder; return its path."""
+    """Write fleet.json into the recording's folder, and return the path of fleet.json."""
     return write_json(report.anchors.recording.folder / "fleet.json", report_json(report))
 
 
@@ -171,7 +171,7 @@ def findings(report: FleetReport) -> list[str]:
 def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
     """Yield a sentence about the nodes whose GPUs took turns, if there are such nodes.
 
-    It names at most five of them, and says how many more there are.
+    The sentence names at most five nodes, and says how many more there are.
     """
     if not nodes:
         return
@@ -204,7 +204,7 @@ def _summary_sentence(report: FleetReport) -> str:
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
-    """Return a sentence that compares the speeds of two GPUs, or [] if no speed is known."""
+    """Compare the fleet's only two GPUs in a list of one sentence, empty if no speed is known."""
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -331,8 +331,8 @@ def _slowdown(change: SpeedChange) -> str:
 def report_text(report: FleetReport) -> str:
     """Return the report as text: a table of GPUs, the slowest first, then sentences about them.
 
-    The table is left out if no speed is known. The text has at most 20 GPUs in the table, and at
-    most 20 sentences about single GPUs, those about slow GPUs before those about throttled ones.
+    The table is left out if no speed is known. It has at most 20 GPUs. At most 20 sentences are
+    about single GPUs; those about slow GPUs come first.
     """
     recording, speeds = report.anchors.recording, report.speeds
     devices = counted(len(report.verdicts), report.noun)

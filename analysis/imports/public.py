@@ -380,7 +380,7 @@ def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
 
     Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
     the times of a gemm_perf.parquet as warm. This reader treats these times as cold, because the
-    validations under results/ were recorded with cold times.
+    validations under results/ were recorded with a model of cold times.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [

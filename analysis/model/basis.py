@@ -39,6 +39,7 @@ from kernels.common.program import command
 from kernels.config import HAND_WRITTEN
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
+from kernels.registry import library_for
 from sweeps.cases.case import CONFIRM
 
 
@@ -169,10 +170,9 @@ def _library_of_cpu(problem: Problem, machine: Machine) -> str:
     If PyTorch is not installed, the result is the library that PyTorch calls on most CPUs.
     """
     try:
-        from kernels.registry import library_for  # this import needs PyTorch
+        return library_for(problem, machine)  # imports PyTorch
     except ModuleNotFoundError:
         return "mkl" if (problem.op, problem.dtype) == ("gemm", "fp32") else "onednn"
-    return library_for(problem, machine)
 
 
 def find_basis(machine: str | None, results: Path) -> Basis:

@@ -39,7 +39,7 @@ class History:
     exposed: list[Event] = field(default_factory=list)
     """Samples in which gaps between launches may show."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Columns of the case other than times, such as the kernel's name."""
+    """Columns that the ``facts`` events report, such as the kernel's name."""
     outcome: Event | None = None
     """Event with the reason why the case has no time; None if the case has a time or may still get
     one."""

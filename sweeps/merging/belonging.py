@@ -97,7 +97,11 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
 
 
 def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each fact in which the machines of two recordings differ, with both values."""
+    """Yield each differing fact of two recordings' machines that forbids merging, with both values.
+
+    Facts that may differ on one machine are left out: those that its driver reports and, on a CPU,
+    those that a run measures.
+    """
     ignored = (*_REPORTED, *_MEASURED) if first.machine.kind == "cpu" else _REPORTED
     other_facts = asdict(second.machine)
     for name, value in asdict(first.machine).items():

@@ -61,9 +61,10 @@ class MachineSpeed:
     ) -> tuple[float, float] | None:
         """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
-        The case's samples took ``seconds`` at ``moments`` of the run, both in seconds. The interval
-        covers both the interval of the measured samples and the interval of the samples corrected
-        for the machine's speed.
+        ``seconds`` has the time per launch in each of the case's samples, and ``moments`` the time
+        since the start of the run at which each was taken, in seconds. The interval covers both the
+        interval of the measured samples and the interval of the samples corrected for the machine's
+        speed.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):
