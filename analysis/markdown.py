@@ -25,7 +25,7 @@ _CODE_OR_MARKUP = re.compile(f"{_CODE}|{_MARKUP}", re.IGNORECASE)
 
 
 def plain(text: str) -> str:
-    """Put a string on one line, and escape its markup, except commands in backticks."""
+    """Return a string on one line, with its markup escaped; commands in backticks stay code."""
     return _CODE_OR_MARKUP.sub(_escaped, printable(text))
 
 

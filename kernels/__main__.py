@@ -43,9 +43,9 @@ app = new_app(
 def list_command(
     device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
 ) -> None:
-    """List the implementations and the dtypes that each supports on this machine.
+    """List the operations of each implementation, with the dtypes supported on this machine.
 
-    If an implementation supports no dtype, the reason is listed instead.
+    If an operation is supported in no dtype, the reason is listed instead.
     """
     from kernels.device import select_device
 

@@ -110,7 +110,7 @@ def run(app: typer.Typer, program: str) -> None:
     - 0: the work was done, or the reader of the output exited before the work ended,
     - 1: the work failed,
     - 2: the command line or another input is invalid, or PyTorch or Triton is missing,
-    - 3: a gate cannot decide (only ``compare``),
+    - 3: ``compare --gate`` cannot decide,
     - 130: the command was interrupted.
 
     An error is printed on stderr without its traceback. With ``--debug`` anywhere on the command

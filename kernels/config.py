@@ -318,7 +318,7 @@ def ceil_div(a: Any, b: Any) -> Any:
 
 
 def tile_count(m: Any, n: Any, bm: Any, bn: Any, batch: Any = 1, split: Any = 1) -> Any:
-    """Return the number of tiles of a GEMM: batch · ⌈m/bm⌉ · ⌈n/bn⌉ · split."""
+    """Return the number of tiles of a GEMM, counting each of a tile's ``split`` parts."""
     return batch * ceil_div(m, bm) * ceil_div(n, bn) * split
 
 

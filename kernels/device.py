@@ -141,7 +141,7 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
     A binary (``sm_80``) runs on GPUs with the same major version and the same or a later minor
     version. PTX (``compute_90``) runs on GPUs with the same or any later capability. The suffix
     ``a`` (``sm_90a``) restricts a binary or PTX to exactly this capability. The suffix ``f``
-    restricts PTX to its major version.
+    restricts PTX to its major version. If ``arches`` is empty, the result is True.
     """
     if not arches:  # the architectures are not known, so assume that it runs
         return True
@@ -218,9 +218,9 @@ def _initialisation_error() -> str:
 def software(device: Device) -> dict[str, str]:
     """Return the versions of the software on which measured times depend, by name.
 
-    On a GPU, these include CUDA, cuDNN and the driver. On a CPU, they include MKL and oneDNN, and
-    the entry ``threads`` is PyTorch's number of threads. The result contains no host name, user
-    name or path.
+    On a GPU, these include CUDA, cuDNN and the driver. On a CPU, they include MKL and oneDNN,
+    if PyTorch has these libraries. There, the entry ``threads`` is PyTorch's number of threads. No
+    entry contains a host name, a user name or a path.
     """
     versions = {
         "python": platform.python_version(),

@@ -86,5 +86,5 @@ class Implementation(Protocol):
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile the cases' kernels in parallel."""
+        """Compile the kernels of the cases, which are problems with configs, in parallel."""
         ...

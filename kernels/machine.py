@@ -1,4 +1,4 @@
-"""Facts about machines: peak rates, bandwidth and caches, each with its source.
+"""Facts about machines, such as peak rates, bandwidth and caches, with their sources.
 
 The facts about known GPUs come from ``machines.toml``. Those about other GPUs are derived from what
 their drivers report (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
@@ -21,6 +21,7 @@ from typing import Any
 
 from kernels.common.aliases import slug_meant
 from kernels.common.checks import is_whole
+from kernels.common.counts import enumerated
 from kernels.common.documents import (
     COUNT,
     NOT_NEGATIVE,
@@ -124,18 +125,7 @@ class Machine:
             UserError: if a fact is missing or impossible, or if the slug does not consist of
                 lower-case letters, digits and dashes.
         """
-        # 1. Refuse facts that are missing or impossible.
-        fault = misfit(data, _FACTS, "machine")
-        if not fault and data["kind"] not in ("gpu", "cpu"):
-            fault = f"machine.kind is {data['kind']!r}, not 'gpu' or 'cpu'"
-        if not fault and data["kind"] == "gpu":
-            fault = misfit(data, _GPU_FACTS, "machine")
-        if not fault:
-            generations = ("cpu",) if data["kind"] == "cpu" else tuple(_GENERATIONS.values())
-            if data["generation"] not in generations:
-                fault = f"machine.generation is {data['generation']!r}, which is not known"
-        if not fault and data["capability"] is not None and len(data["capability"]) != 2:
-            fault = f"machine.capability is {data['capability']!r}, not two whole numbers"
+        fault = _fault_of(data)
         if fault:
             raise UserError(f"invalid machine description: {fault}. {_COPY_AGAIN}")
         slug = data["slug"]
@@ -143,12 +133,33 @@ class Machine:
             raise UserError(
                 f"{slug!r} is not a valid machine name; use lower-case letters, digits and dashes."
             )
-        # 2. Create the machine. JSON has lists in place of tuples.
+        # JSON has lists in place of tuples.
         facts = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         facts["emulated"] = tuple(facts.get("emulated", ()))
         if facts["capability"] is not None:
             facts["capability"] = tuple(facts["capability"])
         return cls(**facts)
+
+
+def _fault_of(data: Any) -> str:
+    """Say which fact of a machine is missing or impossible, or return "" if none is."""
+    fault = misfit(data, _FACTS, "machine")
+    if fault:
+        return fault
+    kind, generation, capability = data["kind"], data["generation"], data["capability"]
+    if kind not in ("gpu", "cpu"):
+        return f"machine.kind is {kind!r}, not 'gpu' or 'cpu'"
+    if kind == "gpu":
+        fault = misfit(data, _GPU_FACTS, "machine")
+        if fault:
+            return fault
+    generations = ("cpu",) if kind == "cpu" else tuple(_GENERATIONS.values())
+    if generation not in generations:
+        valid = enumerated([repr(name) for name in dict.fromkeys(generations)], "or")
+        return f"machine.generation is {generation!r}, not {valid}"
+    if capability is not None and len(capability) != 2:
+        return f"machine.capability is {capability!r}, not two whole numbers"
+    return ""
 
 
 @functools.cache
@@ -237,7 +248,7 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
     """Create a machine from its entry in machines.toml.
 
     A fact with a source is stored as a pair: the value, and the key of the source in ``sources``.
-    In the file, the bandwidth is in GB/s, and peaks are in TFLOP/s.
+    The comment at the top of the file states the units.
     """
     facts: dict[str, Any] = {}
     citations: dict[str, str] = {}
@@ -391,8 +402,8 @@ _NOT_REPORTED = "the device does not report this value"
 def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
     """Return the listed card whose facts replace those that the driver does not report.
 
-    For a MIG slice, this is the whole card. For any other GPU, it is the card of the ``generation``
-    whose number of SMs is closest.
+    For a slice of a listed card, this is the whole card. For any other GPU, it is the card of the
+    ``generation`` with the most similar number of SMs.
     """
     whole_card = _whole_card(properties)
     if whole_card is not None:
@@ -402,7 +413,7 @@ def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
 
 
 def _whole_card(properties: DeviceProperties) -> Machine | None:
-    """Return the listed card that contains a MIG slice, or None for other GPUs."""
+    """Return the listed card that a MIG slice is a part of, or None if there is no such card."""
     slug = _slug_of_device_name().get(properties.name.partition(" MIG ")[0])
     return None if slug is None else known_machines()[slug]
 

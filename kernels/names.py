@@ -1,7 +1,7 @@
 """Facts in a kernel's name: its kind, tile, stages, cluster, split and use of Tensor Cores.
 
 A vendor library does not report how its kernels are tuned, but the kernels' names show most of
-these facts. A fact that a name does not show is None.
+these facts. A fact that a name does not show is None, but an unknown kind is ``other``.
 """
 
 from __future__ import annotations

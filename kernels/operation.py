@@ -92,7 +92,7 @@ class Layer(_OperationBase):
 
     @property
     def flops(self) -> int:
-        """Number of operations in the layer's textbook formula."""
+        """Number of operations in the textbook formula, over all elements."""
         return LAYERS[self.op] * self.elements
 
     @property
@@ -166,7 +166,7 @@ class Series(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """GEMMs of the series, as (number of times, GEMM): ``count`` times the same GEMM."""
+        """One pair: ``count``, and the GEMM that the series computes ``count`` times."""
         return ((self.count, Gemm(self.m, self.n, self.k, self.dtype, "nt")),)
 
     @property
@@ -238,13 +238,13 @@ class Lstm(_OperationBase):
         """Factor by which normally distributed values are multiplied to obtain weights.
 
         The factor is about 1/√(features + hidden), so that gates do not saturate. It is a power of
-        two, so that normal floating-point values are not rounded.
+        two, so that the multiplication does not round normal floating-point values.
         """
         return 2.0 ** -round(math.log2(self.features + self.hidden) / 2)
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """GEMMs of the layer, as (number of times, GEMM): one for all steps, and one per step."""
+        """Pairs (number of times, GEMM): one GEMM for all inputs, and one per step."""
         gate_columns = GATES * self.hidden
         rows = self.steps * self.minibatch
         return (
@@ -262,7 +262,7 @@ class Lstm(_OperationBase):
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Numbers of elements in the inputs, in both weight matrices, and in the hidden states."""
+        """Numbers of elements in all inputs, in both weight matrices, and in all hidden states."""
         rows = self.steps * self.minibatch
         weights = GATES * self.hidden * (self.features + self.hidden)
         return rows * self.features, weights, rows * self.hidden
@@ -304,7 +304,7 @@ class Lstm(_OperationBase):
 
 Operation = Layer | Series | Lstm
 Workload = Problem | Operation
-"""Any problem or operation that Rooftile can time.
+"""A GEMM, a convolution, or one of the other operations.
 
 The Triton families and :mod:`kernels.timemodel.estimate` accept only GEMMs and convolutions.
 """

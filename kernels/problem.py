@@ -121,7 +121,7 @@ class Gemm:
 
     @property
     def row_dimensions(self) -> tuple[str, ...]:
-        """Dimensions that are the lengths of the stored rows of A, B and C."""
+        """Names of the sizes that are the lengths of the stored rows of A, B and C."""
         a_row = "k" if self.layout[0] == "n" else "m"
         b_row = "n" if self.layout[1] == "n" else "k"
         return a_row, b_row, "n"
@@ -255,7 +255,7 @@ class Conv:
     def flops(self) -> int:
         """Number of floating-point operations, the same for all passes.
 
-        By convention, multiplications by the zeros of the padding are counted.
+        The usual convention also counts multiplications by the zeros of the padding.
         """
         return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
 
@@ -339,14 +339,14 @@ class Conv:
 
     @property
     def row_dimensions(self) -> tuple[str, ...]:
-        """Dimensions that are the numbers of channels of the stored pixels."""
+        """Names of the numbers of channels of an input pixel and of an output pixel."""
         return "c", "kout"
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of a channel group of a pixel.
+        """Largest power of two, at most 16, that divides the bytes of one group's channels.
 
-        The pixels of the input and those of the output both count.
+        The channels of an input pixel and those of an output pixel both count.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
@@ -467,7 +467,7 @@ def pair_text(pair: tuple[int, int]) -> str:
 def parse_pair(text: str, name: str) -> tuple[int, int]:
     """Parse ``2`` or ``2x1`` into (vertical, horizontal).
 
-    The error message calls the pair ``name``.
+    ``name`` is the name of the pair in the error message.
 
     Raises:
         UserError: if the text is neither one whole number nor two.

@@ -9,7 +9,7 @@ from torch.utils.benchmark import Timer
 
 from kernels.cuda_graph import capture
 
-_UNTIMED_REPLAYS = 3  # as many as AIConfigurator makes
+_UNTIMED_REPLAYS = 3  # replays that warm up the GPU before the timed ones
 
 
 def blocked_autorange(launch: Callable[[], object]) -> float:
@@ -30,8 +30,8 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     """Return the mean seconds per launch in replays of a CUDA graph, as in AIConfigurator.
 
     Args:
-        launches: callable that makes the launches. They should use several sets of weights in turn,
-            because the L2 is not flushed between replays.
+        launches: callable that makes the launches. The launches should use several sets of weights
+            in turn, because the L2 is not flushed between replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
 

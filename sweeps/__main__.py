@@ -53,8 +53,8 @@ def show_command(
         list[str] | None,
         typer.Argument(
             help=(
-                "Sweep whose cases to show; with --plan, sweeps to plan [default: list all sweeps; "
-                "with --plan, the default sweeps]."
+                "Sweep whose cases to show [default: list all sweeps]. With --plan: sweeps to plan "
+                "[default: the default sweeps]."
             )
         ),
     ] = None,
@@ -62,7 +62,7 @@ def show_command(
         bool,
         typer.Option(
             "--plan",
-            help="Show how many cases of each sweep fit the budget, and their expected time.",
+            help="Show how many cases of each sweep fit the budget, and the time that they take.",
         ),
     ] = False,
     budget: Annotated[
@@ -176,7 +176,8 @@ def _show_plan(
     """Print how many cases of each sweep fit the budget, and the expected time of these cases.
 
     If ``names`` is empty, the default sweeps are shown. If ``budget`` is None, the default budget
-    applies. ``cores`` is the number of CPU cores that the run may use; None means all of them.
+    applies. ``cores`` is the number of CPU cores that the run may use; None means all cores that
+    this process may use.
     """
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET
@@ -298,7 +299,8 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
 def _check_clock(cases: int, device: str, gpu: int, results: Path, json: bool) -> None:
     """Compare the sampler with a standard timer, write clock.json, and print the comparison.
 
-    At most ``cases`` cases are timed with the standard timer.
+    At most ``cases`` cases are timed with the standard timer, and at most as many GEMMs with CUDA
+    graphs.
     """
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device

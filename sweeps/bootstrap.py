@@ -201,7 +201,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 
 def _added_to_venv(missing: list[str], optional: bool, offline: bool) -> bool:
-    """Install missing requirements in ``.venv``; return True if it then lacks none of them.
+    """Install missing requirements in ``.venv``; return True if none is missing afterwards.
 
     ``optional`` and ``offline`` are as in :func:`set_up`.
     """
@@ -211,12 +211,12 @@ def _added_to_venv(missing: list[str], optional: bool, offline: bool) -> bool:
 
 
 def _write_stamp(requirements: list[str]) -> None:
-    """Record which interpreter ``.venv`` was made for, and the requirements that it has."""
+    """Record what ``.venv`` depends on (:func:`_venv_digest`), and its requirements."""
     STAMP.write_text("\n".join([_venv_digest(), *requirements]), encoding="utf-8")
 
 
 def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = False) -> bool:
-    """Replace ``.venv`` with a new one that has the requirements ``missing``.
+    """Replace ``.venv`` with a new one, and install the requirements ``missing`` in the new one.
 
     If the new ``.venv`` cannot be completed, restore the old one and return False; otherwise return
     True. ``on_top_of`` is as in :func:`make_venv`, and ``hurried`` as in :func:`install`.
@@ -269,7 +269,7 @@ def requirements(groups: list[str]) -> list[str]:
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
     """Return the requirements that an interpreter lacks, and whether its PyTorch sees a GPU.
 
-    If the interpreter cannot run this check, all requirements are returned as missing.
+    If the interpreter cannot run this check, return all requirements and False.
     """
     answer = subprocess.run(
         [python, "-c", _PROBE, json.dumps(wanted), str(ROOT)],
@@ -399,7 +399,7 @@ def _venv_pins() -> Path:
 
 
 def _write_pins_without_torch() -> Path:
-    """Copy the constraints, except those of PyTorch and Triton, into ``.venv``. Return the path."""
+    """Copy the constraints, without PyTorch and Triton, into ``.venv``; return the copy's path."""
     lines = PINS.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.partition("==")[0] not in ("torch", "triton")]
     without_torch = VENV / PINS.name

@@ -3,7 +3,7 @@
 Some network file systems reject the operating system's locks (flock, lockf). On others, a lock is
 visible only on the node that took it. A claim is therefore a file that only one process can create
 (O_EXCL). The process that owns a claim renews it regularly, until that process exits or releases
-the file. If a claim has not been renewed for a minute, any process may take it over. If the owner
+the claim. If a claim has not been renewed for a minute, any process may take it over. If the owner
 has exited, another process on the same machine may take the claim over at once.
 
 Versions of filelock before 3.30 do not provide such claims. :mod:`sweeps.plain_lease` then provides
@@ -44,8 +44,8 @@ class Claim:
                 :data:`SUFFIX` added to the name.
             refusal: error message if another process has claimed the file.
             wait: True to wait up to 15 minutes for that process. If False, do not wait for a
-                process on this node, but wait 90 s for a process on another node, which may have
-                ended without releasing the file.
+                process on this node, but wait up to 90 s for a process on another node, which may
+                have ended without releasing the file.
 
         Raises:
             UserError: if another process still claims the file after that time, or the claim cannot
@@ -99,7 +99,7 @@ class Claim:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Wait until no other process claims a file, and then claim it while the block runs.
+    """Wait until no other process claims a file, and then hold a claim while the block runs.
 
     Raises:
         UserError: if another process does not release the file within 15 minutes, or the claim

@@ -44,7 +44,7 @@ class PlainLease:
 
     @property
     def owner(self) -> ClaimOwner | None:
-        """Owner of the claim; None if the file does not exist or names no owner."""
+        """Owner of the claim; None if the claim's file does not exist or names no owner."""
         try:
             pid, hostname = Path(self.lock_file).read_text(encoding="utf-8").split()
             return ClaimOwner(int(pid), hostname)
@@ -94,8 +94,8 @@ class PlainLease:
     def _take_over(self) -> bool:
         """Take the claim over if its owner has ended; return True if this process now owns it.
 
-        Several processes may notice at once that the owner has ended. A lock on the file makes them
-        check again one after the other, so that only the first takes the claim over.
+        Several processes may notice at once that the owner has ended. A lock on the claim's file
+        makes them check again one after the other, so that only the first takes the claim over.
         """
         owner = self.owner
         if owner is None or owner.hostname != socket.gethostname() or not _is_gone(owner.pid):

@@ -1,4 +1,4 @@
-"""End the processes of a run in an orderly way, and look up a process's state and descendants."""
+"""Handle signals and the end of a parent, and look up a process's state and descendants."""
 
 from __future__ import annotations
 

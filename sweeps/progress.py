@@ -17,7 +17,7 @@ _MEASURING = "Measuring"  # a phase that samples its cases again and again
 
 
 class Reporter(Protocol):
-    """Receiver of a run's progress."""
+    """Interface through which a run reports its progress."""
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
         """Begin a phase.
@@ -43,8 +43,9 @@ class Reporter(Protocol):
 class LiveReporter:
     """Show a progress bar, or print a line at most every ten seconds if stderr is not a terminal.
 
-    The bar and the line show the phase, how many of its cases are done, and the time left for the
-    whole call, if that time is known. Between two updates, the bar counts that time down to 0.
+    The bar and the line show the phase, how many of its cases are done, and the longest time that
+    the whole call may still take, if that time is known. Between two updates, the bar counts it
+    down to 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -118,7 +119,7 @@ class LiveReporter:
 def _repeats(phase: str, done: float, total: float | None) -> bool:
     """Return True if a phase has timed each of its cases, and now adds samples to them.
 
-    Adding samples can take most of a run, which would seem to hang if only the count were shown.
+    Adding samples can take most of a run. The run would seem to hang if only the count were shown.
     """
     return phase == _MEASURING and bool(total) and done == total
 

@@ -68,16 +68,22 @@ def make_folder(folder: Path) -> None:
     """Create a folder of results and those above it, unless they exist.
 
     Raises:
-        UserError: if the path, or a path above it, exists and is not a folder.
+        UserError: if the path, or a path above it, exists and is not a folder, or if a folder
+            cannot be created for another reason, such as a full disk.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         paths = (folder, *folder.parents)
-        blocker = next((path for path in paths if path.exists() and not path.is_dir()), folder)
+        # A link to nothing exists for this purpose, but not for Path.exists.
+        blocker = next(
+            (path for path in paths if os.path.lexists(path) and not path.is_dir()), folder
+        )
         raise UserError(
             f"{blocker} exists and is not a folder; move it away, or choose another folder."
         ) from None
+    except OSError as error:
+        raise _write_error(folder, error) from None
 
 
 def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def _read_text(path: Path, remedy: str) -> str:
 
 
 def _parse_json(text: str, source: Path | str, remedy: str) -> Any:
-    """Parse a JSON text, or raise a UserError that names its ``source``, a file or a line of it."""
+    """Parse a JSON text, or raise a UserError that names ``source``: a file, or a file's line."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -212,7 +218,7 @@ def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
 
 
 def _write_error(path: Path, error: OSError) -> UserError:
-    """Return the error to raise for a file that could not be written."""
+    """Return the error to raise for a file or folder that could not be written."""
     return UserError(
         f"{path} could not be written ({error.strerror}). Earlier measurements are saved. Remove "
         "the cause, for example by freeing some space, and run the same command to resume.",
@@ -383,8 +389,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv.
 
-    For each block of samples, a row has the logarithm of a ratio: the first case's time divided by
-    the second case's time.
+    For each block of samples, a row has a log ratio: the logarithm of the ratio of the first case's
+    mean time to the second case's mean time.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
@@ -461,13 +467,13 @@ def refuse_if_running(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move all files of an old run's folder to ``runs/<time>/``, and return the new folder.
+    """Move an old run's files to the subfolder ``runs/<time>/``, and return the new folder.
 
     ``<time>`` is the time at which the run was planned, or the present time if run.json has no
-    valid time.
+    valid time. A number is appended if that folder exists.
 
     Raises:
-        UserError: if ``runs`` exists and is not a folder.
+        UserError: if the new folder cannot be created.
         OSError: if a file cannot be moved.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())

@@ -1,4 +1,4 @@
-"""Build step of the wheel that moves the checkout's packages into one namespace, ``rooftile``.
+"""Build step of the wheel that copies the checkout's packages into a namespace, ``rooftile``.
 
 Many environments have another package that is called ``kernels``, so the wheel must use only one
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the

@@ -73,8 +73,8 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     attention_basis = find_attention(machine, work.dtype, basis.folder)
     if attention_basis is None:
         raise UserError(
-            f"attention in {work.dtype} was not measured on any machine like {machine.slug}; ask "
-            "for bf16 or fp16 on a GPU."
+            f"attention in {work.dtype} was not measured on any machine like {machine.slug}; give "
+            "another dtype (bf16 or fp16) or another --machine (a GPU)."
         )
     peak = machine.peak(work.dtype)
     if framework is not None:

@@ -1,11 +1,11 @@
 """Compute expected gains that stay valid even if only the large gains are shown.
 
 A report shows only the measured gains that look large, so on average these gains are overestimated.
-On simulated machines, the 95% intervals of the changes that are shown contain the true gain in only
-89–93% of cases (results/accuracy/claims.txt). This module therefore computes the expectation and
-the interval of a gain from its measurement *and* from the distribution of gains on the machine. The
-expectation and the interval then stay valid for any selection that is based on the measurements
-(Dawid, "Selection paradoxes of Bayesian inference", 1994).
+On simulated machines, 95% intervals from only the measurements contain the true gain of the shown
+changes in 89–93% of cases (results/accuracy/claims.txt). This module therefore computes the
+expectation and the interval of a gain from its measurement *and* from the distribution of gains on
+the machine. The expectation and the interval then stay valid for any selection that is based on the
+measurements (Dawid, "Selection paradoxes of Bayesian inference", 1994).
 
 The distribution of gains is a mixture, as in Stephens, "False discovery rates: a new deal",
 Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
@@ -63,12 +63,12 @@ class ExpectedRatio:
 def from_processes(
     pairs: Sequence[Sequence[Sequence[float]]], between: Sequence[float], cases: Sequence[int]
 ) -> list[MeasuredRatio]:
-    """Estimate each pair's time ratio from blocks of samples that several processes took.
+    """Estimate the ratio of the two times of each re-timed pair, from samples of several processes.
 
     All samples of a process share an error, and only the differences between processes show it. One
     pair is not enough to estimate this error, so the estimates from all pairs are averaged. The
-    average also includes each run's deviation between processes, which is measured by re-timing
-    cases. The cases are re-timed minutes later, so this deviation includes slow changes that two
+    average also includes a deviation between processes, which each run measured by re-timing cases.
+    The cases are re-timed minutes later, so this deviation includes slow changes that two
     consecutive processes do not show.
 
     Args:
@@ -168,11 +168,11 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
 
 
 def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
-    """Return the log ratios, in increasing order, that may be the true one of a measurement.
+    """Return a grid of log ratios at which to compute the likelihood of a measurement.
 
-    They resolve both the measurement's error and the narrow components around 0. A single grid for
-    all measurements would be too coarse far from 0, because the error of a ratio of 9, for example,
-    may be far below 1%.
+    The grid is in increasing order, and is fine around the measurement and around 0. A single grid
+    for all measurements would be too coarse far from 0, because the error of a ratio of 9, for
+    example, may be far below 1%.
     """
     error = max(measured.error, _LEAST_ERROR)
     # The steps are 0.03 errors around the measurement, and a twentieth of the distance far from it.
@@ -182,9 +182,10 @@ def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
 
 @functools.cache
 def _sinh_spaced(scale: float, end: float) -> NDArray[np.float64]:
-    """Return 401 values from ``-end`` to ``end``, evenly spaced up to ``scale``, then ever wider.
+    """Return 401 increasing values from ``-end`` to ``end``, which are densest around 0.
 
-    Beyond ``scale``, the distance of two values grows in proportion to the values.
+    Values are about evenly spaced between ``-scale`` and ``scale``. Farther from 0, the distance of
+    neighbouring values grows in proportion to the values.
     """
     positive = np.sinh(np.linspace(0, math.asinh(end / scale), 201)) * scale
     # The negative half mirrors the positive one without its 0.
@@ -204,8 +205,8 @@ def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of the mixture's components that make the measurements most likely.
 
     The weights are fitted with expectation–maximisation. Each component gets :data:`_PSEUDO`
-    additional observations, so that no weight becomes 0. ``densities`` has one row per measurement
-    and one column per component.
+    additional observations, so that no weight becomes 0. ``densities`` has the likelihood of each
+    measurement (rows) under each component (columns).
     """
     component_count = densities.shape[1]
     weights = np.full(component_count, 1 / component_count)

@@ -1,4 +1,4 @@
-"""Summarise advice in one line for each group of shapes that should change for the same reason."""
+"""Summarise advice in one line for each group of similar changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUERY_WORDS = {"pad": "when padding", "choose": "when choosing freely"}
 
 @dataclass(frozen=True)
 class AdviceFinding:
-    """Advice on shapes that should undergo the same kind of change for the same reason."""
+    """Advice that recommends similar changes, with the same verdict and for one kind of query."""
 
     advice: tuple[Advice, ...]
 
@@ -84,7 +84,7 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides all new sizes to name, or None."""
+        """Return the largest of :data:`_STEPS` that divides every new size in the text, or None."""
         new_sizes = [
             getattr(answer.instead, name) for answer in self.advice for name in _dimensions(answer)
         ]
@@ -108,7 +108,7 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
 
 
 def kind_of_change(answer: Advice) -> tuple[object, ...]:
-    """Return what similar changes have in common: operation, dtype, dimensions and cause."""
+    """Return what similar changes share: operation, dtype, dimensions, cause, implementation."""
     # If no size changes, the implementation is the change.
     implementation = answer.implementation if not answer.changed else ""
     problem = answer.problem

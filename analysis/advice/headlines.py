@@ -21,6 +21,7 @@ from analysis.slices.series import (
     alignment_series,
     fast_from,
     layout_series,
+    mean_alignment,
     mean_ratio,
     square_series,
 )
@@ -95,10 +96,10 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report each dtype's fastest GEMM, its share of the peak, and every peak that was raised.
+    """Report the fastest GEMMs, their shares of the peak, and every peak that was raised.
 
-    The value, the interval and the count are those of the fastest dtype. Return None if no dtype
-    has enough cases.
+    Dtypes with too few cases are left out. The value, the interval and the count are those of the
+    fastest dtype. Return None if no dtype has enough cases.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:
@@ -203,8 +204,8 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 
     Dimensions are reported separately if each has enough sizes that are not multiples of 8. The
     value, the interval, the count and the multiples are then those of the slowest dimension.
-    Otherwise, all dimensions are reported together. Return None if there are too few such sizes
-    even in all dimensions together.
+    Otherwise, all dimensions are reported together. Return None if all dimensions together have too
+    few such sizes.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -216,7 +217,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     groups = {along.upper(): group for along, group in misaligned.groupby("along")}
     if min(map(len, groups.values())) < _LEAST:
         groups = {"": misaligned}
-    means = {name: mean_ratio(group) for name, group in groups.items()}
+    means = {name: mean_alignment(group) for name, group in groups.items()}
     texts = [
         f"{speed:.0%} ({_percent_interval(lo, hi)}){f' along {name}' if name else ''}"
         for name, (speed, lo, hi) in means.items()
@@ -285,11 +286,12 @@ def layout(table: pd.DataFrame) -> Headline | None:
 
 
 def size(table: pd.DataFrame) -> Headline | None:
-    """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
+    """Report the size from which square GEMMs reach nearly their best speed.
 
-    The value, the interval and the count are those of the first dtype with enough square GEMMs. If
-    no measured size is large enough to be the value or an end of the interval, the largest measured
-    size is reported instead. Return None if no dtype has enough square GEMMs.
+    Dtypes with too few square GEMMs are left out. The value, the interval and the count are those
+    of the first dtype that is not left out. If even the largest measured size is too small to be
+    the value or an end of the interval, the largest measured size takes its place. Return None if
+    no dtype has enough square GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
@@ -373,7 +375,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report up to three changes of a shape or its implementation, each of another shape and kind.
+    """Report up to three changes of shapes or implementations; no shape or kind is repeated.
 
     Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
     """

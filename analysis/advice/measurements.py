@@ -50,9 +50,9 @@ class Measurements:
 
         Args:
             times: for each problem, the time of every implementation that computed it.
-            warm: True if predictions of other options have to assume that the cache already holds
-                every operand that fits in it.
-            pairs: pairs of contenders that were re-timed together.
+            warm: True if unmeasured options have to be predicted as if the cache already held every
+                operand that fits in it.
+            pairs: pairs of contenders (problem and implementation) that were re-timed together.
             repeats: all times of each contender that was measured several times; ``times`` has only
                 one of these times. Times are compared only if they come from the same place (run,
                 worker and GPU).
@@ -99,7 +99,7 @@ class Measurements:
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
         """Return the ratio of re-timed times (``problem`` over ``option``) with its interval.
 
-        This is the ratio to expect, given all re-timed pairs that answer this kind of query
+        The ratio is an expected value, given all re-timed pairs that answer this kind of query
         (``pad`` or ``choose``). Return None if the two problems were not re-timed together with the
         same implementation, or if ``option`` has a smaller size and the query is ``pad``.
         """
@@ -118,8 +118,8 @@ class Measurements:
 
         The interval covers the ratio that a second measurement of both problems would give. For
         each problem, the fastest of the implementations that computed both problems is used. Return
-        None if no implementation computed both, if the two times were not measured in the same
-        place, or if the interval is unknown.
+        None if no implementation computed both problems, if the two times were not measured in the
+        same place, or if the interval is unknown.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -247,11 +247,11 @@ def rows_near(
 ) -> pd.DataFrame:
     """Return the rows near any of the problems.
 
-    A row is near a problem if M, N and K of the row's GEMM each differ from M, N and K of the
-    problem's GEMM by at most the factor ``factor``, which is at least 1. A query about one problem
-    needs only a few rows of a table, and creating a :class:`Problem` for every row takes longer
-    than answering the query. For more than 64 problems, filtering usually takes longer than it
-    saves, so all rows are returned unless ``always`` is True.
+    A row is near a problem if none of M, N and K differs by more than the factor ``factor``, which
+    is at least 1. For a convolution, the sizes of its implied GEMM are compared. A query about one
+    problem needs only a few rows of a table, and creating a :class:`Problem` for every row takes
+    longer than answering the query. For more than 64 problems, filtering usually takes longer than
+    it saves, so all rows are returned unless ``always`` is True.
     """
     if len(problems) > _MOST_FILTERED and not always:
         return rows
@@ -273,8 +273,8 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     config and with other configs, the times with the other configs are left out.
 
     A time that the user imported without an interval gets the interval of a single measurement. A
-    time from a public table gets no interval, because the user may run another framework or
-    version, and :mod:`analysis.model.fit` accounts for that difference.
+    time from a public table gets no interval here; :mod:`analysis.model.fit` covers the difference
+    between the table's framework and the user's framework.
 
     Raises:
         UserError: if a rounds.csv, or the confirmed.csv in the recording's folder, cannot be read

@@ -101,8 +101,8 @@ def options_of(
     The sizes and FLOPs of all variants are within the limits of the query. If there are few
     combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all of them are tried.
     Otherwise, the dimensions are first changed one at a time, and then the best of these changes
-    are combined. Measured problems nearby are tried, too. The dimensions of a sequence's length
-    change together.
+    are combined. Measured problems nearby are tried, too. Dimensions that are the length of one
+    sequence change together.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -134,7 +134,7 @@ def options_of_each(
         ]
 
     # 1. Predict all options of a problem if there are few, else the measured ones and those that
-    #    change a single size.
+    #    change a single group of sizes.
     first_options: list[list[Problem]] = []
     are_complete: list[bool] = []
     for problem in problems:

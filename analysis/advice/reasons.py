@@ -39,8 +39,8 @@ def why(
     """Attribute the percentage points of a gain to causes, such as fuller tiles or alignment.
 
     The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
-    parts that tiles, waves and bytes contribute. The remainder is attributed to the first of these
-    causes that applies:
+    parts of tiles and waves if arithmetic is the limit, or the part of bytes if memory is the
+    limit. The remainder is attributed to the first of these causes that applies:
 
     - alignment, together with any other size that changes, if the remainder is a gain and the
       alignment improves;

@@ -55,11 +55,11 @@ class Advice:
     """Advice on one shape.
 
     Gains are fractions with the meaning of :class:`analysis.advice.verdict.Gain`.
-    ``measured_gain`` and its interval are None for advice to leave the shape as it is, and if the
-    gain is only predicted. If ``instead`` is the problem itself but the verdict is not *leave it*,
-    the advice is to use another ``implementation``. Otherwise, ``implementation`` is the vendor
-    library, or the fastest implementation that was measured on ``instead`` if this implementation
-    is significantly faster than the library.
+    ``measured_gain`` and its interval are None if the gain is only predicted, or if the advice is
+    to leave the shape as it is. If ``instead`` is the problem itself but the verdict is not *leave
+    it*, the advice is to use another ``implementation``. Otherwise, ``implementation`` is the
+    vendor library, or the fastest implementation that was measured on ``instead`` if this
+    implementation is significantly faster than the library.
     """
 
     problem: Problem
@@ -219,7 +219,7 @@ def _advise_among(
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
     """Return True if a predicted gain would clearly be worth a change, but no option was re-timed.
 
-    Re-timing measures the gains of the best options, so the result is then False.
+    If any option was re-timed, the gains of the best options are already known.
     """
     may_gain = any(
         choice.evidence == PREDICTED and net(choice.gain, choice.extra_flops) >= _CLEAR

@@ -78,15 +78,14 @@ class SizeConstraints:
     def groups(self, problem: Problem) -> list[tuple[str, ...]]:
         """Return the dimensions that may change, in groups whose dimensions change together.
 
-        The dimensions that :func:`role` calls a sequence are one length, so they form a group. If
-        one of them must not change, each of the others may change by itself.
+        The dimensions of :func:`sequence_dimensions` form a group. If one of them must not change,
+        the other may change by itself.
         """
-        sequence = tuple(name for name in dimensions(problem) if role(problem, name) == "sequence")
         free = self.free(problem)
-        if not set(sequence) <= set(free):
-            sequence = ()
-        groups = [sequence] if sequence else []
-        return [*groups, *((name,) for name in free if name not in sequence)]
+        sequence = sequence_dimensions(problem)
+        if not sequence or not set(sequence) <= set(free):
+            return [(name,) for name in free]
+        return [sequence, *((name,) for name in free if name not in sequence)]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
         """Return True if an option changes only allowed dimensions, and only to allowed sizes."""
@@ -120,6 +119,22 @@ def changed(problem: Problem, option: Problem) -> list[str]:
 def dimensions(problem: Problem) -> tuple[str, ...]:
     """Return the dimensions that advice may change: m, n and k, or a convolution's channels."""
     return ("m", "n", "k") if isinstance(problem, Gemm) else ("c", "kout")
+
+
+def sequence_dimensions(problem: Problem) -> tuple[str, ...]:
+    """Return the two dimensions that are the sequence length of self-attention, or ().
+
+    Batched GEMMs of attention are assumed to compute one of these, for each head:
+
+    - scores or their gradients, in the layout nt: m and n are the length;
+    - sums over the keys or the queries, in other layouts: m and k are the length.
+
+    The result is () for a GEMM without a batch, or if the two sizes differ.
+    """
+    if not isinstance(problem, Gemm) or problem.batch == 1:
+        return ()
+    names = ("m", "n") if problem.layout == "nt" else ("m", "k")
+    return names if getattr(problem, names[0]) == getattr(problem, names[1]) else ()
 
 
 def aligned_multiple(problem: Problem) -> int:
@@ -195,15 +210,15 @@ def sizes_near(
     tiles: Sequence[int] = (),
     constraints: SizeConstraints = ANY_DIMENSION,
 ) -> dict[tuple[str, ...], list[int]]:
-    """Return the current size and the nearby sizes that may be recommended, by dimension.
+    """Return the sizes to try for each group of dimensions, including the current size.
 
-    A key is one of the constraints' groups: a dimension that may change, or several dimensions of
-    one size that change together.
+    A key is a group of :meth:`SizeConstraints.groups`: a dimension that may change, or several
+    dimensions of one size that change together.
 
     For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
-    choose query, they also include the nearest smaller multiples and several sizes spread over the
-    allowed window. If the constraints allow any size, and the window's ends differ by at most 16,
-    all sizes in the window are tried.
+    choose query, further nearby sizes are the nearest smaller multiples, and several sizes spread
+    over the allowed window. If the constraints allow any size, and the window's ends differ by at
+    most 16, all sizes in the window are tried.
 
     ``allowance`` has the meaning of :attr:`analysis.advice.options.Question.allowance`. ``tiles``
     are edges of the vendor library's tiles; multiples of these edges are tried, too.
@@ -267,7 +282,7 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
-    """Yield the problem with each of the given sets of sizes that is valid for the problem.
+    """Yield the problem with each of the given sets of sizes, without the invalid sets.
 
     For example, a set is invalid if a convolution's groups do not divide the channels.
     """

@@ -175,7 +175,7 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
-    """Write all advice as CSV and JSON, and the changes that are worth making as Markdown."""
+    """Write all advice as CSV and JSON, and a summary with the recommended changes as Markdown."""
     folder = analysis.recording.folder
     write_records(folder, "recommendations", [answer.to_json() for answer in advice])
     write_whole(folder / "recommendations.md", recommendations_markdown(analysis, advice))
@@ -225,7 +225,7 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
 
 
 def _steadiness(recording: Recording) -> list[str]:
-    """Return a section that says what made a run noisy or unusable, or [] for a quiet run."""
+    """Return the lines of a section on what made a run noisy or unusable; [] for a quiet run."""
     reasons = health_reasons(recording)
     if not reasons:
         return []

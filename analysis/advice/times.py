@@ -128,7 +128,7 @@ def _with_reported_interval(
 ) -> MeasuredTime:
     """Return a measured time with the interval that is reported for it.
 
-    An interval is widened so that it covers the time that a second run would measure. A time
+    A measured interval is widened to cover the time that a second run would measure. A time
     without an interval, such as a time from a public table, gets an interval around the time that
     is expected with the user's framework. Relative to the expected time, this interval is as wide
     as the interval of ``row``, the prediction of the same problem. The measured time may lie

@@ -1,4 +1,4 @@
-"""Choose what to measure to improve advice: candidate sizes, and pairs to re-time together."""
+"""Choose what to measure to improve advice: sizes, implementations, and pairs to re-time."""
 
 from __future__ import annotations
 
@@ -179,10 +179,10 @@ def affordable(
 
     Args:
         trials: trials that may be measured.
-        seconds: for each contender, the seconds to explore it and the seconds to re-time it in a
-            pair.
-        budget: seconds for exploring all contenders of the trials, and for re-timing the costliest
-            pair of each trial.
+        seconds: for each contender, the seconds of its first timing, then the seconds of re-timing
+            it in a pair.
+        budget: seconds for first timing all contenders of the returned trials, and then re-timing
+            the costliest pair of each of these trials.
     """
     seconds_to_explore = {contender: to_explore for contender, (to_explore, _) in seconds.items()}
     remaining_seconds = budget

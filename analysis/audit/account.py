@@ -106,7 +106,7 @@ class AccountLine:
 
 @dataclass(frozen=True)
 class OtherOperations:
-    """Bytes that all other operations of one kind move, and the time that this takes in µs."""
+    """Bytes that all other operations of one kind move, and the time in µs that moving takes."""
 
     what: str
     bytes: int
@@ -177,7 +177,7 @@ class Account:
 
     @property
     def step_us(self) -> float:
-        """Time of the whole step in µs, including other operations."""
+        """Time of all counted matrix operations and of all other operations in µs."""
         return self.products_us + sum(other.time_us for other in self.other)
 
     @property
@@ -334,7 +334,7 @@ def _attention_line(
     """Return the line of an attention call; ``work`` is the shape of the call.
 
     For a dtype whose fits are missing or None in ``attention_bases``, a share of the peak is
-    assumed. Calls with few queries are then not counted.
+    assumed. Calls with fewer than :data:`_LEAST_QUERIES` queries are then not counted.
     """
     peak = machine.peak(work.dtype)
     basis = attention_bases.get(work.dtype)

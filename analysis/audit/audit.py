@@ -67,7 +67,7 @@ class Audit:
 
     @property
     def changes(self) -> pd.DataFrame:
-        """Table with one row per lever; gains are fractions of the step's speed."""
+        """Table with one row per lever, as in ``--json``; gains are fractions."""
         return levers_frame(self.levers)
 
     def to_json(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def audit(
             - The model's sizes cannot be divided among the GPUs.
             - A machine does not support the model's dtype.
             - Measurements cannot be read.
-            - Attention was measured, but not with the kernel that the user names.
+            - Attention was not measured with the kernel that the user names.
             - No operation has a time that can be counted on a machine.
             - Layers are to be recomputed in a step that does not train.
             - The search has ``tries`` together with ``vary`` or ``multiple``.
@@ -257,7 +257,7 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
 
 
 def _title(source: ModelSource, step: ModelStep, batch: int | None) -> str:
-    """Return the model's name, the mode, the batch size and, for decoding, the earlier tokens.
+    """Return a title: model, mode, batch size and, for decoding, the number of earlier tokens.
 
     ``batch`` is None for a factory, because ``--batch`` does not change its inputs. The title then
     has the factory's whole name, such as ``module:factory``, and no batch size. If the model is a
@@ -273,7 +273,7 @@ def _title(source: ModelSource, step: ModelStep, batch: int | None) -> str:
 
 
 def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
-    """Return a warning if each sequence has more tokens than the model has positions, else []."""
+    """Return the warnings: one if a sequence has more tokens than the model has positions."""
     tokens, option = step.seq, "--seq"
     if step.mode == "decode":
         tokens, option = step.seq + step.tokens, "--seq or --tokens"
@@ -325,5 +325,5 @@ def _assumptions(
             "memory divided evenly among the GPUs, including activations (sequence parallelism)"
         )
     if not varied:
-        assumptions.append("no change of a dimension affects a GEMM")
+        assumptions.append("no change of a dimension affects a GEMM, convolution or attention")
     return (*assumptions, *captured.assumptions)

@@ -201,7 +201,7 @@ def _other_rows(account: Account) -> list[list[str]]:
 def summary_lines(report: AuditReport) -> list[str]:
     """Summarise an audit: the step's time, whether the step fits in memory, and the best change.
 
-    The result has one line for each. If the step does not fit, the line about memory comes first.
+    Each of the three has its own line. If the step does not fit, the line about memory comes first.
     """
     account, memory = report.account, report.memory
     low, high = account.interval_us

@@ -77,8 +77,8 @@ def candidates(
       also a candidate.
     - The number of heads changes by a few heads or, at a fixed total width, by up to a factor of 2.
       It divides the hidden size if it does so in the original model. The number of key/value heads
-      is halved or doubled, and divides the number of heads. The width of a head is one of
-      :data:`HEAD_WIDTHS`.
+      is halved or doubled, and divides the number of heads. A new width of a head is a multiple of
+      8 and, if the dimension is that width itself, one of :data:`HEAD_WIDTHS`.
     - A number of experts is a common multiple of 8 and ``tp``, and at most doubles.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
@@ -181,11 +181,11 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 
 
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
-    """Return widths within :data:`REACH` that are multiples of preferred numbers.
+    """Return the widths within :data:`REACH` that :func:`candidates` considers.
 
-    The arguments, and the rule for these numbers, are those of :func:`candidates`. For each
-    preferred number, only the multiples next to the current width are returned: one or two below
-    it and one above it.
+    The arguments are those of :func:`candidates`. For each number whose multiples are
+    considered, only the next multiple above the current width and the next one or two below it
+    count. The usual width of a gated layer is considered, too.
     """
     value = dimension.value
     # 1. Head widths that grow with the dimension have to stay multiples of 8, and numbers of heads
@@ -286,7 +286,7 @@ def _changed_heads(
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield (places, heads) for each attention layer; the sizes of the heads come from the places.
+    """Yield, for each attention layer, the places that its heads' sizes come from, and the heads.
 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
     input width of the last query projection before the attention, or 0 if no query projection
@@ -355,7 +355,7 @@ def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
-    """Return the positive slopes of ``size``, a size of attention or of grouped GEMMs.
+    """Return the positive slopes of a dimension for ``size``, a size of attention or grouped GEMMs.
 
     A slope is the increase of the size per unit of the dimension. It can differ between operations.
     """

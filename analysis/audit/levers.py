@@ -67,8 +67,9 @@ class Lever:
         bytes: increase of the bytes that all other operations except the optimizer move, as a
             fraction.
         verdict: verdict on the change; if the FLOPs fall, the verdict is about the gain per FLOP.
-        evidence: weakest kind of evidence that is behind more than 5% of the changed time.
-        reason: what the change does to these operations and to the model, in words.
+        evidence: weakest kind of evidence behind more than 5% of the original time of the matrix
+            operations that change.
+        reason: what the change does to these matrix operations and to the model, in words.
     """
 
     changes: Mapping[str, tuple[int, int]]
@@ -365,8 +366,8 @@ def ratios_of(
 
     Returns:
         For each pair, first the ratio with its 90% interval, as (ratio, lo, hi), then
-        :attr:`analysis.audit.step_totals.SumChange.in_sums`. For attention, which has no problem,
-        the result is None.
+        :attr:`analysis.audit.step_totals.SumChange.in_sums`. Attention has no problem, so a pair
+        of attention calls gets None instead.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)

@@ -159,7 +159,7 @@ def what_fits(
 
 
 def _can_split(captured: Captured, runtime: Runtime) -> bool:
-    """Return True if the model's heads and widths can be divided among ``runtime.tp`` GPUs."""
+    """Return True if the sizes of the model can be divided among ``runtime.tp`` GPUs."""
     try:
         runtime.products(captured)
     except UserError:

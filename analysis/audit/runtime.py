@@ -297,7 +297,7 @@ def _twice(product: Product) -> list[Product]:
 
 
 def _skewed(product: Product, skew: float) -> Product:
-    """Send the tokens of a grouped GEMM to only one in ``skew`` experts."""
+    """Return an operation; if it is a grouped GEMM, only one in ``skew`` experts gets tokens."""
     if not isinstance(product.work, GroupedGemm):
         return product
     fewer = {"experts": math.ceil(product.work.experts / skew)}
@@ -305,7 +305,7 @@ def _skewed(product: Product, skew: float) -> Product:
 
 
 def _with_every_pair(product: Product) -> Product:
-    """Return attention without its causal mask, because the kernel also computes hidden pairs."""
+    """Return an operation without a causal mask, for kernels that also compute hidden pairs."""
     if not isinstance(product.work, Attention):
         return product
     return replace(product, work=replace(product.work, causal=False))

@@ -24,7 +24,7 @@ class TimeSum(NamedTuple):
 
 
 class SumChange(NamedTuple):
-    """Change of the total time of equal operations.
+    """Change of the total time of all instances of one operation.
 
     Attributes:
         before: time before the change.
@@ -41,7 +41,7 @@ class SumChange(NamedTuple):
 
     @property
     def after(self) -> float:
-        """Total time of the operations after the change."""
+        """Total time of the instances after the change."""
         ratio, _, _ = self.ratio
         return self.before / ratio
 

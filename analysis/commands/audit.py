@@ -103,7 +103,7 @@ def audit_command(
         int,
         typer.Option(
             min=1,
-            help="Number of chunks of tokens in which the output head and the loss are computed.",
+            help="Largest number of chunks of tokens for computing the output head and the loss.",
         ),
     ] = 1,
     optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
@@ -194,7 +194,9 @@ def audit_command(
     ] = False,
     budget: Annotated[
         str | None,
-        typer.Option(help=f"Measuring time of --measure, such as 2m [default: {_BUDGET}]."),
+        typer.Option(
+            help=f"Measuring time of --measure before re-timing, such as 2m [default: {_BUDGET}]."
+        ),
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -305,8 +307,8 @@ def measured_audit(
     """Time a model's GEMMs and convolutions on this machine, then audit the model.
 
     The GEMMs and convolutions of the best levers (changes of dimensions) are timed, too. If the
-    best lever brings a gain and its shapes were timed, they are then re-timed together with the
-    original shapes. This happens in other processes, and only for the longest-running shapes. All
+    best lever brings a gain, its timed shapes are then re-timed together with the original shapes.
+    Re-timing takes place in other processes, and only for the shapes that take longest. All
     measurements are added to the machine's recording.
 
     ``audit_on`` audits the model on one basis, and returns a list of one audit. ``machine`` is the
@@ -363,7 +365,7 @@ def measured_audit(
 
 
 def _best_first(levers: Sequence[Lever]) -> list[Lever]:
-    """Sort levers by expected gain, because levers of ``--try`` are in the user's order."""
+    """Return the levers in order of expected gain, the largest first."""
     return sorted(levers, key=lambda lever: lever.expected_gain, reverse=True)
 
 

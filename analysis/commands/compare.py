@@ -163,13 +163,14 @@ def _read_changes(
     or if every case has exactly the same time in the old and the new results.
 
     Returns:
-        The changes, and a mapping from the name of each lost case to the reason why the case has no
-        time now.
+        The changes, and the known reasons why cases of the old results have no time in the new
+        results, by the name of the case.
 
     Raises:
         UserError: in any of these cases:
 
-            - The pattern is invalid, or finds the same problem in two cases of a result.
+            - The pattern is invalid or matches no name, or a problem that the pattern finds is
+              invalid or occurs twice in a result.
             - A result cannot be read, or a folder has no results.
             - No case has a time in every result.
             - The results come from different machines, and at least one of them is a recording.
@@ -254,7 +255,7 @@ def _no_common_case(
 
 
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
-    """Read the results at one place as timed processes, one process for each result.
+    """Read the results at one place; return the times of each result as those of one process.
 
     ``place`` is a file of benchmark results, a machine's slug, the folder of a recording, or a
     folder of several results. With a ``pattern``, cases are named by their problems, which the

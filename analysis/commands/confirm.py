@@ -123,7 +123,8 @@ def measure_questions(
 ) -> Basis:
     """Time the best candidates for problems on this machine; return the basis of answers.
 
-    A problem for which a change was already re-timed is not measured again.
+    If another size of a problem was already re-timed for this query, the problem is not measured
+    again.
 
     ``question`` limits how the problems' sizes may change, and ``machine`` is the machine that the
     user named, or None. The budget of ``request`` is not used.
@@ -179,7 +180,7 @@ def measure_questions(
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
-    """Return the basis of answers about this machine, as it is before measuring.
+    """Return the basis of answers about this machine before new measurements.
 
     Raises:
         UserError: if ``machine`` is not this machine, the device cannot be used, or the machine's
@@ -229,7 +230,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     """Time all candidates, then re-time the best of each trial; return the recording's folder.
 
     The request's budget covers the timing of candidates, not the re-timing. ``quickly`` is True if
-    a user waits for the result.
+    a user is waiting.
 
     Raises:
         UserError: if the device cannot be used, another process is measuring, or the disk is full.

@@ -39,9 +39,9 @@ def fleet_command(
 ) -> None:
     """Say which GPU of a node or a cluster is slow or throttled, and why.
 
-    Compares the times of the anchor cases, which are the same on all GPUs. Writes fleet.json into
-    each recording, and a plot if several GPUs can be compared. With --json, prints one document for
-    a recording, or a list of documents for a folder of recordings.
+    Compares the times of the same anchor cases on all GPUs. Writes fleet.json into each recording,
+    and a plot if several GPUs can be compared. With --json, prints one document for a recording, or
+    a list of documents for a folder of recordings.
     """
     from analysis.fleet.anchors import anchor_folders
     from analysis.fleet.fleet_report import report_json, report_text
@@ -65,8 +65,8 @@ def fleet_command(
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """Write the report on a recording, and draw its plot.
 
-    A GPU is reported as slow if the whole interval of a speed is below the fleet's median by more
-    than the fraction ``margin``.
+    Among at least three GPUs, a GPU is slow if, for any kind of anchor, the whole interval of its
+    speed is below the fleet's median by more than the fraction ``margin`` of that median.
 
     Returns:
         The report, and the path of the plot. The path is None if fewer than two GPUs were timed on

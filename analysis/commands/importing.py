@@ -129,8 +129,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     """Import a user's file as a recording.
 
     ``path`` is a file of times, the table of a published study, or a recording, given as its folder
-    or as the measurements.csv in that folder. ``machine`` is ``all`` if the user gave no slug, and
-    an empty field of ``defaults`` means that the user did not give this option.
+    or as the measurements.csv in that folder. ``machine`` is ``all`` if the user gave no slug. An
+    empty field of ``defaults`` is an option that the user did not give.
 
     Raises:
         UserError: if an option is missing or wrong, the file cannot be read or written as a
@@ -186,10 +186,10 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
 def _is_imported(table: PublicTable, folder: Path) -> bool:
     """Return True if a folder has a complete import of this table, with up-to-date intervals.
 
-    Collections and readable attention fits are always needed. If a user's file was imported into
-    the folder, the table only has to be among the collections, which serve as the file's prior.
-    Otherwise the recording has to be of this table, and the range that widens its intervals has to
-    be the current one.
+    Every complete import has collections and readable attention fits. If a user's file was imported
+    into the folder, the table only has to be among the collections, which serve as the file's
+    prior. Otherwise the recording has to be of this table, and the range that widens its intervals
+    has to be the current one.
 
     Raises:
         UserError: if the folder has a run.json that cannot be read.

@@ -102,7 +102,7 @@ def write_page(
 
 
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
-    """Write the page at the end of another command, and return its path.
+    """Write a recording's page at the end of another command; return the path of the page.
 
     If an extra is missing, a file is damaged or the page cannot be written, print a note and return
     None.

@@ -135,7 +135,7 @@ def _draw_recording(
     file_formats: tuple[str, ...],
     results: Path,
 ) -> None:
-    """Draw the named plots of a recording, or all plots without names, and print their paths.
+    """Draw the named plots of a recording, or all plots if none is named; print their paths.
 
     Raises:
         UserError: in any of these cases:
@@ -182,7 +182,7 @@ def _draw_wave_plot(
     output: Path | None,
     results: Path,
 ) -> Path:
-    """Draw the wave plot of all GEMMs of one N and K; return the path of the first file.
+    """Draw the wave plot of one N and K; return the path of the first file.
 
     ``gemm`` gives N, K and the dtype; its M is not used. If a GEMM was measured several times, its
     shortest time is drawn. ``m_before_cliff`` is the M just before the cliff, or None for the
@@ -236,8 +236,8 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     collections confirms are printed.
 
     Raises:
-        UserError: if no GEMM in the dtype was measured, or the recording or the other collections
-            cannot be read.
+        UserError: if no unbatched GEMM in the dtype and in layout nt was measured, or if the
+            recording or the other collections cannot be read.
     """
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import confirmed_pairs, largest, neighbouring_pairs

@@ -61,7 +61,7 @@ def rules_command(
     """Test common rules of thumb about shapes against measurements.
 
     For a recording, the command also writes rules.csv, rules.md and rules.json, and a cheat sheet
-    if an effect is significant.
+    if following a rule has a significant effect.
     """
     from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
@@ -132,8 +132,8 @@ def _judge_and_write(
 
     Print a note for each recording that is not used because its run is unusable.
 
-    Return the results, and the paths of the Markdown files and of the cheat sheet, which is written
-    only if an effect is significant.
+    Return the result of each rule, and the paths of the Markdown files and of the cheat sheet. The
+    cheat sheet is written only if an effect is significant.
 
     Raises:
         UserError: if the machine is unknown or has no results to judge rules by, or if its results
@@ -167,8 +167,8 @@ def _judge_table(
         plots: folder for the cheat sheet; None to write no cheat sheet.
 
     Returns:
-        The results, and the path of the cheat sheet, which is written only if an effect is
-        significant.
+        The result of each rule, and the path of the cheat sheet, which is written only if an effect
+        is significant.
 
     Raises:
         UserError: in any of these cases:

@@ -120,7 +120,8 @@ def validate_command(
         typer.Option(
             "--again",
             help=(
-                "File or folder with repeated measurements of the same cases, for the noise floor."
+                "File or folder with repeated measurements of the same cases, for the noise floor "
+                "and for --measured."
             ),
         ),
     ] = None,
@@ -135,7 +136,7 @@ def validate_command(
         typer.Option(
             "--measured",
             help=(
-                "Numbers of best candidates to measure before following the advice, such as 1,2,4; "
+                "Numbers of top candidates to choose from by the times in --again, such as 1,2,4; "
                 "needs --advice and --again."
             ),
         ),
@@ -260,8 +261,7 @@ def _machine_of(file: Path, slug: str) -> Machine:
     """Return the machine that a slug names: one from machines.toml, or the recording's machine.
 
     Args:
-        file: the recording's folder, a file in that folder, or a table, which does not describe a
-            machine.
+        file: a recording's folder, a file in such a folder, or a public table.
         slug: slug of the machine, or an unambiguous part of it.
 
     Raises:

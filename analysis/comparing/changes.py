@@ -70,8 +70,8 @@ class CaseChanges:
 
     Attributes:
         names: names of the cases.
-        old: logarithm of the time in seconds on the old side; the mean over its processes.
-        new: logarithm of the time in seconds on the new side; the mean over its processes.
+        old: mean over the old processes of the logarithm of the time in seconds.
+        new: mean over the new processes of the logarithm of the time in seconds.
         deviation: log ratio, new over old, without the shift that all other cases share. If
             ``shift`` is None, the deviation is the whole log ratio.
         within: variance of the deviation within processes.
@@ -79,7 +79,7 @@ class CaseChanges:
         freedom: degrees of freedom of the sum of both variances.
         rounds: mean number of samples per process, on the side with the smaller mean.
         shift: change that all cases share; None for fewer than :data:`MIN_CASES` cases.
-        processes: number of processes of the old and the new side.
+        processes: numbers of old and of new processes.
     """
 
     names: tuple[str, ...]

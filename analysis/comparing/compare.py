@@ -54,7 +54,7 @@ class Comparison:
     Attributes:
         table: one row per case that has both times. The columns are those that identify the case,
             and problem, class, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict. ``config`` is
-            that of the new recording.
+            the config in the new recording.
         lost: cases that have a time in the old recording and failed in the new one, with the
             reason.
         only_old: number of cases that have a time in the old recording and no row in the new one.

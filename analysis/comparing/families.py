@@ -170,7 +170,7 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
 
 
 def _count_without_library(recording: Recording) -> int:
-    """Return the number of shapes that only hand-written kernels have a time for."""
+    """Return the number of shapes that were timed only with hand-written kernels."""
     rows = bursts(recording.products)
     is_hand_written = rows["implementation"].isin(list(HAND_WRITTEN))
     timed_by_kernels = set(problems_of(rows[is_hand_written]))

@@ -502,7 +502,7 @@ def _next_steps(result: GateResult) -> list[str]:
 
 
 def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
-    """Return sentences about the measurements that would make the threshold detectable.
+    """Say which further measurements would make the threshold detectable.
 
     Return an empty string if neither a number of rounds nor a number of processes is known to be
     enough, and a version has too few processes for a reliable estimate.

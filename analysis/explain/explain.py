@@ -89,7 +89,7 @@ class TraceFinding(NamedTuple):
 
 
 class _Saving(NamedTuple):
-    """Time in µs that a remedy could save over all calls of an operation, with a reason."""
+    """Time in µs that could be saved over all calls of an operation, and how or why in words."""
 
     us: float
     text: str
@@ -152,7 +152,7 @@ class TraceVerdict:
     slowdown: float = 1.0
 
     def gain(self, saves_us: float) -> float:
-        """Return the relative gain in speed if ``saves_us`` µs of the traced time are saved."""
+        """Return the relative gain in speed if ``saves_us`` µs of the traced span are saved."""
         span_us = self.account.span_us
         # Savings are upper bounds, so their sum may exceed the span. Some time always remains.
         remaining_us = max(span_us - saves_us, 1e-3 * span_us)

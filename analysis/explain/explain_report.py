@@ -32,7 +32,8 @@ _HEAD = (
     "operation", "problem", "calls", "each", "share", "expected", "of peak", "of bandwidth",
     *_OF_KERNELS,
 )  # fmt: skip
-_CUTLASS = re.compile(r"cutlass::Kernel2?<(\w+)")  # CUTLASS's template, and the kernel within it
+# CUTLASS's template, and the kernel within it without its namespaces.
+_CUTLASS = re.compile(r"cutlass::Kernel2?<(?:\w+::)*(\w+)")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TraceExplanation:
 
     @property
     def operations(self) -> pd.DataFrame:
-        """Table with one row per operation, and the fields of ``--json`` as columns."""
+        """Table with one row per operation, and the operation's fields in ``--json`` as columns."""
         account = self.verdict.account
         return pd.DataFrame([_operation(account, entry) for entry in self.verdict.operations])
 
@@ -238,8 +239,28 @@ def _shortened(kernel: str) -> str:
     If CUTLASS's wrapper template contains the kernel, the kernel's name is the template's argument.
     """
     match = _CUTLASS.search(kernel)
-    name = match.group(1) if match else kernel.removeprefix("void ")
+    name = match.group(1) if match else _without_return_type(kernel)
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _without_return_type(kernel: str) -> str:
+    """Return a C++ signature without its return type.
+
+    The return type may itself be a template, such as ``std::enable_if<!(false), void>::type``.
+    """
+    depth = 0  # number of open brackets
+    start = 0  # position after the last space that is outside of brackets
+    for position, character in enumerate(kernel):
+        follows_name = position > start and kernel[position - 1] != ":"
+        if character == "(" and depth == 0 and follows_name:  # the parameters begin
+            break
+        if character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth -= 1
+        elif character == " " and depth == 0:
+            start = position + 1
+    return kernel[start:]
 
 
 def _closing(verdict: TraceVerdict) -> list[str]:
@@ -264,9 +285,9 @@ def notes(verdict: TraceVerdict) -> list[str]:
     if verdict.slowdown > 1:
         sentences.append(
             f"Most shapes take longer than expected (median ratio {verdict.slowdown:.2g}). Other "
-            "work, a power limit or heat slowed the machine down, or the trace is not from "
-            f"{verdict.machine.slug}. An operation counts as slow only if its ratio is clearly "
-            "above this median."
+            "work, a power limit or heat may have slowed the machine down, or the trace may not be "
+            f"from {verdict.machine.slug}. An operation counts as slow only if its ratio is "
+            "clearly above this median."
         )
     if not account.with_shapes and account.matrix_share:
         sentences.append(

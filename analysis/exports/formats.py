@@ -4,7 +4,8 @@
   ``extra_info`` has every non-empty column of the case.
 - ``csv`` and ``parquet``: one row for each measured case, with the columns of measurements.csv and
   the samples in ``samples_us``.
-- ``xla-perf-table``: XLA's ``GemmPerfTable`` as text, with the FLOP/s of 16-bit GEMMs by shape.
+- ``xla-perf-table``: XLA's ``GemmPerfTable`` as text, with the vendor library's FLOP/s for 16-bit
+  GEMMs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kernels.problem import Gemm
 from sweeps.schema import COLUMNS, problem_of
 
 SAMPLES = "samples_us"
-"""Column with the samples of a case in microseconds, sorted by worker and GPU, then by round."""
+"""Column with a case's samples in microseconds, sorted by worker and GPU, then by round."""
 
 PYTEST_BENCHMARK_VERSION = "5.3.1"
 """Version of pytest-benchmark whose format :func:`as_pytest_benchmark` writes."""

@@ -1,1 +1,1 @@
-"""Judge several GPUs of one model by cases timed on all of them: which GPU is slow, and why."""
+"""Find out which of several GPUs of one model are slow, and why."""

@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""Kinds of anchor, by what limits them: sustained compute, bursts of compute, memory or
+"""Kinds of anchor, by what limits their speed: sustained compute, bursts of compute, memory or
 launches."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
@@ -111,7 +111,8 @@ class Anchors:
 def read_anchors(folder: Path) -> Anchors:
     """Read the anchors of a recording.
 
-    Damaged lines are left out, and :attr:`Anchors.damaged` describes them. If several runs timed an anchor on a GPU, the times of the latest run are used.
+    Damaged lines are left out, and :attr:`Anchors.damaged` describes them. If several runs timed an
+    anchor on a GPU, the times of the latest run are used.
 
     Raises:
         UserError: in any of these cases:

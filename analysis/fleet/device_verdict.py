@@ -83,8 +83,8 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
     Args:
         fleet: the times of the anchors.
         speeds: speeds of that fleet.
-        margin: fraction of the fleet's median by which the whole interval of a slow device's speed
-            is below the median.
+        margin: fraction of the fleet's median. A device is slow if the whole interval of its speed
+            in any kind of anchor is below the median by more than the margin.
     """
     # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}

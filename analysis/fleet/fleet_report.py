@@ -29,8 +29,8 @@ class FleetReport:
     """Speeds of a fleet's devices, and the verdicts on them.
 
     Attributes:
-        margin: fraction of the fleet's median. A device is slow if its whole interval is more than
-            this far below the median, in any kind of anchor.
+        margin: fraction of the fleet's median. A device is slow if the whole interval of its speed
+            in any kind of anchor is below the median by more than the margin.
         verdicts: the verdict on each device, in the order of the devices.
     """
 

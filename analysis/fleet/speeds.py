@@ -7,8 +7,9 @@ these medians. The 95% interval of this log speed reaches 1.96 standard errors t
 standard error has three sources, which are treated as independent, so their variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation
-   over all GPUs, which one faulty GPU hardly affects. If the 95% intervals of the anchors' times
-   show larger errors, these errors are used instead.
+   over all GPUs, because one faulty GPU hardly affects that deviation. The scatter of a GPU's own
+   anchors is used instead if it is larger and the GPU has at least six anchors. If the 95%
+   intervals of the anchors' times show even larger errors, these errors are used.
 2. A GPU's speed changes from one measurement to the next. The size of this variation is estimated
    once for all GPUs, from the change of each GPU's burst times between the two phases, compared
    with the other GPUs of its node. The estimate is averaged with an assumed value, which has the
@@ -134,7 +135,7 @@ class FleetSpeeds:
 
 
 def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
-    """Compute the speeds of all devices, and how much they slow each other down.
+    """Compute the speeds of all devices, and how much the devices of a node slow each other down.
 
     Speeds are relative to the fleet's median. With two devices, the median is halfway between their
     speeds.

@@ -82,7 +82,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
-    """Read a file's GPU, framework and version from its first row; None if it is empty.
+    """Read a file's GPU, framework and version from the first row; None if the file is empty.
 
     Raises:
         UserError: if the file cannot be read.
@@ -116,8 +116,8 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a table's calls in bf16, and their times in seconds.
 
     Only calls that ran with the most frequent kernel are read. Kernels differ in speed, and a fit
-    could not tell them apart, because the shapes do not say which kernel ran. Both results are
-    empty if no call in bf16 has a time.
+    could not tell them apart, because the shapes do not say which kernel ran. The shapes and
+    times are empty if no call in bf16 has a time.
 
     Raises:
         UserError: if the file cannot be read.

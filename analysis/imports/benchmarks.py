@@ -13,7 +13,7 @@ Four JSON formats are recognised by their keys:
   code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
-its name. A case whose name matches the pattern is renamed after its problem.
+the case's name. A case whose name matches the pattern is renamed after its problem.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _with_problems(cases: _Cases, pattern: NamePattern) -> _Cases:
     renamed = named_by_problem(
         str(cases.path),
         times,
-        "Leave --pattern out, or add the part in which these names differ to the pattern.",
+        "Leave --pattern out, or let the pattern include the part in which these names differ.",
     )
     lost = {}
     for name, reason in cases.lost.items():
@@ -280,7 +280,8 @@ def _load(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} is not a JSON file ({str(error)[:80]}). Run the benchmark again."
+            f"{path} is not a JSON file ({str(error)[:80]}); give the JSON file that the benchmark "
+            "program wrote."
         ) from None
     if not isinstance(document, dict):
         raise UserError(
@@ -400,7 +401,8 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Add wall-clock times to ``cases``, and return the facts that :data:`_FORMATS` describes.
 
-    Each repetition has one sample. A case with only aggregates has a mean and a standard deviation.
+    Each repetition adds one sample. A case without samples has the mean and the standard
+    deviation from the aggregates of the file.
     """
     # 1. Add the samples, and collect the aggregates (mean, stddev and others) of each name.
     aggregates: dict[str, dict[str, Any]] = {}
@@ -441,7 +443,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 
 
 def _google_seconds(entry: Mapping[str, Any]) -> float:
-    """Convert the wall-clock time of an entry to seconds; its default unit is nanoseconds."""
+    """Return the wall-clock time of an entry in seconds; the default unit is nanoseconds."""
     return float(entry["real_time"]) * _SECONDS[entry.get("time_unit", "ns")]
 
 
@@ -485,7 +487,7 @@ _FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, 
 )
 """Keys that identify each format, and the function that reads files in the format.
 
-The function adds the file's cases to its second argument. It returns facts that the file states:
+The function adds the file's cases to the second argument, and returns facts that the file states:
 ``machine``, ``date`` and ``program``, as text that may be empty.
 """
 

@@ -98,7 +98,8 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
         conv = problem_of(_conv_record(row))
         records.append(problem_columns(conv))
     converted = pd.DataFrame(records, index=rows.index)
-    return rows.assign(**converted)  # replaces the columns of text, and adds those of the GEMMs
+    # This converts the sizes from text, and adds the sizes of the implied GEMMs.
+    return rows.assign(**converted)
 
 
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _gemm_checks(cells: pd.DataFrame) -> list[_CellCheck]:
 
 
 def _conv_checks(cells: pd.DataFrame) -> list[_CellCheck]:
-    """Return the checks that only convolutions need; rows of unknown operations are checked too."""
+    """Return the checks of all rows other than GEMMs: convolutions and unknown operations."""
     sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in CONV_SIZES]
     is_conv = []
     for row in cells.to_dict("records"):

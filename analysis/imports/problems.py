@@ -87,7 +87,7 @@ def _as_problem(shape: object) -> Problem:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read the problem of each line, in the order of the file.
+    """Read the problems in a CSV file, one on each line below the header.
 
     The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields
     of each operation. Further columns are allowed only if measurements.csv has columns of the same

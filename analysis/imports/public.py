@@ -1,10 +1,9 @@
 """Read measured times of problems from recordings, users' CSV files and public tables.
 
 Public tables are those of AIConfigurator, NeuSight and DeepBench. Each reader translates the
-columns of one format into our problems. The model is judged by the rows of :func:`read_source`,
-which counts and leaves out rows from other machines, rows in other dtypes, and rows without a time
-or a supported problem. The command ``import`` writes the rows that :func:`read_public` returns into
-a recording.
+columns of one format into our problems. :func:`read_source` returns the rows of one machine and
+dtype, and counts the rows that it leaves out. :func:`read_public` returns a machine's rows in all
+dtypes, which the command ``import`` writes into a recording.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class PublicRows:
 
     @property
     def algorithms(self) -> list[str]:
-        """Algorithm of each convolution, or "" if the names of its kernels do not show it."""
+        """Algorithm of each row; "" for GEMMs, and where the kernel names show no algorithm."""
         return algorithms_of(self.problems, self.kernels)
 
     @property
@@ -200,7 +199,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
 
 
 def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
-    """Return the slug of each row's machine, which is ``machine`` if the source names none."""
+    """Return the slug of each row's machine: ``machine.slug`` if the source does not name it."""
     if rows.slug:
         return [rows.slug] * len(rows.devices)
     return [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
@@ -209,7 +208,7 @@ def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
 def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> UserError:
     """Return the error to raise for a file without a readable row of a machine.
 
-    ``slugs`` has the slug of the machine of each row in the file.
+    ``slugs`` has the slug of each row's machine.
     """
     if not slugs:
         return UserError(f"{path} has no rows; give another file.")

@@ -2,7 +2,7 @@
 
 ``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. The times
 in these files are means of six CUDA-graph replays of y = x Wᵀ. The cache is not flushed between
-replays, so operands may come from the cache, and clocks are not controlled. The package is never
+replays, so operands may come from the cache. Clocks are not controlled. The package is never
 imported, because that would load native code. The files are found by their names, because their
 paths have changed between versions. The columns of each file name its GPU, framework and version.
 """
@@ -196,7 +196,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file next to a table.
 
     The result is empty if the file is missing or unreadable, or if PyYAML is not installed. PyYAML
-    is installed together with the package of tables, but a user may give a single table as a file.
+    is installed with the package of tables. A user who gives a single table as a file may lack it.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}

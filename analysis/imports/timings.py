@@ -2,8 +2,8 @@
 
 Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
 describe a case, or that have no valid time, are reported and left out. In a file from another
-program, two kinds of rows are left out without a report: cases that failed in that program, and
-cases whose operation or dtype Rooftile does not support.
+program, cases that failed, and cases whose operation or dtype Rooftile does not support, are left
+out without a report.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
     """Write a table's rows, and a run.json that says where they come from; return the folder.
 
-    This also removes the validation of an earlier import.
+    This also deletes the ``validation.json`` of an earlier import.
 
     ``results`` is the folder of all machines' results.
 
@@ -63,7 +63,7 @@ def write_timings(
 ) -> Path:
     """Write the times of a user's file, and a run.json with the file's digest; return the folder.
 
-    This also removes the validation of an earlier import.
+    This also deletes the ``validation.json`` of an earlier import.
 
     Args:
         timings: the times.
@@ -92,7 +92,7 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if a recording was imported from a file with the same content and defaults.
+    """Return True if a recording was imported from the content of ``path`` with these defaults.
 
     ``path`` and ``defaults`` are as in :func:`write_timings`.
 
@@ -114,9 +114,9 @@ def _digest(path: Path, defaults: FileDefaults) -> str:
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
-    """Write the rows of all public tables of a machine into one Parquet file.
+    """Write the rows of a machine's public tables into one Parquet file.
 
-    This also removes the validation of an earlier import.
+    This also deletes the ``validation.json`` of an earlier import.
 
     ``tables`` are the machine's tables, beginning with the preferred one. ``results`` is as in
     :func:`write_imported`.
@@ -136,7 +136,7 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
 def _write_recording(
     rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path
 ) -> Path:
-    """Write rows and run.json, and remove the validation of an earlier import; return the folder.
+    """Write rows and run.json, delete an earlier import's validation.json; return the folder.
 
     ``public`` says where the times come from. It is written to run.json under the key ``public``,
     together with the number of rows.

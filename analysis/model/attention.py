@@ -50,8 +50,8 @@ class AttentionConstants:
             proportional to the number of its tiles. Values in between interpolate.
         ramp: number of bytes at which a call reaches half of the bandwidth that ``memory`` gives.
         cached: ratio of the last-level cache's bandwidth to the memory's bandwidth.
-        fits: largest share of the last-level cache that operands can fill without being evicted
-            between calls.
+        fits: ratio of a call's bytes to the size of the last-level cache at which half of the bytes
+            come from the cache.
     """
 
     share: float
@@ -84,8 +84,8 @@ class AttentionConstants:
             machine: the machine that computes them.
             warm: True if operands that fit into the last-level cache are read from it, as in public
                 tables, whose calls are repeated without flushing the cache. False if all operands
-                come from memory, as in a neural network, where the weights, keys and values of
-                other layers replace them in the cache between two calls.
+                come from memory, as in decoding, where other layers' keys and values replace them
+                in the cache between two steps.
 
         Returns:
             Seconds, as an array of shape (3, calls): launch, arithmetic, memory.
@@ -168,7 +168,7 @@ class AttentionFit:
     def from_times(
         cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
     ) -> Self:
-        """Fit constants and trees to a random part of the calls, and judge the fit on the rest.
+        """Fit constants and trees to a random part of the calls, and find the errors on the rest.
 
         ``shapes`` has at least three calls, and ``seconds`` has their measured times.
         """

@@ -46,8 +46,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of its 90% interval, in seconds.
         hi: upper end of its 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half of the width of the 90% range of log(measured / predicted) of similar calls by
-            the same framework.
+        spread: half of the width of the fit's 90% range of log(measured / predicted), which does
+            not cover other frameworks or machines.
     """
 
     seconds: float
@@ -253,7 +253,7 @@ def fit_tables(
 
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.
-        machine: the machine; None to look the machine up by the slug of the tables.
+        machine: the machine that was measured; None to look it up by the slug of each table.
     """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:

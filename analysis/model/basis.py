@@ -259,9 +259,9 @@ def _with_published_groups(basis: Basis, results: Path) -> Basis:
 def _with_missing_dtypes(basis: Basis) -> Basis:
     """Return the basis with additional fits for dtypes that were not measured.
 
-    A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
-    bf16 is used for tf32, except for hand-written kernels. For dtypes that are still missing, GEMMs
-    of the vendor library get the machine's prior if the prior predicts warm times.
+    A fit for one 16-bit dtype is used for the other one if both have the same peak. A fit for bf16
+    is also used for tf32. For dtypes that are still missing, GEMMs of the vendor library get the
+    machine's prior if the prior predicts warm times. CPUs and hand-written kernels get no new fits.
     """
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
@@ -290,8 +290,8 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
                 origins[other_group] = Origin(shared.kind, shared.source, shared.warm)
     # 2. Add the priors of the dtypes that are still missing. Model.fit_of would find the same
     #    fits later, but their origins must say here that they predict warm times.
-    for missing_dtype in machine.peaks:
-        group = f"{LIBRARY} gemm {missing_dtype}"
+    for peak_dtype in machine.peaks:
+        group = f"{LIBRARY} gemm {peak_dtype}"
         prior = prior_without_tables(machine, group)
         if group not in fits and prior.warm:
             fits[group] = prior.fit
@@ -424,7 +424,8 @@ def _start_of(fit: Fit) -> str:
 def for_any_framework(model: Model) -> Model:
     """Adapt a model that was fitted to a public table to users of any framework.
 
-    The result includes the expected difference between frameworks, and has wider intervals.
+    The result includes the expected difference between frameworks. Its intervals also cover other
+    frameworks.
     """
     slug = model.machine.slug
     fits = {}

@@ -73,7 +73,7 @@ def calibrate(
         machine: the machine that was measured.
         rows: measured cases as :func:`analysis.recordings.load.load` returns them, all with the
             status ``ok``.
-        priors: the prior of each group, as in :func:`calibrate_query`.
+        priors: priors by the name of the group, as in :func:`calibrate_query`.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
     query = Query.from_rows(rows)
@@ -249,7 +249,7 @@ def _fold_of(problem: Problem, folds: int) -> int:
 def _fit_with_sum_errors(
     fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Fit:
-    """Add the factors for intervals of sums of times to a fit, and return the result.
+    """Return a fit with the factors for intervals of sums of times.
 
     ``times`` has the held-out prediction and the measured time of each case, and ``spread`` has the
     relative spread of each prediction's error. ``small`` and ``large`` are the two arrays that
@@ -318,8 +318,8 @@ def _weakened_factors(
 ) -> dict[str, tuple[float, float]]:
     """Return the prior's factors for kinds of shapes, moved towards 1.
 
-    The more cases were measured, the less the interval depends on the prior, and the closer the
-    factors are moved to 1.
+    The more cases were measured, the closer the factors are moved to 1. The interval then depends
+    less on the prior.
     """
     prior_share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {
@@ -337,7 +337,7 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range of errors of log time ratios that the prior implies.
 
     The range is a multiple of the combined spread of the two predictions. Until pairs are measured,
-    only this range is used. Then it is averaged with the measured errors.
+    only this range is used. Then it is averaged with the range of the measured errors.
 
     Single measured times mostly determine the scale of all times. An error in this scale cancels in
     the ratio of two times, so single times do not refine the prior's range for pairs. They only
@@ -357,7 +357,7 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
 
 
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
-    """Return a range that contains the next error of the same kind with a probability of 90%.
+    """Return a range that is expected to contain 90% of further errors of the same kind.
 
     The ends come from split conformal prediction. Each end is then averaged with the prior's end on
     a logarithmic scale (:func:`_blended`). Without any errors, the result is the prior's range.

@@ -39,8 +39,8 @@ class Inputs:
     Attributes:
         machine: the machine whose times are predicted.
         shapes: the cases as arrays, with convolutions as implicit GEMMs.
-        tiles: the tile of each case if every case has a config of a hand-written kernel, otherwise
-            None.
+        tiles: the tile of each case if all cases have configs of a hand-written kernel, or if
+            :meth:`settled` fixed their tiles; otherwise None.
         winograd: the cases as arrays, once for each of Winograd's algorithms that the vendor
             library may choose; the keys are the names of the algorithms.
         algorithms: the algorithm that computed each case, empty where it is not known.

@@ -58,7 +58,7 @@ _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standa
 
 @dataclass(frozen=True)
 class SoftwareRange:
-    """90% range of log(another framework's time / predicted time).
+    """90% ranges of prediction errors for another framework: of single times and of time ratios.
 
     Each attribute has the same unit as the attribute of that name in :class:`Fit`. The class also
     holds other ranges of a prediction's error, such as the range for constants from another
@@ -71,7 +71,7 @@ class SoftwareRange:
     pair_high: float
 
     def joined(self, other: SoftwareRange) -> SoftwareRange:
-        """Return the smallest range that contains this one and ``other``."""
+        """Return the smallest ranges that contain these ranges and those of ``other``."""
         return SoftwareRange(
             min(self.low, other.low),
             max(self.high, other.high),
@@ -80,7 +80,7 @@ class SoftwareRange:
         )
 
     def to_json(self) -> dict[str, float]:
-        """Return the ends of both ranges, by the names of the attributes."""
+        """Return the ends of the two ranges, by the names of the attributes."""
         return asdict(self)
 
 
@@ -117,9 +117,10 @@ class Fit:
             shapes (see :data:`NEAR`), as a multiple of the square root of the sum of the two
             squared spreads.
         pair_high: upper end of that range.
-        rows: number of cases measured on the machine to which the model was fitted; 0 if the
-            constants come from elsewhere.
-        pairs: number of pairs of neighbouring shapes among these cases.
+        rows: number of fitted cases that were measured on the machine itself; 0 if the constants
+            come from elsewhere.
+        pairs: number of these cases that were paired with a padding to estimate ``pair_low`` and
+            ``pair_high`` (:func:`analysis.model.calibrate.fastest_paddings`).
         median: median of |predicted / measured − 1| on held-out measurements; None if no
             measurements of the machine were fitted.
         mean: mean of these errors.
@@ -130,7 +131,7 @@ class Fit:
         scale: factor by which the trees' disagreement is multiplied in the spread. For users of
             another framework, it converts the disagreement to a standard deviation of the log
             ratio.
-        beside: additional standard deviation for users of another framework. It is added in
+        beside: standard deviation of the error that another framework adds. It is added in
             quadrature, as if that framework's error were independent of the trees' disagreement.
         sum_low: factor that corrects the lower half of the interval of a sum of times (see
             :mod:`analysis.model.sum_errors`).
@@ -143,7 +144,7 @@ class Fit:
             :mod:`analysis.model.groups`).
         start: source of the constants from which the fit started, in words, if they come from
             public tables. It is empty if ``offsets`` names the tables.
-        shift: expected difference in time for users of a framework other than the measured one.
+        shift: expected log ratio of another framework's time to the measured framework's time.
     """
 
     constants: Constants
@@ -195,7 +196,7 @@ class Fit:
         The fit must be for the measured framework, with a ``scale`` of 1 and a ``beside`` of 0.
 
         Args:
-            software: 90% range of log(another framework's time / predicted time).
+            software: 90% ranges for other frameworks, as multiples of the returned fit's spread.
             shift: expected log ratio of another framework's time to the measured framework's time.
         """
         # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of

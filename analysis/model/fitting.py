@@ -2,8 +2,9 @@
 
 Constants and weights are the unknowns of one penalised least-squares problem. Each unknown starts
 at the prior's value. The more certain the prior is, the larger is the penalty on the distance from
-that value, as in ridge regression. A few measured cases therefore mainly change the scale that all
-constants share. With hundreds of cases, the penalty hardly matters.
+that value, as in ridge regression. The prior is least certain about the scale that all constants
+share, so a few measured cases mainly change this scale. With hundreds of cases, the penalty hardly
+matters.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def fit_group(
     with known tiles either, because such a kernel does not change from shape to shape.
 
     Cases computed by an algorithm that the formula does not describe, such as an FFT, are not used
-    to fit constants and weights, but trees also grow from them. Without any case, the result is
+    to fit constants and weights. Trees also grow from these cases. Without any case, the result is
     that of :func:`unmeasured`.
 
     Args:

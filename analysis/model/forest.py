@@ -3,8 +3,7 @@
 Every tree is grown from all rows. A node tries one random threshold for each feature, or for a
 random share of the features, and keeps the threshold that leaves the least squared error. The
 method is described in Geurts, Ernst & Wehenkel, Extremely randomized trees, Machine Learning 63,
-2006. Importing scikit-learn takes longer than a prediction, so code that only predicts never
-imports it.
+2006. Importing scikit-learn takes longer than a prediction, so it is only imported to grow trees.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class Forest:
             values: the value to predict for each row.
             trees: number of trees.
             leaf_rows: minimum number of rows in a leaf.
-            share_of_features: share of the features that each node tries. They are drawn at random
-                for each node.
+            share_of_features: share of the features that each node tries. The tried features are
+                drawn at random for each node.
 
         Raises:
             ValueError: if the arrays do not have matching shapes, if there are no rows or more than

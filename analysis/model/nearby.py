@@ -110,8 +110,8 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     The shapes of a group are left out of the tables from which the group's prior is built, so that
     no prior is fitted to a shape that it predicts.
 
-    Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if at most 10,000
-    cases of the dtype were measured. The result is empty for published recordings and for imported
+    Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if at most 10,000 of
+    them were measured in the dtype. The result is empty for published recordings and for imported
     public tables, because their models must not depend on what else was imported. It is also empty
     if the machine is a CPU, if scikit-learn is not installed, or if no imported table has enough
     other shapes.

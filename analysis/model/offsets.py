@@ -71,7 +71,7 @@ _JSON_SHAPE = {
 class CollectionTrees:
     """Constants and trees that were fitted to one collection's GEMMs of one dtype.
 
-    They predict warm times: operands that fit into the last-level cache are already in it.
+    The predicted times are warm: operands that fit into the last-level cache are already in it.
 
     Attributes:
         machine: the machine that was measured.
@@ -116,7 +116,7 @@ class CollectionTrees:
             gemms: the measured GEMMs, all of one dtype.
             seconds: measured seconds of each GEMM, with warm operands.
             constants: constants of the formula that were fitted to these times.
-            settings: number and size of the trees.
+            settings: number of trees, and minimum number of rows in a leaf.
         """
         inputs = Inputs.from_query(machine, Query.plain(gemms, LIBRARY, warm=True))
         guess = inputs.estimate(constants)
@@ -293,11 +293,11 @@ class Offsets:
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
     def estimates(self, inputs: Inputs) -> CollectionEstimates:
-        """Predict the GEMMs of ``inputs`` with each collection."""
+        """Return each collection's predictions for the GEMMs of ``inputs``."""
         return CollectionEstimates.from_trees(self.collections, inputs)
 
     def combined_offsets(self, estimates: CollectionEstimates) -> Array:
-        """Return each case's offset: the weighted sum of the collections' estimates."""
+        """Return each case's offset: the weighted sum of the predicted log ratios."""
         return np.sum(estimates.columns * self._weights_by_case(estimates), axis=1)
 
     def spread(self, estimates: CollectionEstimates) -> Array:

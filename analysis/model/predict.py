@@ -33,7 +33,7 @@ class Model:
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
     def fit_of(self, group: str) -> Fit:
-        """Return the fit of a group, or the fit of the group's prior if the model has none.
+        """Return the fit of a group, or that of its prior if the model has no fit for the group.
 
         Such a prior does not use imported tables. If a model should use imported tables, its
         ``fits`` already contain the fits that were derived from these tables.

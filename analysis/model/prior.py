@@ -14,7 +14,7 @@ Each prior has an uncertainty (:class:`Spread`). It was estimated from public ta
 tf32 and for the default constants, whose errors are assumed (:data:`UNKNOWN`). The larger the
 uncertainty is, the more a fit moves away from the prior when the machine is measured
 (:mod:`analysis.model.fitting`). The prior's 90% interval becomes narrower as measurements determine
-the error that all shapes share. An interval from errors on held-out measurements of the machine
+the error that all shapes share. As more cases are measured, an interval from their held-out errors
 gradually replaces the prior's interval (:mod:`analysis.model.calibrate`).
 """
 
@@ -52,7 +52,7 @@ from kernels.timemodel.constants import (
 
 DTYPE = "bf16"
 """Dtype of the public times from which the uncertainty of priors was learned. It is the only dtype
-that all public tables have."""
+that all tables in the package of public tables have."""
 
 GROUP = f"{LIBRARY} gemm {DTYPE}"
 """Name of the group of bf16 GEMMs that the vendor library computes."""
@@ -119,7 +119,7 @@ UNKNOWN = Spread(scale=0.37, shape=0.2, constants=1.0)
 """Spread of a prior whose errors were never measured.
 
 Scale and shape together give approximately the interval :data:`analysis.model.fit.UNCALIBRATED`.
-The spread of the constants is wide, because a CPU's default constants are only a starting point."""
+The spread of the constants is wide, because default constants are only a starting point."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def floor_sentences(slug: str | None = None) -> list[str]:
 
 
 def prior_without_tables(machine: Machine, group: str) -> Prior:
-    """Return the first prior of the module's list that needs no imported table.
+    """Return the first prior of the module's list that exists and needs no imported table.
 
     ``group`` is the name of a group, as :func:`analysis.model.query.group_of` returns it.
     """
@@ -372,7 +372,7 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 
     The result is None in any of these cases:
 
-    - The group has a different dtype.
+    - The group's dtype is none of bf16, fp16 and tf32.
     - The machine lacks one of the two dtypes.
     - The two dtypes are the 16-bit dtypes, and they have different peaks.
     - :func:`_measured_prior` returns None for the other dtype.
@@ -529,8 +529,8 @@ def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: Softw
     """Average measured machines' constants for bf16 GEMMs, for a machine without a similar sibling.
 
     Each measured machine's constants are first scaled to ``machine``. Every generation has the same
-    weight. The mean predicts better than the constants of a single machine, even if this machine is
-    from the nearest generation.
+    weight. The mean predicts better than the constants of one machine, even of the nearest
+    generation.
 
     Args:
         measured: constants of the measured machines, by slug.

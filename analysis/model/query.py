@@ -23,7 +23,7 @@ class Query:
     Attributes:
         problems: the GEMMs and convolutions.
         implementations: name of the library or kernel that computes each problem.
-        configs: config of each implementation, empty for the default config.
+        configs: config of the implementation in each case, empty for the default config.
         cached: True if operands that fit into the last-level cache are already in it.
         sustained: True if launches follow each other without pauses, False for bursts.
     """
@@ -38,7 +38,7 @@ class Query:
     def plain(cls, problems: Sequence[Problem], implementation: str, warm: bool = False) -> Query:
         """Make a query of problems that one implementation computes.
 
-        The problems are timed in bursts, with the implementation's default config.
+        All cases are bursts with the implementation's default config.
 
         Args:
             problems: the problems.

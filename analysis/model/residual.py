@@ -27,8 +27,7 @@ MANY_ROWS = 10_000
 """Number of measurements above which trees are judged on a sample, and outliers are not clipped.
 
 Among so many measurements, an unusually long or short time is not noise, because similar shapes
-confirm it. For example, a weight matrix whose size is a power of two is in the cache unusually
-often."""
+confirm it."""
 
 _MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; noise passes about once in 40.
 _MAD_TO_STD = 1.4826  # Ratio of normal values' standard deviation to their MAD.
@@ -246,5 +245,5 @@ def _robust_deviation(errors: Array) -> float:
 def _grow(
     features: Array, log_ratios: Array, trees: int = _TREES, share_of_features: float = 1.0
 ) -> Forest:
-    """Grow trees whose nodes each try a random share of the features."""
+    """Grow trees whose nodes each try the given share of the features."""
     return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share_of_features)

@@ -19,7 +19,7 @@ from kernels.common.documents import Number, misfit
 from kernels.timemodel.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
-"""Edges of the ranges of times, in µs. A separate difference is learned in each range."""
+"""Edges of the ranges of a table's times, in µs. Each range has a separate expected difference."""
 
 _ASSUMED_SIBLINGS = 3.0
 """Number of imaginary siblings on which all frameworks take the same time. These siblings shrink
@@ -68,9 +68,9 @@ class Shift:
 
     @classmethod
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
-        """Learn a shift from siblings.
+        """Learn a shift from the collections of a machine's siblings.
 
-        Return a zero shift if no sibling's table shares a shape with another of its collections.
+        The shift is zero if none of the pairs has a shape.
 
         Args:
             siblings: for each sibling, the pairs of its table with each of its other collections.

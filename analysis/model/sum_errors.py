@@ -1,9 +1,9 @@
 """Uncertainty of sums of predicted times, such as the time of all GEMMs in one step of a model.
 
-The errors of the GEMMs in a step are correlated, to a degree that differs between libraries. For
-each group of measured cases, steps are therefore simulated: a few cases are drawn at random, and
-the sum of their predicted times is compared with the sum of their measured times. Convolutions are
-treated like GEMMs.
+The errors of the predicted times in a step are correlated, and how strongly depends on the library.
+For each group of measured cases, steps are therefore simulated: a few cases are drawn at random,
+and the sum of their predicted times is compared with the sum of their measured times. Convolutions
+are treated like GEMMs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_PRODUCTS = 12
 """Largest number of GEMMs drawn for a simulated step; the same GEMM may be drawn twice."""
 
 FEWEST_PRODUCTS = 3
-"""Smallest number of GEMMs drawn for a simulated step; the same GEMM may be drawn twice."""
+"""Smallest number of GEMMs drawn for a simulated step."""
 
 _MAX_COUNT = 48  # Largest number of times that a GEMM occurs in a simulated step.
 _DRAWS = 4000  # Number of simulated steps.

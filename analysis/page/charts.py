@@ -58,7 +58,8 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     Args:
         source: source of the shown points, from :func:`shown_points`.
         machines: the machines whose roofs are drawn.
-        points: all points, which set the ranges of the axes.
+        points: all points. Only the peaks of their dtypes are drawn. The axes show the measured
+            points and these peaks.
     """
     # 1. The axes show all measured points and the peaks of all measured dtypes.
     scale, unit = speed_unit(machines)
@@ -148,7 +149,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
 
 
 def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
-    """Plot the relative errors of predictions against the measured time; lines bound small errors.
+    """Plot the relative errors of predictions against the measured time, with lines at ±10%.
 
     Args:
         source: source of the shown points, from :func:`shown_points`.
@@ -252,9 +253,7 @@ def neighbours(number: int) -> figure:
 
 
 def rules(rows: Sequence[RuleResult], number: int) -> figure:
-    """Draw the effect of each rule, with its interval.
-
-    The effects are ratios, which are above 1 if following the rule pays.
+    """Draw the effect of each rule, with the effect's interval.
 
     Args:
         rows: results of rules whose effect is a ratio, at least one.

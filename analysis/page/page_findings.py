@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 
 def machine(report: PageReport) -> str:
-    """Name the machine and, if it is a CPU, the number of threads that were used."""
+    """Return the machine's name and, for a CPU, the number of threads that were used."""
     measured = report.analysis.recording.machine
     if measured.kind == "gpu":
         return measured.name
@@ -118,7 +118,7 @@ def advice(report: PageReport) -> str:
 
 
 def accuracy(report: PageReport) -> str:
-    """Say how accurate the predictions are, and for which limit the errors are largest."""
+    """Say how accurate predictions are, and for which limit their median error is largest."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = accuracy_headline(report.analysis)
@@ -127,7 +127,7 @@ def accuracy(report: PageReport) -> str:
     medians = report.analysis.errors.groupby(limits).median().sort_values()
     if len(medians) > 1:  # a single limit cannot be worse than others
         sentence += (
-            f" The median error is largest where {medians.index[-1]} is the limit: "
+            f" The median error is largest for cases whose predicted limit is {medians.index[-1]}: "
             f"{medians.iloc[-1]:.1%}."
         )
     return sentence
@@ -184,7 +184,7 @@ def tensor_cores(report: PageReport) -> str:
     """Name the model step that uses Tensor Cores for the smallest share of its eligible time."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
-        return "No operation of the profiled steps is known to be able to use Tensor Cores."
+        return "The profiled steps do not show whether Tensor Cores were used where possible."
     least, step = min(shares, key=lambda share_and_step: share_and_step[0])
     return (
         f"{step.name} in {step.dtype} uses Tensor Cores for {least:.0%} of the time in which it "

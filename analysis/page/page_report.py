@@ -35,7 +35,7 @@ class PageReport:
 
     @property
     def left_out(self) -> str:
-        """Sentence that says how many cases the page shows, or "" if it shows all cases."""
+        """Sentence that says how many cases the charts show, or "" if they show all cases."""
         cases = len(self.analysis.recording.rows)
         # The table of the analysis may have only a sample of the measured cases. The page shows all
         # cases of the table and all cases without a prediction, or a sample of MOST_POINTS of them.

@@ -14,7 +14,7 @@ from analysis.plots.style import KINDS, save
 
 
 class Plot(NamedTuple):
-    """A function that draws a plot, and the part of its caption that says how to read it.
+    """A function that draws a plot, and the part of the caption that says how to read the plot.
 
     The function returns None if the recording has too few points for the plot.
     """

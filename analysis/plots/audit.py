@@ -127,14 +127,14 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
         if lever.verdict != LEAVE_IT
     ]
     if not worthwhile:
-        return "no change of a size is worth making"
+        return "no change of the model's dimensions is worth making"
     machine, best = max(worthwhile, key=lambda machine_lever: machine_lever[1].expected_gain)
     on_machine = f" on {machine}" if len(levers) > 1 else ""
     return f"{best.words} makes the step {best.gain.value:.1%} faster{on_machine}"
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
-    """Draw each change's gain for the whole step, with its interval, in one panel per machine.
+    """Draw each change's gain for the whole step, and the gain's interval, in a panel per machine.
 
     Args:
         levers: possible changes of the model's dimensions, by the name of the machine. Without

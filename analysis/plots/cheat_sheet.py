@@ -50,7 +50,7 @@ def _is_certain(row: RuleResult) -> bool:
 
 
 def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
-    """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if there is a rule to show.
+    """Write ``cheat-sheet.png`` and ``.svg`` to the verdicts' folder, if there is a rule to show.
 
     Returns:
         A list with the path of the PNG file, or an empty list if nothing was written.

@@ -69,10 +69,10 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 
 
 def draw_layouts(analysis: Analysis) -> Figure | None:
-    """Draw the ratio of NCHW time to NHWC time for each convolution, with its interval.
+    """Draw the ratio of NCHW time to NHWC time, and its interval, for each convolution.
 
-    There is a panel for each pass, with one row for each combination of channels, image size and
-    filter size. The result is None if too few convolutions were timed in both layouts.
+    Each pass has a panel, with one row for each combination of channels, image size and filter
+    size. The result is None if too few convolutions were timed in both layouts.
     """
     pairs = layout_series(analysis.table)
     if len(pairs) < LEAST_POINTS:

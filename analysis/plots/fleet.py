@@ -60,8 +60,9 @@ def fleet_title(report: FleetReport) -> str:
 def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, from the slowest GPU to the fastest.
 
-    A second panel plots speed against the SM clock, if any clock was read. The result is None if
-    fewer than two GPUs were timed on the same kind of anchor.
+    GPUs without a speed are left out. A second panel plots speed against the SM clock, if the clock
+    of a drawn GPU was read. The result is None if fewer than two GPUs were timed on the same kind
+    of anchor.
     """
     speeds = report.speeds
     if not speeds.overall:

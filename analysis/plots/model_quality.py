@@ -175,12 +175,12 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the cases at constant N and K that have the largest predicted cliffs along M.
 
-    All cases with the same N and K form a line. The result is the line whose predicted cliffs from
-    M to M + 1 have the largest mean. Only predictions decide which line is chosen, so that the
-    measured times are a fair test of the predictions. A pair of M and M + 1 counts only if
-    arithmetic is predicted to limit the time at M, because under other limits one more wave costs
-    little. Cases before the first counted pair of the line, and after the last counted pair, are
-    left out.
+    All cases with the same N and K, and with an M of at least 256, form a line. The result is the
+    line whose predicted cliffs from M to M + 1 have the largest mean. Only predictions decide which
+    line is chosen, so that the measured times are a fair test of the predictions. A pair of M and
+    M + 1 counts only if arithmetic is predicted to limit the time at M, because under other limits
+    one more wave costs little. Cases before the first counted pair of the line, and after the last
+    counted pair, are left out.
 
     Args:
         rows: held-out GEMMs that differ only in M, N and K.

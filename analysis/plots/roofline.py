@@ -165,7 +165,8 @@ def _draw_roofs(
         level = peak_tflops * factor
         ridge = float(same_roof["ridge"].iloc[0])
         axes.plot([ridge, right], [level, level], color=NEUTRAL, linewidth=2)
-        # Left of a ridge near the left end, the label would be on the axis.
+        # Left of a ridge near the left end, the label would be on the axis. Right of the ridge, it
+        # may cover points of dtypes with a higher peak.
         is_left = math.log(ridge / left) < _LABEL_SHARE * math.log(right / left)
         axes.annotate(
             f"ridge {ridge:.3g} FLOP/byte",

@@ -25,14 +25,14 @@ _TITLE_WIDTH = 28  # maximum number of characters in a line of a panel's title
 
 
 def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return a table of verdicts, one row for each rule and machine.
+    """Return a table with one row for each verdict on a rule.
 
     Args:
         documents: verdicts from :func:`analysis.rules.inputs.imported_rules`, at least one.
 
     Returns:
-        The columns ``name`` (of the machine), ``statement``, ``effect``, ``lo``, ``hi`` and
-        ``verdict`` (only the part before a colon).
+        The columns ``name`` (of the machine), ``statement`` (the rule), ``effect``, ``lo`` and
+        ``hi`` (the ends of the effect's interval), and ``verdict`` (the part before a colon).
     """
     rows = []
     for document in documents:
@@ -67,7 +67,7 @@ def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
 
 
 def draw_overview(data: pd.DataFrame) -> Figure:
-    """Draw the effects of rules on all machines, with one panel per rule.
+    """Draw one panel per rule, with the rule's effect and its interval on each machine.
 
     Args:
         data: table from :func:`overview_data`.

@@ -168,10 +168,10 @@ def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Plot speed against the offset from a round size, with a panel for each dimension.
+    """Plot speed, relative to that at a round size, against the offset from the round size.
 
-    Only the largest round size with enough points is drawn. The result is None if no round size has
-    enough points.
+    Each dimension has its own panel. Only the largest round size with enough points is drawn. The
+    result is None if no round size has enough points.
     """
     # The points of a plotted series are those of one dimension, round size and dtype.
     rows = enough(alignment_series(analysis.table), "along", "base", "dtype")

@@ -37,7 +37,7 @@ LIMIT_STYLE = {
 }
 NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
-"""Bands around a prediction: relative error at a band's edge, and opacity of its shading."""
+"""Bands of small prediction errors: largest relative error in a band, and its opacity."""
 LEAST_POINTS = 5
 """Minimum number of points in a plotted series. Fewer points show no trend."""
 
@@ -111,12 +111,13 @@ def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, co
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
     """Plot predicted against measured time in µs, log-log, with bands of ±10% and ±25%.
 
-    The colour and the marker of a point show its limit. The axes get labels and a legend.
+    The colour and the marker of a point show the predicted bottleneck. The axes get labels and a
+    legend.
 
     Args:
         axes: the axes to draw on.
-        rows: table with the columns ``measured``, ``predicted`` (both in µs) and ``limit``, and
-            also ``low`` and ``high`` if measured times have intervals.
+        rows: table with the columns ``measured``, ``predicted`` (both in µs) and ``limit``
+            (the bottleneck), and also ``low`` and ``high`` if measured times have intervals.
         size: size of a marker, in points.
         alpha: opacity of a marker.
     """

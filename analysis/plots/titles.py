@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.slices.cliffs import steepest
-from analysis.slices.series import NEARLY, fast_from, layout_summary, mean_ratio
+from analysis.slices.series import NEARLY, fast_from, layout_summary, mean_alignment
 from kernels.common.counts import enumerated
 from kernels.config import ceil_div
 from kernels.machine import Machine
@@ -75,11 +75,11 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
-    """Return a title with the slowest misaligned size, and the largest loss at multiples of 8.
+    """Return a title with the slowest misaligned size, and the largest slowdown at multiples of 8.
 
     A size is misaligned if it is not a multiple of 8. Only sizes that are significantly slower than
-    the round size count. If no misaligned size is, the title describes their mean speed, which is
-    more certain.
+    the round size count. If none of them is misaligned, the title has the mean loss of misaligned
+    sizes instead, which is more certain.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with rows of a single
@@ -112,28 +112,28 @@ def alignment_title(rows: pd.DataFrame) -> str:
 def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
     """Return a title with the dimension whose misaligned sizes are slowest on average.
 
-    ``misaligned`` has rows of which no single one is significantly slower than the round size.
+    No row of ``misaligned`` is significantly slower than the round size.
     """
-    mean_speeds: dict[str, float] = {}
+    slowest: tuple[float, str] | None = None  # mean speed, dimension and dtype in words
     for (along, dtype), group in misaligned.groupby(["along", "dtype"], sort=False):
         if len(group) < 2:  # the scatter of a single ratio is unknown
             continue
-        mean, _, highest_mean = mean_ratio(group)
-        if highest_mean < 1:
-            mean_speeds[f"{str(along).upper()} are {1 - mean:.0%} slower in {dtype}"] = mean
-    if not mean_speeds:
+        mean, _, highest_mean = mean_alignment(group)
+        # A loss below half a percent would be printed as 0%.
+        if highest_mean < 1 and mean < 0.995 and (slowest is None or mean < slowest[0]):
+            slowest = mean, f"{str(along).upper()} are {1 - mean:.0%} slower in {dtype}"
+    if slowest is None:
         return "No misaligned size is significantly slower than the round size"
-    slowest = min(mean_speeds, key=lambda phrase: mean_speeds[phrase])
-    return f"On average, misaligned sizes along {slowest}; no single one is significantly slower"
+    return f"On average, misaligned sizes along {slowest[1]}; no single one is significantly slower"
 
 
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
     A count is compared only if the next multiple of 8 was measured, too: a multiple further away
-    would be faster because it is larger. The comparison uses the best speed of each count in one
-    dtype. A count is slower if the interval of its speed is entirely below the interval of the
-    multiple's speed. If no count is slower, or none can be compared, the title says so.
+    would be faster because it is larger. The best speeds of both counts in one dtype are compared.
+    A count is slower if the interval of its speed is entirely below the interval of the multiple's
+    speed. If no count is slower, or none can be compared, the title says so.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.

@@ -28,7 +28,7 @@ _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
 def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
-    """Return the cliff that the wave plot shows: the cliff at ``size``, or else the largest cliff.
+    """Return the cliff that the wave plot shows: that at ``size``, or the largest if it is None.
 
     Args:
         line: measured GEMMs of one class.
@@ -58,8 +58,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
         line: measured GEMMs of the class, with the columns ``m``, ``n``, ``k``, ``time_us`` and, if
             they are known, ``implementation``, ``time_lo_us`` and ``time_hi_us``. An implementation
             has each M at most once.
-        size: smaller M of the cliff that the title describes; None for the largest cliff. The size
-            must be in ``line`` together with a neighbouring larger M.
+        size: smaller M of the cliff that the title describes; None for the largest certain
+            cliff. The size must be in ``line`` together with a neighbouring larger M.
     """
     # 1. Choose the range of M, and predict over it.
     cliff = cliff_at(line, size)
@@ -199,7 +199,8 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
 def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
     """Mark each M above which the GEMM needs another row of tiles, or another wave.
 
-    An edge is marked only if the model expects the kernel of ``row`` on both sides of the edge.
+    An edge counts only if the model expects the kernel of ``row`` on both sides of the edge. More
+    than 60 edges of a kind are not drawn: the legend only says how many they are.
 
     Args:
         axes: axes to draw on.

@@ -40,8 +40,8 @@ class RecorderStep:
     Attributes:
         name: name of the step, unique in the recording.
         command: words of the command; ``{slug}`` and ``{results}`` are placeholders.
-        seconds: expected seconds on a GPU and on a CPU; None for the kind of machine that skips the
-            step.
+        seconds: expected seconds on a GPU and on a CPU, without the start of the command; None for
+            the kind of machine that skips the step.
         sweeps: sweeps whose cases the step has to measure.
         output: name of the file that stdout is saved to; empty if stdout is not saved.
         place: folder below the results folder that the command writes to; empty for the results

@@ -192,7 +192,7 @@ def _stop(process: subprocess.Popen[str]) -> str:
 
 
 class Recorder:
-    """Record one slice of a recording, which is what one call of ``analysis record`` adds."""
+    """Record one slice of a recording."""
 
     def __init__(
         self,
@@ -240,9 +240,10 @@ class Recorder:
         """Carry out unfinished steps until the budget is used up; return the path of the archive.
 
         A recording made with another PyTorch or driver is first set aside, to keep versions apart.
-        If an earlier slice has measured cases, some of them are then re-timed, which shows whether
-        the machine is as fast as before. The slice is added to ``record.json``. This file and the
-        archive are written even if an error or an interrupt ends the slice.
+        If an earlier slice has measured cases and enough time is left, some of these cases are
+        re-timed to show whether the machine is as fast as before. The slice is added to
+        ``record.json``. This file and the archive are written even if an error or an interrupt ends
+        the slice.
 
         Raises:
             UserError: if a run.json that a step has written cannot be read, a folder cannot be
@@ -291,7 +292,7 @@ class Recorder:
         return lines
 
     def can_resume(self) -> bool:
-        """Return True if another call would do more than repeat failed steps.
+        """Return True if another slice would do more than repeat failed steps.
 
         Raises:
             UserError: if a run.json that a step has written cannot be read.
@@ -385,7 +386,7 @@ class Recorder:
         return ""
 
     def _count_open_cases(self, step: RecorderStep) -> tuple[int, int]:
-        """Count the open cases of a step's sweeps, and the cases that the plan left out.
+        """Count the unfinished cases of a step's sweeps, and the cases that the plan left out.
 
         Returns:
             The number of planned cases that need more samples, a check or the names of their
@@ -480,7 +481,7 @@ class Recorder:
     def _retime_anchors(self) -> dict[str, Any] | None:
         """Re-time anchor cases, and tell the user whether the machine is as fast as before.
 
-        At most half of the remaining time is used, so that the rest suffices for a step.
+        Re-timing takes at most half of the remaining time, so that steps get the other half.
 
         Returns:
             The report of ``sweeps doctor --again``; None if too little time is left, if the command
@@ -505,7 +506,7 @@ class Recorder:
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
     """Return a line with the expected seconds of all parts together, including command starts.
 
-    Only the steps for this kind of machine, ``gpu`` or ``cpu``, are counted.
+    ``kind`` is the kind of machine, ``gpu`` or ``cpu``, whose steps are counted.
     """
     count = sum(step.expected(kind) is not None for part in parts for step in part.steps)
     start_seconds = _START_SECONDS[kind] * count

@@ -1,8 +1,8 @@
 """Read recordings that were imported from public tables or from users' files.
 
-They are stored in ``results/public/<machine>/``. measurements.parquet has the times, and run.json
-says where they come from. collections.parquet has all of the machine's tables from the package of
-public tables.
+The recordings of a machine are stored in ``results/public/<machine>/``. measurements.parquet has
+the times, and run.json says where they come from. collections.parquet has all of the machine's
+tables from the package of public tables.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def folder_of(results: Path, slug: str) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if the import into a folder was finished; unfinished imports are ignored."""
+    """Return True if the import into a folder was finished."""
     return (folder / "run.json").exists() and (folder / VALIDATION).exists()
 
 
@@ -66,7 +66,7 @@ def is_of_file(folder: Path) -> bool:
 
 
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
-    """Read a machine's collections (public tables), and return them by the name of their source.
+    """Return a machine's collections, which are public tables, by the name of the source.
 
     The rows have the columns ``source``, ``m``, ``n``, ``k``, ``dtype`` and ``time_us``. The result
     is empty if no collection was imported.

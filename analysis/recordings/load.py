@@ -65,14 +65,14 @@ class SourceRun:
 
 @dataclass(frozen=True)
 class Recording:
-    """One run, or the combined runs of one machine with the same PyTorch and driver.
+    """One run, the combined runs of a machine with the same PyTorch and driver, or an import.
 
     Attributes:
         folder: folder of the recording.
         machine: the machine that was measured.
         run: the run.json of the run that most rows come from, with the cases of its plan.
         rows: one row per case, with the columns of measurements.csv.
-        damaged: a sentence for each line that was left out of the measurements.csv in ``folder``.
+        damaged: a sentence for each damaged line in the measurements.csv of ``folder``.
         parts: runs that the rows come from, the best first; empty for imported recordings.
     """
 
@@ -168,8 +168,8 @@ class Recording:
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     """Find the folder of a machine's recording.
 
-    A run that was measured here is preferred to an imported table, and an imported table is
-    preferred to a published recording, because users choose what they import.
+    A run that was measured here is preferred to an imported table. An imported table is preferred
+    to a published recording, because users choose what they import.
 
     Args:
         machine: slug of the machine, or an unambiguous part of it; None for the machine that was

@@ -53,7 +53,10 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def lost_by_problem(recording: Recording) -> dict[str, str]:
-    """Return the reasons why cases have no time, keyed by the text of each case's problem."""
+    """Return the reason why a case has no time, by the text of the case's problem.
+
+    If several cases of a problem have no time, the last one counts.
+    """
     failed = _failed(recording.rows)
     problems = [str(workload) for workload in workloads_of(failed)]
     return dict(zip(problems, _reasons(failed), strict=True))
@@ -72,10 +75,10 @@ def _reasons(failed: pd.DataFrame) -> list[str]:
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the column ``choice``, and "" for missing values in the identity columns.
 
-    ``choice`` is the config. It is empty for a hand-written kernel if only one config was recorded
-    for the same problem and settings. The kernel is then assumed to have chosen the config itself.
-    Without the config in its name, the case still matches if another version of the kernel chooses
-    a different config.
+    ``choice`` is the config, except for a hand-written kernel with only one recorded config for the
+    same problem and settings. Such a kernel is assumed to have chosen the config itself, and its
+    ``choice`` is empty. Without the config in its name, the case still matches if another version
+    of the kernel chooses a different config.
 
     Args:
         rows: all rows of a recording. If the rows of failed cases were missing, a problem might
@@ -92,9 +95,9 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def case_names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case: its problem, followed by what tells it from others.
+    """Return the name of each row's case, which tells it from the recording's other cases.
 
-    These are its implementation, choice, unusual settings and sweep. Empty ones are left out.
+    A name has the problem, implementation, choice, unusual settings and sweep, without empty parts.
 
     Args:
         rows: all or some of the rows that :func:`keyed` returned.

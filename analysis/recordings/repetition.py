@@ -172,9 +172,9 @@ def between_cases(recording: Recording) -> dict[str, float]:
 def _deviation(run: Mapping[str, Any], name: str) -> float:
     """Return a run's standard deviation of log medians between processes.
 
-    If no case was re-timed, it is estimated from the scatter of the canary GEMM within the run, and
-    the estimate is the same for both values of ``name``. It is 0 if the run has no canary GEMM
-    either.
+    If no case was re-timed, the deviation is estimated from the scatter of the canary GEMM within
+    the run. This estimate is the same for both values of ``name``. Without a canary GEMM, the
+    deviation is 0.
 
     Args:
         run: content of the run's run.json.
@@ -219,7 +219,8 @@ def steady_times(
     cases that were sampled in the round. A round with fewer than six cases is not corrected.
 
     The standard error is the error in a repetition, without the change that all cases share,
-    because that change cancels in ratios of the times. It is NaN where a time has no interval.
+    because that change cancels in ratios of the times. The error is NaN where a time has no
+    interval.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.

@@ -101,7 +101,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
         faults: faults found in these rows so far, to which the new faults are added.
         run: name of the run that the rows must belong to.
     """
-    faults.record((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
+    faults.record((rows["schema"] != SCHEMA).fillna(True), "this version cannot read its schema")
     faults.record((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
         faults.record(~rows[column].isin(words), f"{column} is not one of {', '.join(words)}")
@@ -116,7 +116,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
 
 
 def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
-    """Record rows with an impossible time, interval, count, rate, error or sensor reading.
+    """Record a fault for each row with an impossible time, interval, count, rate or other value.
 
     Times, intervals, counts and rates are only checked in rows with the status ok. All values
     except the time may be missing.
@@ -162,7 +162,7 @@ def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
 
 
 def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
-    """Record rows whose columns do not describe a problem, or whose list of kernels is invalid."""
+    """Record a fault for each row that describes no problem or has an invalid kernel list."""
     # 1. Find the rows that are certainly valid GEMMs, all at once, because most rows are. The size
     #    of their three operands in bytes is computed for the widest dtype. The dtype is not checked
     #    here, because a row with an unknown dtype already has a fault.

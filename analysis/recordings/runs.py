@@ -1,8 +1,8 @@
 """Combine all runs of one machine with the same PyTorch and driver into one recording.
 
-Each case is taken from the best run that timed it. Older runs, which are kept in the folder
-``runs``, are used too, because a newer run may be shorter or disturbed. If several runs timed a
-case, these rules decide in order:
+Each case is taken from one run. Older runs, which are kept in the folder ``runs``, are used too,
+because a newer run may be shorter or disturbed. If several runs timed a case, these rules decide in
+order:
 
 1. a time with an interval is better than a time without an interval;
 2. a time from a quieter run is better;
@@ -162,7 +162,7 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
 
 
 def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
-    """Return one row for each case, from the best run with that case, in the order of the runs.
+    """Return the best row of each case, in the order of the runs.
 
     Args:
         recordings: the runs, the best first.
@@ -223,8 +223,8 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         lines.append(health_sentence(recording.run))
     if error >= _LARGE_ERROR:
         lines.append(
-            f"The median error of held-out predictions is {error:.0%}, so the times may belong to "
-            "other shapes."
+            f"The median error of held-out predictions is {error:.0%}; check that each time "
+            "belongs to its shape."
         )
     if recording.damaged:
         count = len(recording.damaged)

@@ -217,7 +217,7 @@ def audit(
         machine: the machine that the model runs on; the machine measured last if None.
         mode: kind of step (``train``, ``prefill`` or ``decode``).
         batch: batch size in sequences or images.
-        seq: sequence length in tokens; None for 2,048, or the model's positions if these are fewer.
+        seq: sequence length in tokens; None for 2,048, or fewer if the model has fewer positions.
         tokens: number of new tokens per sequence in a decoding step.
         dtype: dtype of the model (``fp32``, ``tf32``, ``fp16`` or ``bf16``).
         autocast: if True, parameters stay in fp32, and GEMMs are computed in ``dtype``.
@@ -335,7 +335,7 @@ def explain(
         ``operations`` is a DataFrame with one row per operation. Its columns include:
 
         - ``op, problem, calls`` and ``time_us``, which is the time of one call;
-        - ``share`` of the traced time, ``kernel`` and ``tensor_cores``;
+        - ``share`` of the time of all operations, the main ``kernel``, and ``tensor_cores``;
         - ``predicted_us``, the time that the shape should take, with its interval ``lo_us, hi_us``;
         - ``finding``, the remedies that could save time, and the reasons why the operation is slow;
         - ``change``, the recommended change of sizes;

@@ -63,7 +63,7 @@ class RuleInputs:
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """Collect the recordings of a machine's sweeps and of its measurements for rules.
+    """Collect the recordings and the profiled steps by which rules are judged on a machine.
 
     Only recordings with the same machine, PyTorch and driver as the newest recording are used.
     Profiled steps come from the folders of these recordings. If several folders have a step of the

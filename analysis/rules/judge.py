@@ -42,7 +42,7 @@ _UNUSABLE = "measured, but unusable"
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Result of a rule: the verdict, the effect with its interval, and what both are based on.
+    """Result of a rule: the verdict, the effect with its interval, and the reason.
 
     Attributes:
         statement: the claim that was judged.
@@ -188,8 +188,8 @@ class Evidence:
 
         Args:
             source: rows of a public table, or of a user's file, which is judged in the same way.
-            model: model that predicts the cases. It may have been fitted to these cases, whereas
-                each prediction in other evidence comes from a fit without the predicted case.
+            model: model that predicts the cases, even if it was fitted to them. In other evidence,
+                each prediction comes from a fit without the predicted case.
         """
         rows = zip(source.problems, source.implementations, source.seconds, strict=True)
         cases = [
@@ -207,7 +207,7 @@ class Evidence:
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """Return the cases that a rule may use, their matches, and their predicted seconds.
+        """Return the cases that a rule may use, the matches, and each case's predicted seconds.
 
         All three results are empty if the rule is about whole models, or about another kind of
         machine.
@@ -409,7 +409,7 @@ def _judge_rule(
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pair_count: int) -> str:
-    """Say what was compared, what the source claims, and the effect of each of several groups."""
+    """Say what was compared, what the source claims, and which effects the groups have."""
     prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
     text = f"{prefix}{rule.effect}{claim}; {counted(pair_count, 'pair')}"

@@ -298,8 +298,8 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
     another tile in the same wave, and has no claim. A CPU has no waves, so all of its edges are
     tile edges.
 
-    Rows of two GEMMs on Tensor Cores must begin at multiples of the same number of bytes, because
-    an H100's cuBLAS takes up to eight times as long for misaligned rows, whatever the wave.
+    Two GEMMs on Tensor Cores are paired only if their rows have the same alignment in bytes,
+    because an H100's cuBLAS takes up to eight times as long for misaligned rows.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -370,7 +370,7 @@ def _intensity_name(workload: Workload) -> str:
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
-    There is one pair per dtype of the GEMMs, and none on a CPU. The ratio of a pair is the GEMM's
+    Each dtype of the GEMMs has one pair; a CPU has none. The ratio of a pair is the GEMM's
     FLOP/s over the layer's bytes/s, divided by the same ratio from the datasheet. Several GPUs of
     one run may have timed the cases of a pair.
     """

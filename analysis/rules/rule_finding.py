@@ -342,9 +342,9 @@ def _contradiction(groups: Mapping[str, Effect]) -> str:
     """Return ``depends: …`` if groups contradict one another, else an empty string.
 
     A group in which following the advice is significantly slower contradicts the groups in which it
-    is significantly faster. A group without a significant effect contradicts the latter if its
-    interval ends below half of their smallest gain (both as logarithms). A group with a wide
-    interval, as groups of few pairs usually have, contradicts nothing.
+    is significantly faster. A group without a significant effect contradicts the faster groups if
+    the upper end of its interval is below half of the smallest gain in these groups, on a log
+    scale. A group with a wide interval, as groups of few pairs usually have, contradicts nothing.
     """
     gaining = [name for name, group in groups.items() if group.sign > 0]
     losing = [name for name, group in groups.items() if group.sign < 0]

@@ -15,8 +15,8 @@ from kernels.machine import Machine
 from sweeps.store import make_folder, write_whole
 
 SHARES = ("amdahl", "tc-used")
-"""Rules whose effect is a share instead of a ratio. For ``amdahl``, it is the share of Amdahl's
-bound that is reached; for ``tc-used``, it is a share of time."""
+"""Rules whose effect is a share instead of a ratio: for ``amdahl``, the share of Amdahl's bound
+that is reached, and for ``tc-used``, a share of time."""
 
 
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:

@@ -49,7 +49,7 @@ class TimedStep:
         dtype: dtype of the step; ``tf32`` is a step in fp32 that allows TF32.
         kind: kind of the machine, ``gpu`` or ``cpu``.
         account: account of the traced step's time.
-        seconds: time of each timed run of the step.
+        seconds: seconds that each timed run of the step took.
     """
 
     name: str
@@ -149,7 +149,7 @@ def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str)
 
 
 def step_markdown(step: TimedStep) -> str:
-    """Return the section of a step in Markdown: its longest operations, and Amdahl's bound."""
+    """Return a step's section in Markdown: longest operations, bound, and use of Tensor Cores."""
     lines = [
         f"## {plain(step.name)} in {plain(step.dtype)}",
         "",
@@ -192,7 +192,7 @@ def step_markdown(step: TimedStep) -> str:
 
 
 def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
-    """Return the results of the rules about models: ``amdahl`` and ``tc-used``."""
+    """Return the results of the rules about models, ``amdahl`` and ``tc-used``, from GPU steps."""
     on_gpu = [step for step in steps if step.kind == "gpu"]
     return {"amdahl": _amdahl(on_gpu), "tc-used": _tc_used(on_gpu)}
 
@@ -208,7 +208,7 @@ class _SpeedUp(NamedTuple):
 
 
 def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
-    """Judge the ``amdahl`` rule by the model whose speed-up comes closest to Amdahl's bound.
+    """Judge the ``amdahl`` rule by the model with the largest speed-up relative to its bound.
 
     TF32 speeds up only matrix operations, so the speed-up of TF32 over FP32 must not exceed the
     bound of the FP32 step. A model is left out in any of these cases:
@@ -237,7 +237,7 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
         speed_ups.append(_SpeedUp(ratio / step.bound, interval, name, ratio, step.bound))
     if not speed_ups:
         return not_measured(rule)
-    # 2. Judge the rule by the model that comes closest to its bound.
+    # 2. Judge the rule by the model with the largest share of its bound, which may exceed 1.
     closest = max(speed_ups, key=lambda speed_up: speed_up.share_of_bound)
     lowest_ratio, highest_ratio = closest.interval
     lo = lowest_ratio / closest.bound

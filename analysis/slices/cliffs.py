@@ -1,4 +1,4 @@
-"""Find cliffs: pairs of neighbouring sizes whose times are very different."""
+"""Find cliffs, which are differences between the times of two neighbouring sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     larger. From 16 on, sizes that differ by 1 are also neighbours.
 
     Args:
-        rows: measured GEMMs without configurations, in the columns of measurements.csv; only the
+        rows: measured GEMMs with an empty config, in the columns of measurements.csv; only the
             sizes and times are required. If a case was measured several times, its shortest time is
             used.
         along: the dimension that differs: m, n or k.

@@ -10,7 +10,6 @@ from statistics import geometric_mean
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.repetition import places_of, steady_ratio
@@ -135,23 +134,44 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
     }
 
 
-def mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
+def mean_ratio(
+    rows: pd.DataFrame, name: str = "relative", bases: int | None = None
+) -> tuple[float, float, float]:
     """Return the geometric mean of at least two ratios, and an interval of at least 95% for it.
 
     The interval combines the scatter of the ratios with the uncertainty of each ratio, which
     follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. The scatter
     already includes errors that differ from ratio to ratio, so the interval is wider than a 95%
-    interval. It only allows for errors that ratios share, such as that of a common base.
+    interval.
+
+    ``bases`` is the number of different times that the ratios are relative to, or None if each
+    ratio has its own. The error of a time is shared by all ratios that are relative to it, so
+    averaging over these ratios does not reduce it. It is taken to be half of a ratio's variance.
     """
+    from scipy import stats  # slow to import, and most plots do not need it
+
     logs = np.log(rows[name].to_numpy(float))
     log_lo = np.log(rows[f"{name}_lo"].to_numpy(float))
     log_hi = np.log(rows[f"{name}_hi"].to_numpy(float))
     # A ratio without an interval adds no uncertainty of its own.
     errors = np.nan_to_num((log_hi - log_lo) / 2 / Z95)
-    variance = (np.var(logs, ddof=1) + np.mean(errors**2)) / len(logs)
+    mean_square = np.mean(errors**2)
+    squared_error = mean_square / len(logs)
+    if bases is not None:
+        squared_error = mean_square / 2 / len(logs) + mean_square / 2 / bases
+    variance = np.var(logs, ddof=1) / len(logs) + squared_error
     half_interval = stats.t.ppf(0.975, len(logs) - 1) * math.sqrt(variance)
     mean = float(logs.mean())
     return math.exp(mean), math.exp(mean - half_interval), math.exp(mean + half_interval)
+
+
+def mean_alignment(rows: pd.DataFrame) -> tuple[float, float, float]:
+    """Return the mean of relative speeds, and its interval as in :func:`mean_ratio`.
+
+    ``rows`` come from :func:`alignment_series`, at least two of them, without the bases.
+    """
+    series = rows[["along", "base", "dtype"]].drop_duplicates()
+    return mean_ratio(rows, bases=len(series))
 
 
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:

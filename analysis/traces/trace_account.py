@@ -63,7 +63,7 @@ something else needs milliseconds. This limit lies between these two durations.
 
 @dataclass(frozen=True)
 class ProfiledOperation:
-    """Total of all calls of the operations with the same name, shape and module.
+    """Total over all calls of the operations with the same name, shape and module.
 
     Attributes:
         op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for kernels without an
@@ -141,7 +141,10 @@ class ProfiledOperation:
         return any_tensor_cores(self.kernels)
 
     def share_of_kind(self, kind: str) -> float:
-        """Return the share of time in kernels of ``kind``, one of :data:`kernels.names.KINDS`."""
+        """Return the share of the kernels' time that kernels of one kind take.
+
+        ``kind`` is one of :data:`kernels.names.KINDS`.
+        """
         total_us = sum(self.kernels.values())
         kind_us = sum(us for name, us in self.kernels.items() if read_name(name).kind == kind)
         return kind_us / total_us if total_us else 0.0
@@ -177,7 +180,7 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class ProfileAccount:
-    """Account of the time of one or several traces, in µs.
+    """Account of the time of one or several traces.
 
     Attributes:
         kind: ``gpu`` or ``cpu``.
@@ -231,7 +234,7 @@ class ProfileAccount:
     def bound(self) -> float:
         """Amdahl's bound: the speed-up if matrix operations took no time.
 
-        The bound is infinite if there are no other operations.
+        The bound is infinite if no other operation took time.
         """
         # A share below 1e-9 is a rounding error of the sum.
         other_share = 1 - self.matrix_share
@@ -274,7 +277,7 @@ class _OperationSum:
 
 
 class _CallKey(NamedTuple):
-    """Properties that are the same for all calls that are added up.
+    """Properties that calls must share to be added up.
 
     Attributes:
         op: name of the operation, or :data:`GRAPH` or :data:`NO_OPERATION` for a kernel without an

@@ -1,4 +1,4 @@
-"""Read the events of a trace into columns, and join operations with the kernels they launched.
+"""Read the events of a trace into columns, and find the operation that launched each kernel.
 
 An operation runs on a thread of the host, often within other operations. It launches each kernel by
 a call of CUDA's runtime or driver, and the kernel's event has the number of that call
@@ -8,8 +8,8 @@ the kernel's ``External id`` names its operation. The kernels of a CUDA graph we
 one call, so no operation is known for them. Copies and memsets are joined with operations in the
 same way.
 
-Events are kept as columns of numbers. An event with its links takes about 200 bytes, so a trace of
-several gigabytes fits in memory.
+Events are kept as columns of numbers. An event takes about 200 bytes, including its links to other
+events, so a trace of several gigabytes fits in memory.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ MATRIX = re.compile(
 """Pattern that matches the names, without ``aten::``, of operations that multiply matrices."""
 
 _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-"""Arguments of an operation that describe its inputs. Earlier versions of PyTorch write only the
-first two arguments."""
+"""Entries of a trace that describe the inputs of an operation. Earlier versions of PyTorch write
+only the first two entries."""
 
 # Largest time in µs: 285 years, so that every clock in use fits. In ns, it is kept as a signed
 # 64-bit integer.
@@ -90,7 +90,7 @@ class OperationInputs:
 
 @dataclass
 class HostEvents:
-    """Columns of the host's events; times are in ns.
+    """Columns of the host's events; times are in ns on the trace's clock.
 
     Attributes:
         kind: ``OPERATION``, ``ANNOTATION``, ``MODULE`` or ``LAUNCH``.
@@ -118,7 +118,7 @@ class HostEvents:
 
 @dataclass
 class DeviceEvents:
-    """Columns of the devices' events; times are in ns.
+    """Columns of the devices' events; times are in ns on the trace's clock.
 
     Attributes:
         kind: ``KERNEL``, ``COPY`` or ``MEMSET``.
@@ -141,13 +141,13 @@ class DeviceEvents:
 
 @dataclass
 class TraceEvents:
-    """Events of one trace, as columns, with the names and inputs that they refer to by position.
+    """Events of one trace, as columns, and the names and inputs to which the columns refer.
 
     Attributes:
         device_names: names of the GPUs that have events, or of all GPUs of the node if the trace
             lists none of these GPUs.
-        left_out: number of events that were left out, because they have impossible times or no
-            name.
+        left_out: number of host and device events that were left out, because they have impossible
+            times or no name.
     """
 
     path: Path
@@ -192,8 +192,8 @@ def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...
     """Return the names of the GPUs that have events, without repetitions.
 
     If the trace lists none of these GPUs, the result has the names of all GPUs of the node. Entries
-    that are not mappings are ignored, and so are GPUs without a name. The order is that of the
-    list.
+    that are not mappings are ignored, and so are GPUs without a name. The names are in the order of
+    the list.
 
     Args:
         device_list: the trace's list of the node's GPUs, which may be missing or damaged.
@@ -214,7 +214,7 @@ def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...
 
 
 class _Columns:
-    """Writer of a trace's events into columns; strings that events share are numbered."""
+    """Writer of events into a trace's columns; equal names, inputs or threads share a number."""
 
     def __init__(self, trace: TraceEvents) -> None:
         self._trace = trace
@@ -223,7 +223,7 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event to its columns if its kind is needed, and it has a name and possible times.
+        """Add an event to its columns; leave out other kinds of events, and damaged events.
 
         Raises:
             UserError: if there are too many events.
@@ -420,10 +420,7 @@ class TraceJoin:
 
 
 def join(trace: TraceEvents) -> TraceJoin:
-    """Link each host event to the operation and the modules around it.
-
-    Also link each device event to the call and to the operation that launched it.
-    """
+    """Link host events to what is around them, and device events to what launched them."""
     host = trace.host
     # 1. Find what is around each host event. A longer event that begins at the same time is around
     # a shorter one, so it comes first.
@@ -484,8 +481,8 @@ class _Nesting(NamedTuple):
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     """Find the operation and the modules around each host event, and each operation's own time.
 
-    ``order`` has the host's events sorted by thread and start time. If several events begin at the
-    same time, the longest comes first.
+    ``order`` has the positions of the host's events, sorted by thread and start time. If several
+    events of a thread begin at the same time, the longest comes first.
     """
     host = trace.host
     parent = [NOTHING] * len(order)
@@ -529,7 +526,7 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
         is_operation = kind in (OPERATION, ANNOTATION)
         if is_operation and outer_operation != NOTHING:
             own_ns[outer_operation] -= host.duration[event]
-        # 4. No event is within a launch. All other events are around the events within them.
+        # 4. Keep the event for the events within it. No event is within a launch.
         if kind != LAUNCH:
             running.append((end, event if is_operation else outer_operation, path))
     return _Nesting(parent, own_ns, module, modules)

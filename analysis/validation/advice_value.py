@@ -69,10 +69,12 @@ class Padding:
 
 @dataclass(frozen=True)
 class AdviceValue:
-    """Value of following the advice. Gains and regrets are fractions.
+    """Value of following the advice.
+
+    Gains are fractions of the time after padding, and regrets are fractions of the highest speed.
 
     Attributes:
-        neighbourhoods: number of neighbourhoods that were drawn.
+        neighbourhoods: number of neighbourhoods that were drawn for choose queries.
         regret: mean regret of each rule, by the name of the rule.
         pads: number of shapes to pad that were drawn.
         padding: value of each rule for padding, by the name of the rule.
@@ -95,14 +97,14 @@ class AdviceValue:
 
 
 class _Claim(NamedTuple):
-    """Gain of an advised change: lower end of the claimed interval, and the measured value."""
+    """Gain of an advised change: lower end of the claimed interval, and the measured gain."""
 
     low: float
     gain: float
 
 
 class _Neighbourhood(NamedTuple):
-    """Positions of a drawn shape and of all shapes in its neighbourhood, including itself."""
+    """Positions of a drawn shape and of all shapes in its neighbourhood, the drawn one included."""
 
     original: int
     members: list[int]
@@ -313,7 +315,7 @@ def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> i
 
 
 class _HeldOutRows:
-    """Held-out shapes with more than 1e9 FLOP, as arrays with one element per shape.
+    """Held-out shapes with more than 1e9 FLOP, as arrays with one element per measurement.
 
     ``predicted`` is the predicted time in seconds. Methods identify a shape by its position in the
     arrays. A shape that was measured several times, for example with several implementations, has
@@ -335,7 +337,7 @@ class _HeldOutRows:
     def times_in(self, source: PublicRows) -> Array:
         """Return each shape's seconds in another table, or NaN for a shape that the table lacks.
 
-        If the other table has a shape several times, its last time is used.
+        Only times of the same implementation are used, and only the last of several times.
         """
         measured_cases = zip(source.implementations, source.problems, strict=True)
         seconds_by_case = dict(zip(measured_cases, source.seconds, strict=True))

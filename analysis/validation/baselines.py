@@ -35,8 +35,8 @@ def baseline_errors(
     """Return the errors of each baseline on held-out measurements.
 
     The errors of ``four_fitted`` are None if there are no calibration measurements. Those of
-    ``physics`` are None if trees of public tables correct the model, because the constants of the
-    formula then apply only together with these trees.
+    ``physics`` are None if trees that were fitted to public tables correct the model. The constants
+    of the formula then apply only together with these trees.
 
     Args:
         model: the model that the baselines are compared with.

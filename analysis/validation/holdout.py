@@ -1,7 +1,7 @@
 """Judge the model on held-out measurements of a recording or of a public table.
 
-Errors are reported only for rows that the model was not calibrated on. The calibration rows are
-chosen without looking at any time. The constants that Rooftile ships for the GPU under test are
+Each tested row is predicted by a model that was not calibrated on this row. The calibration rows
+are chosen without looking at any time. The constants that Rooftile ships for the GPU under test are
 never used, not even as the start of a fit.
 """
 
@@ -273,7 +273,7 @@ def choose_calibration_rows(
         pool: positions in ``source`` of the rows that may be calibrated on.
         count: number of rows to choose; with 0, the result is empty.
         seed: seed for the random part of :func:`choose_rows`.
-        constants: constants of the formula, which estimates the times among the features.
+        constants: constants of the formula; its estimated times are some of the features.
 
     Returns:
         Positions in ``source``, in ascending order.
@@ -308,8 +308,8 @@ def split_rows(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the positions of the rows that may be calibrated on, and of those that may be tested.
 
-    With the hold-outs ``rows`` and ``folds``, both results contain all rows, because
-    :func:`validate` chooses the tested rows later.
+    With the hold-outs ``rows`` and ``folds``, both results contain all rows. With ``rows``,
+    :func:`validate` then tests only the rows that it did not calibrate on.
     """
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):

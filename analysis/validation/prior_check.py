@@ -45,8 +45,8 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
     Args:
         names: files, folders of recordings or slugs of machines, separated by commas. A slug means
-            all public tables of that machine, beginning with the table that ``rooftile import``
-            would choose.
+            all public tables of that machine in this dtype, except the file ``judged``. The table
+            that ``rooftile import`` would choose comes first.
         judged: file with the measurements under test, which must not be a prior.
         machine: the machine whose times are in ``judged``.
         dtype: dtype of the collections.
@@ -69,7 +69,7 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
     """Return the collections for one of the names that :func:`named_collections` takes.
 
-    The table from which the machine's recording is made comes before the machine's other tables.
+    The table that ``rooftile import`` would choose comes before the machine's other tables.
 
     Raises:
         UserError: as :func:`named_collections` describes.
@@ -147,7 +147,7 @@ def validate_with_prior(
         source: rows that take the place of the machine's measurements. All of their times are
             treated as warm times of the vendor library, because public tables contain only such
             times.
-        machine: the machine on which they were measured.
+        machine: the machine on which ``source`` was measured.
         named: the collections, the most trusted first.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
@@ -168,7 +168,7 @@ def validate_with_prior(
         valid = enumerated(_HOLDOUTS, "or")
         raise UserError(f"with --prior, --holdout must be {valid}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError("--prior works only for GEMMs; to judge convolutions, leave out --prior.")
+        raise UserError("--prior works only for GEMMs; to judge other operations, leave it out.")
     source = replace(source, warm=True, implementations=[LIBRARY] * len(source))
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)
@@ -217,8 +217,8 @@ def _validate_once(
     trees = fitted_all(machine, remaining)  # a collection with too few shapes has none
     if named and not trees:
         raise UserError(
-            "the tables of --prior have too few shapes other than those under test; add another "
-            "table to --prior."
+            "the tables of --prior have too few shapes besides those tested and calibrated on; add "
+            "another table to --prior."
         )
     # 3. Calibrate with the collections as the prior, or predict with the prior only.
     if count:

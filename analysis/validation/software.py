@@ -57,7 +57,7 @@ class CollectionErrors:
         slug: slug of the collection's machine.
         source: framework and version of the collection.
         log_ratios: log(measured / predicted) of each shape.
-        spreads: expected size of the error of each log prediction.
+        spreads: expected error of the logarithm of each prediction.
         pair_errors: errors of the time ratio between each shape and the padding that is predicted
             to be fastest, for predicted gains above 10%, as multiples of the ratio's spread (see
             :func:`analysis.model.calibrate.pair_errors`).
@@ -222,7 +222,7 @@ def _compare_collection(
 ) -> CollectionErrors | None:
     """Compare the times in a collection with predictions, for the shapes that both have.
 
-    The result is None if they have no shape in common.
+    The result is None if no shape has both a time and a prediction.
 
     Args:
         model: final model of the imported table, fitted to all of its shapes.
@@ -268,8 +268,8 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
     The arguments are described in :func:`errors_on_other_tables`. The document has these entries
     besides the source:
 
-    - ``software`` is the 90% range of the errors on other frameworks. The intervals of answers are
-      widened to this range.
+    - ``software`` is the 90% range of the errors on other frameworks. Rooftile widens the intervals
+      of its predictions to this range.
     - ``same`` has the errors of held-out predictions of the table itself.
     - ``other`` has the errors on other frameworks' collections, and the share of their times inside
       the range ``software``. The share is optimistic, because the range was also learned from these
@@ -294,7 +294,7 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 def write_own_validation(folder: Path) -> None:
     """Write validation.json for a user's file, with the held-out errors of each group of the model.
 
-    No other collection can be compared with a user's file.
+    The entry ``other`` is empty, because a user's file is not compared with public tables.
     """
     fits = json.loads((folder / "calibration.json").read_bytes())["groups"]
     errors = {

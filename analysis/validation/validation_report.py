@@ -30,7 +30,7 @@ def held_out_table(validation: Validation) -> pd.DataFrame:
     The columns are:
 
     - ``m``, ``n`` and ``k``: sizes of the GEMM, or of the implied GEMM of a convolution;
-    - ``class``: class of the shape;
+    - ``class``: class of the shape, such as ``skinny``;
     - ``measured`` and ``predicted``: time in µs;
     - ``limit``: name of the largest part of the predicted time, such as ``memory``;
     - ``error``: predicted / measured − 1.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = 1e21
-"""Default upper bound of numbers; measured counts of FLOPs, bytes or microseconds are smaller."""
+"""Default upper bound of numbers; all counts of FLOPs or bytes and all times in µs are smaller."""
 
 # Bounds that messages show as powers of ten.
 _POWERS = {-_LARGEST: "−10²¹", 1e-18: "10⁻¹⁸", _LARGEST: "10²¹", 1e11: "10¹¹"}
@@ -31,7 +31,7 @@ _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 @dataclass(frozen=True)
 class Number:
-    """Number from ``low`` to ``high``; ``whole`` allows only integers, and refuses 3.0."""
+    """Shape of a number from ``low`` to ``high``; ``whole`` allows only integers, not 3.0."""
 
     low: float = -_LARGEST
     high: float = _LARGEST
@@ -67,7 +67,7 @@ class Each:
 def misfit(value: Any, shape: Any, place: str = "it") -> str:
     """Describe the first part of a value that does not fit a shape; return "" if all parts fit.
 
-    The text begins with ``place``, the path to the value, such as ``machine.peaks``.
+    ``place`` is the path to the value, such as ``machine.peaks``.
     """
     if isinstance(shape, Maybe):
         return "" if value is None else misfit(value, shape.shape, place)

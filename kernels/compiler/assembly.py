@@ -1,9 +1,9 @@
 """Work of a kernel's inner loop, read from its PTX: multiply-adds and copied bytes.
 
 A GEMM spends most of its time in the loop over K. If one iteration of the loop does more than the
-tile's bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements of its blocks,
-the compiler does work that the algorithm does not need. In the PTX, LLVM marks every basic block of
-a loop with a comment that names the loop.
+tile's bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements that they need,
+the compiled code does work that the algorithm does not need. In the PTX, LLVM marks every basic
+block of a loop with a comment that names the loop.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 
     If the kernel has several innermost loops, one iteration of each is counted, because each group
     of warps in a warp-specialised kernel has a separate loop. ``warps`` is the number of warps that
-    multiply. In a warp-specialised kernel, only one group of warps is counted.
+    multiply; for a warp-specialised kernel, it is the number in one group.
     """
     # The first family that occurs is preferred to the others, so it is the one that multiplies.
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")

@@ -58,9 +58,9 @@ _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config 
 class CompileRow:
     """Outcome of compiling the kernels of one call: the main kernel, and any helper kernels.
 
-    ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
-    ``message`` then says why. If ``ok`` is True, ``message`` describes unusual code, or is empty.
-    ``launches`` is the number of kernels in one call.
+    ``ok`` is False if compiling failed, or if the code is not as expected. ``message`` then says
+    why. If ``ok`` is True, ``message`` describes unusual code, or is empty. ``launches`` is the
+    number of kernels in one call.
 
     The fields of the inner loop are those of :class:`LoopCode` and of :class:`InnerLoop`, whose
     field ``instruction`` is called ``mma`` here. The fields ``products`` and ``copied`` are
@@ -127,7 +127,7 @@ def compile_rows(
     names: Sequence[str] = (),
     done: Callable[[CompileRow], None] | None = None,
 ) -> list[CompileRow]:
-    """Compile the Triton families for given architectures and all dtypes, layouts and alignments.
+    """Compile calls of the Triton families for given architectures, and return a row for each.
 
     Args:
         arches: architectures such as ``sm_90``; each stands for the first machine in
@@ -380,7 +380,7 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
 
 
 def _warm_up(call: LaunchSpec, recompile: bool = False) -> tuple[Any, str]:
-    """Return a launch's kernel and the output of ``ptxas``, or "" if ``ptxas`` did not run."""
+    """Return a launch's kernel, and the text that ``ptxas`` printed if it ran, else ""."""
     knobs = triton.knobs
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
         knobs.nvidia.dump_ptxas_log = True
@@ -397,7 +397,7 @@ def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
 
 
 def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
-    """Return one sentence for each way in which the code falls short of what is expected."""
+    """Return one sentence for each way in which the code is not as expected."""
     expected = _expected(job)
     complaints = []
     if facts.loop.instruction not in expected:
@@ -455,7 +455,7 @@ def _expected(job: _Job) -> tuple[str, ...]:
 
 
 def _transposes_tf32(job: _Job) -> bool:
-    """Return True if a tf32 operand must be transposed: wgmma reads tf32 only with K contiguous."""
+    """Return True if a tf32 operand is not stored with K contiguous, as wgmma requires."""
     problem = job.problem
     if problem.dtype != "tf32":
         return False

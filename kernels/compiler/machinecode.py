@@ -61,8 +61,8 @@ def loop_code(sass: str) -> LoopCode:
 
     In a persistent kernel, the loop over K may contain code that finishes a tile. Most iterations
     skip this code. The counted iteration is therefore the path through the loop that has the most
-    matrix instructions. If several paths have equally many, the shortest of them is counted. If no
-    loop has matrix instructions, :data:`NO_LOOP` is returned.
+    matrix instructions. Among paths with equally many of them, the shortest is counted. If no loop
+    has matrix instructions, :data:`NO_LOOP` is returned.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.

@@ -1,4 +1,4 @@
-"""Test of a GEMM's whole result at a fraction of the cost of the GEMM.
+"""Test of the whole result of a GEMM or convolution, at a fraction of the operation's cost.
 
 Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
 likely. V has four columns of random ±1, and is applied to one block of 1,024 columns at a time. In
@@ -66,17 +66,17 @@ def remainders(
 ) -> list[float] | None:
     """Return each result's largest remainder relative to the expected size, to compare with LIMIT.
 
-    A result with a NaN has a NaN. For layers and LSTMs, which are not linear in their operands,
-    return None.
+    The remainder of a result with a NaN is NaN. For layers and LSTMs, which are not linear in their
+    operands, return None.
 
     Args:
         problem: the workload that the results belong to.
         sets: operands from which each result was computed.
         results: the results, in the problem's logical shape.
         seed: seed of the random signs.
-        side: if two sides can be tested, 0 or 1 selects one of them, which halves the work. For a
-            GEMM, side 0 has the sums over the columns, and side 1 the sums over the rows. For a
-            convolution, see :func:`_conv_sides`.
+        side: 0 or 1 selects one of the two ways to sum a result, which halves the work; None tests
+            both ways. For a GEMM, 0 sums over the columns, and 1 over the rows. For a convolution,
+            see :func:`_conv_sides`.
     """
     if isinstance(problem, Layer | Lstm):
         return None
@@ -118,8 +118,8 @@ class _Side:
 
     If ``folded`` is summed along ``folded_axis``, the result is summed along ``result_axis``.
     ``kept`` may be processed in parts along its axis ``cut``, which is None for a filter, because
-    filters are small. The results of the parts are concatenated, or they are added if ``folded`` is
-    cut as well (``adds_up``).
+    filters are small. The results of the parts are concatenated, or added if ``folded`` is cut as
+    well (``adds_up``).
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]

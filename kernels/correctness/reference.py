@@ -40,9 +40,9 @@ _WHOLE_SLICES = 4
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. ``rel_error`` is NaN if a
-    sampled entry is NaN, and 0 if y and the reference are all 0. It is infinite if y has an
-    infinity, or if only the reference is all 0.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. ``rel_error`` is NaN if one
+    of these entries is NaN, and 0 if all are 0 in y and in the reference. ``rel_error`` is infinite
+    if an entry of y is infinite, or if only the entries of the reference are all 0.
     """
 
     rel_error: float
@@ -191,7 +191,7 @@ def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int)
 def _readers(
     position: Tensor, taps: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the output positions (…, taps) that read input ``position``, and a mask for them.
+    """Return the output positions (…, taps) that read input ``position``, and a mask.
 
     The mask is False where, because of the stride, no output position reads the input with that
     tap.

@@ -1,7 +1,7 @@
 """PyTorch calls for each operation: ``call(i)`` computes the problem once, on operand set i.
 
-GEMMs, ReLU, GELU and softmax write their result to the set's memory. The other operations allocate
-memory for the result at each call, as a real model does.
+GEMMs, series of GEMMs, ReLU, GELU and softmax write their result to the set's memory. The other
+operations allocate memory for the result at each call, as a real model does.
 """
 
 from __future__ import annotations

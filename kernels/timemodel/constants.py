@@ -18,7 +18,7 @@ from kernels.machine import Machine, known_machine
 
 @dataclass(frozen=True)
 class Constants:
-    """Properties of a machine that its datasheet does not state."""
+    """Constants for one machine and dtype that no datasheet states."""
 
     compute: float  # share of the peak that a tile's main loop reaches
     dram: float  # share of the datasheet's memory bandwidth that a kernel reaches
@@ -147,8 +147,8 @@ def default_constants(generation: str, dtype: str, hand_written: bool = False) -
     constants of misaligned rows (:func:`_misaligned_constants`).
 
     ``hand_written`` is True for Triton kernels. Unlike a vendor library, they do not fall back on
-    kernels for older GPUs if rows are misaligned, so the ``misalignment`` of the generation's
-    library does not apply to them.
+    kernels for older GPUs if rows are misaligned, so they get the ``misalignment`` of the measured
+    entry instead of that of the generation's library.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -237,8 +237,8 @@ def scaled_constants(
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s, and the
     latency of a K step is assumed to scale inversely with its FLOP/s. The ratio of the two SMs'
     FLOP/s is raised to ``exponent``. With an exponent below 1, the read and write rates of the two
-    SMs differ less than their FLOP/s. For example, the 16-bit FLOP/s of graphics GPUs are halved,
-    but their read and write rates are not.
+    SMs differ less than their FLOP/s. For example, the Tensor Cores of many graphics GPUs run at
+    half the rate, but their SMs do not read and write at half the rate.
 
     Raises:
         UserError: if ``here`` does not compute the dtype.
@@ -268,11 +268,11 @@ def scaled_constants(
 
 
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
-    """Return a generation's constants of misaligned rows that constants.toml states, by name.
+    """Return a generation's constants of misaligned rows, by name.
 
-    In fp32, whose plain FMAs need no bulk copies and run by the same kernels at any alignment,
-    ``fallback`` is 0 and ``fallback_split`` is 1. These values also apply if constants.toml does
-    not state the constants; ``misalignment`` is then left out.
+    If constants.toml does not state them, ``fallback`` is 0, ``fallback_split`` is 1, and
+    ``misalignment`` is left out. The same holds in fp32, whose plain FMAs need no bulk copies and
+    run by the same kernels at any alignment.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":
@@ -298,7 +298,7 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    """Return a generation's entry for a dtype in constants.toml, or its entry for all dtypes."""
+    """Return a generation's entry for a dtype in constants.toml, or its entry for other dtypes."""
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry

@@ -1,4 +1,4 @@
-"""Estimate a problem's time from its shape, a tile and the machine's facts, with NumPy only.
+"""Estimate a problem's time from its shape, a tile, the machine and constants, with NumPy.
 
     time = launch + helpers + slowed((work⁴ + intake⁴ + memory⁴)^¼)
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
@@ -92,8 +92,8 @@ class Shapes:
     ) -> Shapes:
         """Create the arrays from problems.
 
-        ``cached`` is True for a problem whose operands are in the last-level cache, and
-        ``sustained`` is True for a problem that is launched without pauses. None stands for False
+        ``cached`` has True for a problem whose operands are in the last-level cache, and
+        ``sustained`` has True for a problem that is launched without pauses. None stands for False
         for all problems. ``algorithm`` is the algorithm that computes the convolutions, a key of
         :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are computed
         as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the problems,
@@ -138,7 +138,7 @@ class _ShapeRow(NamedTuple):
 
 
 def _shape_row(problem: Problem, tile: int) -> _ShapeRow:
-    """Return the row of one problem.
+    """Return the fields of :class:`Shapes` for one problem.
 
     ``tile`` is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
     """
@@ -177,16 +177,16 @@ def _shape_row(problem: Problem, tile: int) -> _ShapeRow:
 
 
 def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
-    """Return the row of :func:`_shape_row` for cuBLAS or cuDNN, by what they do on an H100.
+    """Return the row of :func:`_shape_row`, adapted to what cuBLAS and cuDNN do on an H100.
 
-    These are observations of kernels' names in results/published/nvidia-h100-sxm:
+    The names of the kernels in results/published/nvidia-h100-sxm show what the two libraries do:
 
     - Where rows of a GEMM are aligned to 8 bytes, 217 of 218 kernels are those for 4 bytes
       (``align2`` in 16 bits, ``align1`` in tf32).
-    - Before 96% of convolutions on Tensor Cores whose channels are not multiples of 16 bytes in
-      NHWC, a kernel ``nhwcAddPaddingKernel`` pads the activations that the pass reads, in the
-      median at a sixth of the memory's bandwidth in 16 bits and at a third in tf32. The kernel
-      after it is one for aligned channels.
+    - Before 96% of NHWC convolutions on Tensor Cores whose channels are not multiples of 16 bytes,
+      ``nhwcAddPaddingKernel`` pads the activations that the pass reads. Its median rate is a sixth
+      of the memory's bandwidth in 16 bits, and a third in tf32. The kernel after it is one for
+      aligned channels.
     """
     # 1. Lower the alignment of a GEMM's rows from 8 bytes to 4.
     if isinstance(problem, Gemm):
@@ -248,7 +248,7 @@ def priced_alignment(problem: Problem) -> int:
     For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
     count. In the public tables, predictions without a price for the output's misaligned rows miss
     by a median factor of only 1.12 to 1.19 if N is 1. If N is 4, predictions without the constant
-    ``fallback`` miss by a median factor of up to 2.8, so its rows are priced
+    ``fallback`` miss by a median factor of up to 2.8, so the output's rows then count
     (results/accuracy/misalignment.json). If M is 1, the output is a single row, which begins at an
     aligned address.
     """
@@ -393,10 +393,10 @@ def candidate_times(
 ) -> tuple[Array, Array]:
     """Return two arrays, shapes (rows) by tiles (columns): seconds, and the number of parts of K.
 
-    The number of parts is the one with the smallest estimated time for the shape and the tile. The
-    seconds include the kernel that adds the parts. They do not include the launch and the helper
-    kernels, which take the same time for all tiles, or the slowdown of long kernels, which hardly
-    changes the ranking. There must be at least one shape.
+    The number of parts is the one with the smallest estimated time for the shape and the tile. If
+    K is split, the seconds include the kernel that adds the parts. The seconds do not include the
+    launch and the helper kernels, which take the same time for all tiles, or the slowdown of long
+    kernels, which hardly changes the ranking. There must be at least one shape.
     """
     # 1. Estimate the time of every candidate without splitting K.
     shape_column = shapes.take((slice(None), np.newaxis))
@@ -472,8 +472,8 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
         * _scalar_if_uniform(2 * step_depth * shapes.density * arithmetic_slowdown / rate)
     )
     # 3. Estimate the loads of a K step and its latency. Misaligned rows cannot be loaded by bulk
-    # copies, which lengthens both. Their loads also become as much narrower as the kernel's
-    # arithmetic becomes slower. The two causes overlap, so the larger slowdown applies.
+    # copies, which lengthens both. Their loads are also narrower, which slows them down at least as
+    # much as the arithmetic. The two causes overlap, so the larger slowdown applies.
     latency_slowdown = np.where(shapes.alignment < WIDE_BYTES, 1 + c.fallback, 1.0)
     load_slowdown = np.maximum(arithmetic_slowdown, latency_slowdown)
     feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * load_slowdown / c.feed)

@@ -1,13 +1,13 @@
 """Building blocks of the GEMM kernels: choosing a tile, summing over K, and storing the result.
 
-A matrix is passed as a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a
-K step is BK deep. The offset of a tile is a 64-bit number, because an operand may have more than
-2³¹ elements.
+These functions take a matrix as a pointer and its strides (row, column) in elements. Tiles are
+BM × BN, and a K step is BK deep. The offset of a tile is a 64-bit number, because an operand may
+have more than 2³¹ elements.
 
-Kernels take sizes and strides in units of a known number of elements, because Triton detects only
-which arguments are multiples of 16. In a row whose length is a multiple of 16 bytes, the number of
-elements may be a multiple of only 8 or 4. Without the units, Triton would copy such a row one
-element at a time.
+The kernels that call these functions take sizes and strides in units of a known number of elements,
+because Triton detects only which arguments are multiples of 16. In a row whose length is a multiple
+of 16 bytes, the number of elements may be a multiple of only 8 or 4. Without the units, Triton
+would copy such a row one element at a time.
 """
 
 from __future__ import annotations

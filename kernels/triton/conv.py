@@ -1,7 +1,7 @@
 """``triton-conv``: convolution as an implicit GEMM, which never stores the gathered operand.
 
-This module chooses and launches the kernels of :mod:`kernels.triton.conv_kernels`. A convolution
-whose tensors can be viewed as matrices is computed by the kernels of a GEMM family instead.
+This module chooses and launches the kernels of :mod:`kernels.triton.conv_kernels`. If a convolution
+is a GEMM and its tensors can be viewed as matrices, a kernel of a GEMM family may compute it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of the convolution (:func:`_computed_problem`) with each config."""
+        """Estimate the seconds of the kernel (:func:`_computed_problem`) with each config."""
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
@@ -240,8 +240,8 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 def _computed_problem(conv: Conv) -> Problem:
     """Return the problem that the kernel computes: the convolution, or a GEMM for all its phases.
 
-    Only the input's gradient of a strided convolution has phases. They count as the batch of one
-    GEMM.
+    Only the input's gradient of a strided convolution has phases. Each phase of each group is one
+    GEMM of a batch.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:

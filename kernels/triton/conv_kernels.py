@@ -27,7 +27,7 @@ TAP_BITS = 32  # largest number of taps along an axis: `taps_inside` has a bit f
 
 @triton.jit
 def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
-    """Return the taps and source pixels that the destinations along one axis use.
+    """Return five numbers that tell which taps and source pixels each destination on an axis uses.
 
     The first three values are the first tap, the number of taps, and the source position of
     destination 0 at the first tap. The last two values are the steps by which the source position
@@ -35,8 +35,8 @@ def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: 
     ``phase`` is the position of the destinations modulo the stride, and 0 in the forward pass.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
-    padding − t · dilation`` is a multiple of the stride. These taps are ``tap_step`` apart. This is
-    the stride divided by its greatest common divisor with the dilation.
+    padding − t · dilation`` is a multiple of the stride. These taps are ``tap_step`` apart:
+    the stride divided by the greatest common divisor of stride and dilation.
     """
     if BACKWARD:
         # A loop over scalars finds the first tap, not a reduction of a block. The compiler would
@@ -58,7 +58,8 @@ def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: 
 def within(place, size):
     """Return, for each position along an axis, True if it is a pixel and False if it is padding.
 
-    As an unsigned number, a negative position is larger than any size, so one comparison is enough.
+    One comparison is enough, because a negative position is larger than any size if it is read as
+    an unsigned number.
     """
     if place.dtype == tl.int64:
         return place.to(tl.uint64, bitcast=True) < tl.cast(size, tl.uint64)

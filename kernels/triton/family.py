@@ -1,4 +1,4 @@
-"""Base of all Triton families: where they run, how configs are ranked and kernels are compiled.
+"""Base class of the Triton families: it ranks configs, and compiles and launches kernels.
 
 If ``TRITON_INTERPRET=1`` is set before this module is imported, the kernels run on CPU tensors.
 """
@@ -93,7 +93,7 @@ class TritonFamily(ABC):
 
     @abstractmethod
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return candidate configs, of which :meth:`configs` leaves out the invalid ones."""
+        """Return candidate configs; :meth:`configs` leaves out those that are invalid."""
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the family cannot compute the problem on any GPU, or None if it can."""
@@ -126,8 +126,8 @@ class TritonFamily(ABC):
 
         Experimental configs are left out by default: on an H100, their results were correct, but
         they were 2% to 26% slower than plain ones (the sweep ``warp-specialisation`` in
-        results/published/nvidia-h100-sxm).
-        For a CPU, the result is a single config for Triton's interpreter.
+        results/published/nvidia-h100-sxm). For a CPU, the list has a single config, for Triton's
+        interpreter.
         """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile works
@@ -214,7 +214,7 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the launches with a meta tensor as scratch, which has a shape but no memory.
+        """Return the launches with a meta tensor as the scratch array, which needs no memory.
 
         Compilation needs no memory, and :meth:`LaunchSpec.launch` replaces the meta tensor.
         """
@@ -226,8 +226,8 @@ class TritonFamily(ABC):
 def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel ahead of its first launch.
 
-    Triton 3.6 runs the host's C compiler for every signature. If the launcher were built at the
-    first launch, the GPU would have to wait for the compiler.
+    Triton 3.6 runs the host's C compiler once for every signature of a kernel. If the launcher were
+    built at the first launch, the GPU would have to wait for the compiler.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         # A kernel that was compiled in the background is the result of a future.
@@ -236,7 +236,7 @@ def _build_launcher(kernel: Any) -> None:
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:
-    """Return operands without memory, whose dtypes, strides and addresses a compiler can use.
+    """Return operands without memory, which have the dtypes and strides that a compiler needs.
 
     Every operand starts ``offset`` elements after an address that is divisible by 16.
     """

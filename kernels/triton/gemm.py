@@ -109,8 +109,8 @@ class GemmFamily(TritonFamily):
         If the operands of the Tensor Cores pass through registers, masks leave too few registers
         for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. In
         such a loop, the largest tiles are used only on Hopper, and only if the rows of C are
-        aligned. If rows of A or B are misaligned, only tiles
-        of up to 64×64 fit in such a loop, and in fp32 only tiles of up to 64×32.
+        aligned. If rows of A or B are misaligned, only tiles of up to 64×64 fit in such a loop, and
+        in fp32 only tiles of up to 64×32.
         """
         assert isinstance(problem, Gemm)
         # 1. List the parameters of the tiles: (bm, bn, warps, largest number of stages).

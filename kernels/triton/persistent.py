@@ -9,8 +9,7 @@ elements outside the matrix are read as zeros.
 The host builds the descriptors of an operand set's matrices, and passes them as kernel parameters.
 Only a kernel with ``specialize`` builds the descriptors on the device, and therefore takes several
 microseconds longer to start. A kernel with plain loads is used instead if the config has
-``tma=off``, which is the case on GPUs older than Hopper, or if TMA cannot read A or B
-(:func:`_tma_order`).
+``tma=off``, as on GPUs older than Hopper, or if TMA cannot read A or B (:func:`_tma_order`).
 """
 
 from __future__ import annotations
@@ -187,15 +186,16 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return each tile with one CTA per SM, and large tiles also with a warp that only copies.
 
-        A tile is large if it has at least 128×128 elements.
+        A tile is large if it has at least 128×128 elements. A kernel with a warp that only copies
+        is called specialised.
 
         For tiles above 128×128, the preferred variant stores the result in halves, if this saves
         enough shared memory for another stage. In tf32 on sm_100, the halves take two buffers
-        instead of one, so they save no memory. Large tiles are also tried without fusing the loops.
-        An iteration of the loop over K then has fewer instructions, but nothing is copied while a
-        tile is stored. In bf16 on sm_90, Triton 3.7 saves 14 to 19 instructions per iteration in
-        this way. The time model gives the variants of a tile the same time, so the first in the
-        list is preferred.
+        instead of one, so they save no memory. With TMA, large tiles also have a variant whose
+        loops over tiles and over K are not fused. An iteration of the loop over K then has fewer
+        instructions, but nothing is copied while a tile is stored. In bf16 on sm_90, Triton 3.7
+        saves 14 to 19 instructions per iteration in this way. The time model gives the variants of
+        a tile the same time, so the first in the list is preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
         TMA cannot transpose. In layouts other than ``nt``, plain copies transpose the operands

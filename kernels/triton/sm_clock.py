@@ -29,7 +29,7 @@ On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
 def read_counters(out_ptr):
     """Store three int64 numbers in this CTA's row of ``out`` (CTAs, 3).
 
-    They are the number of the CTA's SM, the cycle counter of this SM, and the GPU's time in
+    The numbers are that of the CTA's SM, the cycle counter of this SM, and the GPU's time in
     nanoseconds.
     """
     place = out_ptr + tl.program_id(0) * 3
@@ -74,7 +74,7 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    The result is the median over the SMs that occur in both readings. An SM counts only if its
+    The result is the median clock of the SMs that occur in both readings. An SM counts only if its
     cycle counter advanced and its two readings are at least 50 µs apart. The result is None if no
     SM counts.
     """

@@ -17,7 +17,7 @@ _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 @dataclass(eq=False)  # two layers differ even if their numbers agree
 class TracedLayer:
-    """A layer that was traced.
+    """A traced call to a layer, which also stands for the skipped calls that are like it.
 
     Attributes:
         input_bytes: bytes of the storages of the floating-point inputs in one call. The layer can
@@ -54,7 +54,7 @@ class AlikeLayers:
         - the values of numbers, strings and flags;
         - the types of other arguments;
         - whether gradients are enabled;
-        - the calls to layers around it.
+        - the traced calls to the layers around the layer.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -155,7 +155,8 @@ class _TracedCall:
         """Return the outputs of a skipped call for the given input tensors.
 
         If an output is of the same kind as an input, the input itself is returned in its place;
-        otherwise a new tensor is returned. Gradients pass through the layer in both cases.
+        otherwise a new tensor is returned. In both cases, an output that needs a gradient passes
+        gradients to the inputs.
         """
         leaves = []
         for is_tensor, template in self.leaves:

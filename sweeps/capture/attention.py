@@ -115,7 +115,7 @@ def _trace_pytorch(
     If the operands have no dimension for heads, the last batch dimension counts as heads. Operands
     may also have several batch dimensions, which are broadcast. A single query head, or a single
     matrix of queries without a dimension for heads, is broadcast to the heads of the keys. The
-    mask, the dropout and the scaling are ignored, because they do not affect shapes.
+    mask, the dropout and the scaling are ignored.
     """
     # The operands are cast first, because casting a broadcast operand would copy it.
     query = _cast(query)
@@ -157,7 +157,7 @@ def for_transformers(
     """Trace attention with the arguments of transformers' ``AttentionInterface``.
 
     If ``is_causal`` is None, attention is causal unless the module's attribute ``is_causal`` is
-    False. The mask, the scaling and the dropout are ignored, because they do not affect shapes.
+    False. The mask, the scaling and the dropout are ignored.
 
     Returns:
         The result (batch, length, heads, width), and None in place of the attention weights.

@@ -1,4 +1,4 @@
-"""Capture one step of a model: its products, the bytes moved, and how sizes affect products.
+"""Capture one step of a model: its products, its memory traffic, and the effects of sizes.
 
 :mod:`sweeps.capture.captured` explains the terms.
 """
@@ -93,8 +93,8 @@ def dimensions(
     """Return the sizes of a model that affect the sizes of its products, each with its effect.
 
     ``base`` is the capture of the step with unchanged sizes. ``named`` has the names of the sizes
-    to try. If it is empty, the sizes to try are those entries of ``source.sizes`` that are above 1
-    and whose names suggest a size of a layer.
+    to try. Without names, all entries of ``source.sizes`` are tried that are above 1 and whose
+    names suggest a size of a layer.
 
     Raises:
         UserError: if the model has no size of a given name, if such a size is below 1, or if the
@@ -182,10 +182,10 @@ def _dimension(
 def _slopes(
     products: Sequence[Product], changed_products: Sequence[Product], change: int
 ) -> dict[tuple[int, str], float]:
-    """Return how much each size grows if a dimension grows by 1, without sizes that do not change.
+    """Return how much the sizes of products grow if a dimension grows by 1.
 
-    Each key is the position of a product and the name of one of the product's sizes. ``change`` is
-    the new value of the dimension minus the old one.
+    Sizes that do not change are left out. Each key is the position of a product and the name of one
+    of the product's sizes. ``change`` is the new value of the dimension minus the old one.
     """
     slopes = {}
     for position, (before, after) in enumerate(zip(products, changed_products, strict=True)):
@@ -197,7 +197,7 @@ def _slopes(
 
 
 def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
-    """Return True if two lists of products differ at most in the products' sizes."""
+    """Return True if two lists of products agree in modules, passes, operations and counts."""
 
     def without_sizes(product: Product) -> tuple[str, str, str, int]:
         return product.path, product.pass_, product.work.op, product.count

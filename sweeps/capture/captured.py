@@ -105,7 +105,7 @@ class Attention:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a query and a key that are not masked.
+        """Number of pairs of a query and a key that count towards the FLOPs.
 
         If causal attention has several queries, half of all pairs are counted, which is the usual
         convention. But if the window is smaller than the number of keys, every key of the window is
@@ -144,9 +144,9 @@ class Product:
         count: number of times that the product occurs in a step.
         input_id: number that is the same for all forward products that read the same input; -1 in
             the backward pass.
-        forward_position: position of the forward product whose gradient the product computes. For a
-            forward product, and for a gradient whose forward product is not known, it is the
-            position of the product itself.
+        forward_position: position in :attr:`Captured.products` of the forward product whose
+            gradient the product computes. For a forward product, and for a gradient whose forward
+            product is not known, it is the position of the product itself.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
         recomputed: True if a checkpoint of the model recomputes the product in the backward pass.
@@ -175,7 +175,7 @@ class Product:
         return {name: getattr(self.work, name) for name in names}
 
     def resized(self, sizes: Mapping[str, int]) -> Product:
-        """Return the same product with other sizes."""
+        """Return a copy of the product in which ``sizes`` replace the sizes of the same names."""
         return replace(self, work=replace(self.work, **sizes))  # type: ignore[arg-type]
 
 
@@ -195,8 +195,9 @@ class Captured:
     """One step of a model: its products in the order in which they run, and the bytes moved.
 
     Attributes:
-        moved: bytes moved if each operation reads and writes its tensors through memory.
-        moved_fused: bytes moved if all operations between two products are one kernel.
+        moved: bytes that the other operations move if each is a kernel of its own.
+        moved_fused: bytes that they move if, within a layer, all other operations between two
+            products are one kernel.
         parameters: number of elements of all distinct parameters.
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
@@ -238,7 +239,7 @@ class Dimension:
 
 
 def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
-    """Return the capture with a formula (:func:`_formula`) for each size of its products.
+    """Return the capture with formulas (:func:`_formula`) for the sizes of its products.
 
     The sizes of a batched GEMM's gradient get no formulas, because it is not known to which sizes
     of the forward GEMM they correspond. A recomputed product, its gradients, and a gradient whose

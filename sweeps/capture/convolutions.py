@@ -16,7 +16,7 @@ _CONTIGUOUS = (3, 2, 1, 0)  # the same for channels first
 
 
 class UnsupportedOperationError(ValueError):
-    """Error that is raised for an operation that no problem describes."""
+    """Error for an operation that matches no kind of problem that Rooftile knows."""
 
 
 @dataclass(frozen=True)

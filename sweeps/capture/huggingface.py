@@ -245,7 +245,7 @@ def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
     """Return the arguments that a model is called with, by name: images or token ids.
 
     An encoder-decoder model gets the same token ids for its decoder. In a training step, a model
-    whose class computes a loss also gets them as labels.
+    whose class computes a loss also gets the token ids as labels.
 
     Raises:
         UserError: if the model's main input is neither images nor token ids.

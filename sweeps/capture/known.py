@@ -118,7 +118,7 @@ class UNet(nn.Module):
 
 
 def _pair(channels_in: int, channels_out: int) -> nn.Sequential:
-    """Build the two 3×3 convolutions of one U-Net level; they keep the size of the image."""
+    """Build the two 3×3 convolutions of one U-Net level, which keep the size of the image."""
     return nn.Sequential(
         _convolution(channels_in, channels_out, 3, 1),
         nn.ReLU(),
@@ -247,7 +247,7 @@ class LanguageModel(nn.Module):
 def gpt2(
     hidden: int = 768, heads: int = 12, layers: int = 12, vocab: int = 50257, ffn: int = 0
 ) -> nn.Module:
-    """Build a GPT-2 whose head is tied to the embedding; ``ffn`` is that of :class:`Gpt2Block`."""
+    """Build a GPT-2 whose head is tied to the embedding; ``ffn`` is as in :class:`Gpt2Block`."""
     blocks: list[nn.Module] = [Gpt2Block(hidden, heads, ffn) for _ in range(layers)]
     positions = POSITIONS["gpt2"]  # all sizes of GPT-2 have the same number
     model = LanguageModel(blocks, nn.LayerNorm(hidden), vocab, hidden, positions)

@@ -138,7 +138,8 @@ def _pass(operation: TracedOperation, a: Tensor) -> str:
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
     """Return which gradient a GEMM computes, judging by its sizes.
 
-    If the sizes fit both gradients or neither, return ``guess``.
+    If ``work`` or ``forward`` is not a plain GEMM, or if the sizes fit both gradients or neither,
+    return ``guess``.
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess

@@ -39,8 +39,8 @@ def role_of(path: str, work: Work) -> str:
     """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`.
 
     ``path`` is the path of the module that computes the product, such as
-    ``layers.0.self_attn.q_proj``. The path decides the role of a GEMM. If the path matches no known
-    name, the role is ``other``.
+    ``layers.0.self_attn.q_proj``. A GEMM gets its role from the path, or the role ``other`` if the
+    path matches no known name.
     """
     if isinstance(work, Attention):
         return "attention"

@@ -80,7 +80,7 @@ class ModelSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the model, as the user gave it."""
+        """Name of the model in messages and reports."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -100,8 +100,8 @@ class ModelSource(Protocol):
 def default_seq(positions: int | None, mode: str, tokens: int) -> int:
     """Return the sequence length for a model if the user gives none.
 
-    It is 2,048 tokens, or fewer if the model has fewer positions, but at least 1. A decoding step
-    leaves room for its new tokens.
+    The length is 2,048 tokens, or the model's number of positions if that is smaller, but at least
+    1. In a decoding step, the new tokens are subtracted from the positions.
 
     Args:
         positions: number of positions of the model; None if it is unknown.

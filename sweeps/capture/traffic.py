@@ -41,7 +41,7 @@ def kind_of(operation: TracedOperation) -> str:
 
 
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
-    """Return the bytes that other operations read and write, by their kind, largest first.
+    """Return the bytes that other operations read and write, by kind of operation, largest first.
 
     Operations of the kind ``nothing``, such as ``empty``, are left out.
 
@@ -86,8 +86,8 @@ def _groups_between_products(
 ) -> list[tuple[list[TracedOperation], set[int]]]:
     """Return the other operations in groups, each of which could be one fused kernel.
 
-    A group ends at a product, and where a traced layer begins or ends. With each group, return the
-    storages of those of its results that are used after it.
+    A group ends at a product, and where a traced layer begins or ends. Return with each group the
+    storages of its results that are used after the group.
     """
     # 1. Divide the positions of the operations into groups, and find where each storage is read
     # last.

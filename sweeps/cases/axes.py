@@ -9,11 +9,10 @@ An axis is declared in TOML as one of
     { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040, counted from the lower end
     "4*m" or "m"                          a multiple of another size of the same block
 
-The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. The added
-values are the edges of tiles or waves, and the sizes one below and one above each edge, if they lie
-between the first value and the last. Tiles have edges along m, n and k. Waves have edges along m
-and n. In a linear layer, waves have edges along ``tokens`` in those passes whose result has one row
-per token.
+The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. Each edge is
+added, and so are the sizes one below and one above the edge. Values below the first value or above
+the last one are not added. Tiles have edges along m, n and k. Waves have edges along m and n. In a
+linear layer, waves have edges along ``tokens`` in those passes whose result has one row per token.
 
 In the functions below, ``along`` is the name of the axis, and ``location`` names the place in the
 file for error messages.

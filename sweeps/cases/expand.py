@@ -1,4 +1,4 @@
-"""Expand a sweep into cases for a machine: all combinations of its axes that pass its filters."""
+"""Expand a sweep into cases for a machine: combinations of axes that pass the sweep's filters."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
-    The sizes vary fastest. The sizes of a listed shape are strings. The sizes of an axis are
-    numbers, or strings such as ``2x1``.
+    The sizes vary fastest. The sizes of a listed shape are strings. Other sizes are numbers, or
+    strings such as ``2x1``.
 
     Raises:
         UserError: if an axis with edges covers too many tiles, or if an axis is a multiple of a
@@ -178,7 +178,7 @@ def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> b
     left, sign, right = condition
 
     def value_of(side: str | float) -> Any:
-        """Return the value of one side of a condition: a quantity, a size, or the side itself."""
+        """Return the number or dtype that one side of a condition stands for."""
         if not isinstance(side, str):
             return side
         if side in (*QUANTITIES, "dtype"):

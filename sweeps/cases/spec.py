@@ -1,4 +1,4 @@
-"""Read sweeps from their TOML files, and check the keys and values in them.
+"""Read sweeps from TOML files, and check the keys and values.
 
     question = "What does this sweep answer?"      # the first line of the file
     op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
@@ -30,11 +30,11 @@ operand is then warm and the second cold, as in inference.
 the axis ``layer`` names the kind of layer, such as ``relu`` or ``layernorm``.
 
 Shapes can also be listed, either in one block or at the top of the file for all blocks:
-``shapes = ["4096,4096,1024"]``, with the sizes in the same order as on the command line. The size
-that counts the batch (a GEMM's ``batch``, a convolution's ``images``, a linear layer's ``tokens``)
-is never part of a listed shape: it is always an axis. ``vary = { n = [-1, 1, 8] }`` adds variants
-of each listed shape, with n one less, one more and eight more. If ``vary`` names several sizes,
-each variant changes only one of them.
+``shapes = ["4096,4096,1024"]``, with the sizes in the same order as on the command line. One size
+of each operation, such as a GEMM's ``batch`` or a convolution's ``images``, is always an axis and
+never part of a listed shape. ``vary = { n = [-1, 1, 8] }`` adds variants of each listed shape, with
+n one less, one more and eight more. If ``vary`` names several sizes, each variant changes only one
+of them.
 
 ``default = false`` at the top of a file in :file:`specs/` keeps its sweep out of runs that name no
 sweep. A default sweep must have cases on CPUs, too.
@@ -69,12 +69,12 @@ SHAPE: dict[str, tuple[str, ...]] = {
     "lstm": ("minibatch", "hidden", "features"),
 }
 """Names of the sizes of a listed shape, by operation and in the order in which they are written."""
-_BATCH = {  # name of the size that counts the batch, by operation
+_BATCH = {  # name of the size that is always an axis, by operation
     "gemm": "batch", "conv": "images", "linear": "tokens", "layer": "images",
     "projections": "count", "timesteps": "count", "lstm": "steps",
 }  # fmt: skip
 SIZES = {op: (_BATCH[op], *shape) for op, shape in SHAPE.items()}
-"""Names of all sizes by operation: the size that counts the batch, then those of :data:`SHAPE`."""
+"""Names of all sizes by operation: the size that is always an axis, then those of :data:`SHAPE`."""
 _DEFAULTS: dict[str, Any] = {
     "batch": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "dtype": "all",
     "implementation": "library", "config": "", "mode": "burst", "cache": "cold", "fill": "normal",
@@ -87,7 +87,7 @@ _WEIGHTS_COLD = ("gemm", "linear")  # operations whose GEMMs can be timed with c
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
 QUANTITIES = ("flops", "bytes", "intensity")
-"""Attributes of a problem that a condition may limit, besides its sizes and its dtype."""
+"""Attributes of a problem that a condition may limit, besides the sizes and the dtype."""
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
 

@@ -118,7 +118,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
         - ``seconds_per_case``: mean seconds of a pass, divided by the number of cases that the
           timer timed in the first pass;
-        - ``passes_differ``: median relative difference between the passes;
+        - ``passes_differ``: median relative difference between a case's times in the two passes;
         - ``over_sampler``: median ratio of the timer's time to the sampler's time, both in the
           first pass.
     """
@@ -217,7 +217,7 @@ def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
 def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[dict[str, Any]]:
     """Sample at most ``count`` short cases, before and after one of them runs in a profiler.
 
-    The cases are those with the fewest FLOPs among four times as many of :func:`clock_cases`. On a
+    The cases with the fewest FLOPs are chosen from four times as many :func:`clock_cases`. On a
     CPU, the verbose mode of the vendor libraries takes the place of the profiler.
 
     Return rows with ``problem``, ``before_us`` and ``after_us`` (the median µs per launch before

@@ -60,7 +60,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 
 
 def _examine_cpu() -> Iterator[DoctorFinding]:
-    """Report the CPU's threads, its load, and frequency governors other than ``performance``."""
+    """Report threads, instruction set and load, and governors other than ``performance``."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     instructions = torch.backends.cpu.get_cpu_capability()
     yield DoctorFinding(f"{counted(threads, 'thread')}, {instructions}")
@@ -129,7 +129,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
         yield from _compare_facts(device)
     if "MIG" in machine.name:
         yield DoctorFinding(
-            "this is a MIG slice, which shares power and clocks with the GPU's other slices",
+            "this is a MIG slice, which shares power and clocks with the GPU's other slices; "
+            "leave those idle",
             warning=True,
         )
     nvml = open_nvml()
@@ -172,7 +173,7 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 
 
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
-    """Report clocks, power limit, temperature, ECC and other processes, as far as NVML knows them.
+    """Report clocks, power limit, temperature, ECC and other processes, if NVML reports them.
 
     ``nvml`` is the module that :func:`open_nvml` returns, and ``handle`` identifies the GPU in
     calls of that module.

@@ -30,12 +30,12 @@ at most ``1 + TOLERANCE`` and at least ``1 / (1 + TOLERANCE)``."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Choose ``count`` cases timed with vendor libraries, evenly spaced by the rank of their times.
+    """Return ``count`` recorded cases, evenly spaced by the rank of their times.
 
-    The candidates are the GEMMs and convolutions in burst mode that have a time. If at least
-    ``count`` candidates have converged, only converged ones are chosen. If there are fewer than
-    ``count`` candidates, all of them are chosen. Each case is returned with its recorded seconds
-    per launch.
+    The candidates are the GEMMs and convolutions in burst mode that a vendor library computed and
+    that have a time. If at least ``count`` candidates have converged, only converged ones are
+    chosen. If there are fewer than ``count`` candidates, all of them are chosen. Each case is
+    returned with its recorded seconds per launch.
     """
     # 1. Select the rows that can be chosen.
     usable = [
@@ -63,8 +63,8 @@ def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Ca
 def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """Re-time up to ``count`` cases of the measurements.csv in a machine's results folder.
 
-    A case that cannot be timed, or fails, is left out. Return the result of :func:`judge_ratios`,
-    with an added entry ``sentence`` that states the result in words.
+    A case that cannot be timed, fails, or shows launch gaps in every sample is left out. Return the
+    result of :func:`judge_ratios`, with an entry ``sentence`` that states this result in words.
 
     Raises:
         UserError: if the folder has no measurements.csv, or its run.json cannot be read.
@@ -103,7 +103,7 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
     """Judge by the ratios of present to recorded times whether the machine is as fast as recorded.
 
     Returns:
-        A mapping with these entries. If there are no cases, all of them except ``cases`` are None.
+        A mapping with these entries. If ``ratios`` is empty, all except ``cases`` are None.
 
         - ``cases``: the number of ratios;
         - ``ratio``: the median ratio;
@@ -121,7 +121,7 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
 
 
 def _sentence(judged: Mapping[str, Any]) -> str:
-    """State the result of :func:`judge_ratios` in words."""
+    """Return the result of :func:`judge_ratios` in words."""
     ratio = judged["ratio"]
     if ratio is None:
         return "No recorded case could be re-timed."

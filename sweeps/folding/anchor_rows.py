@@ -154,7 +154,7 @@ def settled_windows(samples: Sequence[Event]) -> list[Event]:
 
 
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
-    """Return the energy of one launch in joules, from the readings of the board's energy counter.
+    """Return the mean energy per launch in joules, from readings of the board's energy counter.
 
     Return None if fewer than two windows have a reading, or if the counter did not increase.
     """

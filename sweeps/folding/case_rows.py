@@ -63,7 +63,7 @@ def fold_rows(
 def rounds_table(
     planned: Sequence[PlanEntry], history_by_case: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return the rows of rounds.csv: the checked samples of each planned case, with their rounds.
+    """Return the rows of rounds.csv: the checked samples of each planned case, with round numbers.
 
     Comparing two cases by samples from the same rounds reduces the effect of changes of the
     machine's speed. Samples without a recorded round are left out.
@@ -89,10 +89,10 @@ def rounds_table(
 def confirmed_table(
     events: Iterable[Event], history_by_case: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return the rows of confirmed.csv: the log ratios measured by re-timing pairs of cases.
+    """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs of cases.
 
-    There is one row for each process of each pair, with one log ratio for each block. A ratio is
-    the time of the pair's first case divided by the time of its second case.
+    A row has the log ratios of one process of a pair, one for each block. A ratio is the time of
+    the pair's first case divided by the time of its second case.
 
     A process counts if it completed all blocks (:data:`BLOCKS` in number) on the same worker and
     GPU as the latest process that completed all of them. Each pair has rows for the latest
@@ -219,7 +219,7 @@ def _measured_columns(
 
 
 def _gap_remark(history: History) -> str:
-    """Return a remark on samples that were left out for their launch gaps, or "" without any."""
+    """Return a remark on samples that were left out for their launch gaps, or "" if none were."""
     count = len(history.exposed)
     if count == 0:
         return ""
@@ -228,7 +228,7 @@ def _gap_remark(history: History) -> str:
 
 
 def _crash_remark(history: History) -> str:
-    """Return a remark on a case that was timed after crashes, or "" if it never crashed."""
+    """Return a remark on the crashes before a case was timed, or "" if there were none."""
     if not history.crashes:
         return ""
     times = "once" if history.crashes == 1 else f"{history.crashes} times"

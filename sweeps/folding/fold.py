@@ -48,8 +48,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished writing. If the last fold has already
-            read all of these files, the run is not folded again. Many nodes that end together
-            therefore fold it only once or twice. If ``written`` is None, the run is always folded.
+            read all of these files, the run is not folded again. Nodes that end together
+            therefore fold a run only once or twice. If ``written`` is None, always fold the run.
 
     Raises:
         UserError: in any of these cases:

@@ -15,8 +15,8 @@ cases have an interval, or if other processes used the GPU.
 
 The verdict on a merged recording is never better than the worst verdict on the recordings from
 which it was made. The load of the host does not affect the verdict. If a run is not quiet, other
-processes and virtual machines that used the cores are listed as likely causes, unless the run is
-known to have measured a GPU.
+processes and virtual machines that used much of the cores' time are listed as likely causes, unless
+the run is known to have measured a GPU.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Judge the variation of repeated medians or, with too few re-timed cases, of the canary."""
+    """Judge the variation of re-timed medians or, if they are too few, of the canary's times."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (
@@ -238,7 +238,7 @@ def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
 
 
 def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
-    """Yield a reason for each kind of other work that used much of the cores' time."""
+    """Yield a likely cause for each kind of other work that used much of the cores' time."""
     total_seconds = sum(event["seconds"] for event in host_events)
     for name, limit, who in (
         ("steal", _STEAL, "other virtual machines"),

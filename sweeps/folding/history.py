@@ -16,7 +16,9 @@ from sweeps.timing.statistics import finished, median
 CANARY = "canary"
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
-"""Columns with the readings of a device's sensors. A sample lacks those that were not read."""
+"""Columns with the readings of a device's sensors.
+
+If a sensor was not read, a sample lacks its column or has None there."""
 
 BLOCKS = 5
 """Number of A B B A blocks of samples that each process takes when it re-times a pair of cases.
@@ -101,7 +103,7 @@ class History:
 
         A wrong result ranks highest, because a time from another worker must not hide it. The
         further criteria are, in this order: whether there is a time, the number of trusted samples,
-        whether the case failed, and the number of samples of any kind.
+        whether the case failed, and the number of samples, including those with launch gaps.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"

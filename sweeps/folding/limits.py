@@ -1,6 +1,7 @@
 """Compute a lower limit of a launch's time, and find measured times that are below it.
 
-A time below the limit is a measuring error, or the time of something other than the launch.
+If the limit is right, a time below it is a measuring error, or the time of something other than the
+launch.
 
 The limit is the longer of two times:
 

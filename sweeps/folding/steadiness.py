@@ -52,8 +52,8 @@ def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
 def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     """Return the entry ``canary`` of run.json: the canary's spread and drift.
 
-    ``drift`` is the relative change of the median from the first quarter of the samples to the
-    last. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
+    ``drift`` is the relative change of the median from the first quarter of the samples to the last
+    quarter. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
     range of the samples without the fastest and the slowest tenth, relative to the median. Samples
     from several workers or GPUs are not mixed: the report covers only the worker and GPU with the
     most samples. Return None for fewer than eight samples.
@@ -98,16 +98,16 @@ def choose_repeats(
     budget: float,
     required: Collection[PlanEntry] = (),
 ) -> list[PlanEntry]:
-    """Choose the cases to be re-timed, and add the ``required`` ones.
+    """Return the cases to be re-timed, including the ``required`` ones.
 
     Candidates are the cheaper half of the cases that have an interval and have not failed, or all
     of them if there are at most 12. Cases that are timed for advice count only if the plan has no
     other cases. As many candidates are chosen as fit in :func:`repeating_seconds` of the run's
-    ``budget``, but at most 24. They are spread evenly over the plan.
+    ``budget``, but at most 24. The chosen cases are spread evenly over the plan.
 
     No case is chosen, not even a required one, if a case that counts was re-timed before, if there
-    are fewer than four candidates, or if fewer than four of them fit. So few cases would not show
-    how well medians repeat.
+    are fewer than four candidates, or if fewer than four of them fit. Fewer than four cases would
+    not show how well medians repeat.
 
     Args:
         planned: the plan.
@@ -153,9 +153,9 @@ def choose_repeats(
 def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
-    For each case, the median of the other process is divided by the original median; ``ratio`` is
-    the median of these quotients. ``between`` is the part of the standard deviation of the
-    quotients' logarithms that the noise of both medians does not explain. ``between_cases`` is
+    For each re-timed case, the median of the other process is divided by the original median;
+    ``ratio`` is the median of these quotients. ``between`` is the part of the standard deviation of
+    the quotients' logarithms that the noise of both medians does not explain. ``between_cases`` is
     computed like ``between``, but without the change that all cases share. That change does not
     affect the ratio of two cases. Return None if fewer than four cases have at least six samples
     from each process.

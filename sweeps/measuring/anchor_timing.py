@@ -1,9 +1,9 @@
 """Time the anchors of a run on one GPU: a few cases that are the same on every GPU.
 
 The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
-node measure at the same time, each of them first times the anchors while the others are idle. Then
-all of them time the anchors at once. The difference between the two times of an anchor shows how
-the GPUs affect one another.
+node measure at the same time, each of them first times the burst anchors while the others are idle.
+Then all of them time all anchors at once. The difference between the two times of a burst anchor
+shows how the GPUs affect one another.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def time_anchors(
 
     Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each
     window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an event, whose
-    ``t`` is the start of the window. A sustained anchor runs for ``seconds``, and has no events if
-    it fails.
+    ``t`` is the start of the window, in seconds since the sustained work began. A sustained anchor
+    runs for ``seconds``, and has no events if it fails.
 
     ``wait`` is called with the name of each phase, and returns when that phase may begin. ``wait``
     is None if no other GPU of the node is measured.

@@ -1,6 +1,6 @@
 """Interface of a bench, which turns cases into subjects that can be timed.
 
-A bench may be a GPU, a CPU, or a fake for a test.
+A bench runs cases on a GPU or a CPU, or is a fake for a test.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ OnStart = Callable[[Sequence[str], float], None]
 """Function to call before anything that may crash, so that the parent knows which cases to blame.
 
 Its arguments are the ids of the cases that are about to run, and the seconds that the work is
-expected to take. There are no ids if the work belongs to no case."""
+expected to take. The ids are empty if the work belongs to no case."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:

@@ -59,7 +59,7 @@ class Assignment:
 EXTRA_WORK: dict[str, Callable[..., None]] = {
     "anchor": time_anchors, "repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels,
 }  # fmt: skip
-"""Kinds of work other than measuring, each with the function that does it."""
+"""Kinds of work other than measuring the plan's cases, each with the function that does it."""
 
 
 def work(connection: Connection) -> None:

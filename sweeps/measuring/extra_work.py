@@ -33,9 +33,9 @@ def repeat_cases(
 ) -> None:
     """Re-time cases, to see how far their medians here differ from those of another process.
 
-    The cases are sampled in rounds, in a new order each time. Samples become ``repeat`` events.
-    If a sample fails or shows launch gaps, an ``aside`` event reports only its time. A case that
-    cannot be prepared is left out. A case that fails gets no further samples.
+    The cases are sampled in rounds, in a new order each time. Samples become ``repeat`` events. If
+    a sample fails or shows launch gaps, an ``aside`` event reports only the time that it took. A
+    case that cannot be prepared is left out. A case that fails gets no further samples.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -78,8 +78,8 @@ def confirm_pairs(
     The samples by which the pairs were chosen must be from other processes. Every pair gets
     :data:`BLOCKS` blocks. In each block, the second case is timed twice between two samples of the
     first case, so that a steady change of the machine's speed cancels out. If launch gaps show in
-    every attempt at a block, an ``aside`` event reports only its time. A case that fails gets an
-    ``outcome`` event, and its pairs get no further blocks.
+    every attempt at a block, an ``aside`` event reports only the time of the attempts. A case that
+    fails gets an ``outcome`` event, and its pairs get no further blocks.
 
     ``cases`` has both cases of the first pair, then both of the second, and so on.
 

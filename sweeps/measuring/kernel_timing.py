@@ -129,7 +129,7 @@ class TimedKernel:
         return expected
 
     def checked_error(self, result: Any, expected: Tensor | None) -> float | None:
-        """Check a result against the expected one, and return its largest error.
+        """Check a result against the expected one, and return the largest error.
 
         The error is relative to the largest absolute expected value. It is absolute if all expected
         values are 0, and it is 0 if there are no values. It is None if ``expected``, the result of
@@ -251,10 +251,9 @@ class KernelTimer:
         further_launches = [kernel.launch_on_copies() for _ in range(set_count - 1)]
         launches = _Launches([first_launch, *further_launches])
         subject = Subject("kernel", launches, set_count, cache=cache)
-        # 3. Let the results rotate if the kernel allocates them.
-        # A kernel that allocates its result returns another tensor each time. The memory of such
-        # results would stay in the cache, so it is rotated, too. Other objects, such as a tuple of
-        # tensors, cannot be rotated.
+        # 3. Let the results rotate if the kernel allocates them, which returns another tensor each
+        # time. The memory of such results would otherwise stay in the cache. Other objects, such as
+        # a tuple of tensors, cannot be rotated.
         is_rotatable = isinstance(warm_up_result, Tensor) and warm_up_result.nbytes > 0
         if is_rotatable and self._gpu is not None and set_count > 1:
             # Only the comparison is kept: a second result would take up memory while the kernel is

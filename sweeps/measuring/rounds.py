@@ -65,7 +65,7 @@ class Rounds:
             known: histories from earlier processes. Finished cases are not measured again.
             bench: the bench that the cases run on.
             worker: the shard's name, for the events.
-            budget: seconds of measuring that all calls of the run may use together.
+            budget: seconds of measuring that this shard may use in all calls of the run together.
             spent: seconds of the budget that are used up.
             emit: called with every event.
             on_start: called before anything that may crash.
@@ -176,9 +176,9 @@ class Rounds:
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
 
-        Each case with samples is then reported as ``right``, which confirms them, or with the
-        outcome of a failed check. A case is reported as right without another launch if it has no
-        checker, or if this process checked its eleventh sample or a later one.
+        Each case with samples is then reported as ``right``, which confirms the samples, or with
+        the outcome of a failed check. A case is reported as right without another launch if it has
+        no checker, or if this process has checked the case's eleventh sample or a later one.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:

@@ -105,10 +105,9 @@ class TorchBench:
     def _set_count(self, case: Case, seconds: float) -> int:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
-        A burst without a warm cache has a set for each launch, because it uses no set twice.
-        Sustained work uses its sets in turn. Before a set is used again, all other sets are used,
-        so the other sets together need only be twice as large as the cache. The arena may hold
-        fewer sets.
+        A burst without a warm cache uses no set twice, so it has a set for each launch. Sustained
+        work uses its sets in turn. Before a set is used again, all other sets are used, so the
+        other sets together need only be twice as large as the cache. The arena may hold fewer sets.
         """
         if case.cache == "warm":
             return 1
@@ -180,7 +179,7 @@ class TorchBench:
         """Return the canary: a compute-bound GEMM in fp16 on GPUs that support it, or in fp32.
 
         Raises:
-            ArenaFullError: if the arena cannot hold its operands.
+            ArenaFullError: if the arena cannot hold the operands of the GEMM.
             RuntimeError: if the device cannot hold the arena.
         """
         problem = self._canary_problem()

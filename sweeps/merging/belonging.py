@@ -99,8 +99,7 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
 def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[str, Any, Any]]:
     """Yield each differing fact of two recordings' machines that forbids merging, with both values.
 
-    Facts that may differ on one machine are left out: those that its driver reports and, on a CPU,
-    those that a run measures.
+    Facts that may differ are left out: :data:`_REPORTED` and, for a CPU, :data:`_MEASURED`.
     """
     ignored = (*_REPORTED, *_MEASURED) if first.machine.kind == "cpu" else _REPORTED
     other_facts = asdict(second.machine)

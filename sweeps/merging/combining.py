@@ -37,7 +37,7 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
 
 
 def _worker_name(number: int, count: int) -> str:
-    """Return the worker name of one of ``count`` recordings, numbered from 1, such as ``2/3``."""
+    """Return the worker name of a recording, such as ``2/3`` for the second of three."""
     return f"{number}/{count}"
 
 

@@ -42,7 +42,7 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     ``results``.
 
     Raises:
-        UserError: if the recordings cannot be merged, or the folder cannot be created.
+        UserError: if the recordings cannot be merged, or the new folder cannot be created.
     """
     check_folders(folders)
     sources = [read_source(folder) for folder in folders]

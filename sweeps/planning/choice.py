@@ -83,10 +83,11 @@ def _chosen_configs(
     """Return, as strings, the configs with which a sweep times a problem.
 
     ``sweep`` is the name of the sweep, and ``declared`` is the value of its axis ``config``, such
-    as ``best 4``. An empty string in the result is the implementation's default config. The list is
-    empty if the sweep requests experimental configs, and the implementation supports the problem
-    but has no experimental config for it. The list is also empty for a hand-written kernel if
-    Triton is not installed; ``sweeps doctor`` reports that Triton is missing.
+    as ``best 4``. An empty string is the implementation's default config, or stands for a problem
+    that the implementation does not support. The list is empty if the sweep requests experimental
+    configs, and the implementation supports the problem but has no experimental config for it. The
+    list is also empty for a hand-written kernel if Triton is not installed; ``sweeps doctor``
+    reports that Triton is missing.
 
     Raises:
         UserError: if the implementation is unknown or the config is invalid.

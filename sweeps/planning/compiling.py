@@ -40,31 +40,40 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
 def kernel_key(case: Case) -> tuple[object, ...] | None:
     """Return an approximate key of the kernels that Triton compiles for a case.
 
-    Cases with equal keys are assumed to share their kernels. Return None if the case does not run a
-    hand-written kernel, or if it is a GEMM with a block size of 0.
+    Cases with equal keys are assumed to share their kernels. If they do not, for example because
+    the operands of one need 64-bit addresses, the missing kernel is compiled when its case is
+    timed. Return None if the case does not run a hand-written kernel, or if its config has a block
+    size of 0.
 
     Raises:
-        UserError: if the config of a GEMM is invalid.
+        UserError: if the config is invalid.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
         return None
     if not case.config:  # the kernel does not support this problem
         return None
+    config = HAND_WRITTEN[case.implementation].parse(case.config)
+    # ``bm``, ``bn`` and ``bk`` are the sizes of a tile along m, n and k. A config with a size of 0
+    # is refused only when its case is prepared, but 0 cannot be a divisor here.
+    if 0 in (config.bm, config.bn, config.bk):
+        return None
+    # A kernel masks what is outside of a partial tile or K step.
+    gemm = problem.implied_gemm
+    has_partial_tiles = gemm.m % config.bm > 0 or gemm.n % config.bn > 0
+    has_partial_step = gemm.k % config.bk > 0
     if isinstance(problem, Gemm):
-        config = HAND_WRITTEN[case.implementation].parse(case.config)
-        # ``bm``, ``bn`` and ``bk`` are the sizes of a tile along m, n and k. A config with a size
-        # of 0 is refused only when its case is prepared, but 0 cannot be a divisor here.
-        if 0 in (config.bm, config.bn, config.bk):
-            return None
-        has_partial_tiles = problem.m % config.bm > 0 or problem.n % config.bn > 0
-        has_partial_step = problem.k % config.bk > 0
         divided_sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)
         variant: tuple[object, ...] = (problem.batch > 1, has_partial_tiles, has_partial_step)
     else:
-        divided_sizes = (problem.c, problem.kout)
-        other_sizes = (problem.n, problem.h, problem.w, problem.p, problem.q)
+        group_channels = (problem.c // problem.groups, problem.kout // problem.groups)
+        divided_sizes = group_channels
+        other_sizes = (problem.n, problem.h, problem.w, problem.p, problem.q, problem.groups)
         variant = (
+            has_partial_tiles,
+            has_partial_step,
+            # A K step, or a tile of a filter's gradient, may cross from one tap to the next.
+            *(size % block > 0 for size in group_channels for block in (config.bn, config.bk)),
             problem.pass_,
             problem.r,
             problem.s,
@@ -87,7 +96,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 def _specialised(size: int) -> str:
-    """Return a size's class in Triton's specialisation: ``1``, ``multiple of 16`` or ``other``."""
+    """Return the class that Triton gives a size: ``1``, ``multiple of 16`` or ``other``."""
     if size == 1:
         return "1"
     return "multiple of 16" if size % 16 == 0 else "other"

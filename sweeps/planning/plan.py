@@ -1,9 +1,9 @@
 """Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
-Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`), because a line with
-missing cases does not answer the ``question`` of its sweep. The lines of a sweep are ordered so
-that the first few already cover its axes, and the sweeps take turns so that each gets its share of
-the time. A line is admitted if its expected cost fits the rest of the budget.
+Cases are admitted by whole lines if possible (:func:`sweeps.planning.lines.lines_of`), because a
+line with missing cases does not answer the ``question`` of its sweep. The lines of a sweep are
+ordered so that the first few already cover its axes. The sweeps take turns, so that each gets its
+share of the time. A line is admitted if its expected cost fits the rest of the budget.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _SAMPLES = CHECKPOINTS[0]  # number of samples that a case's expected seconds include
 _PLANNED_SAMPLES = 10  # number of samples for which the plan leaves time
 _PREFERRED = ("alignment", "steps", "conv-layouts")
-"""Sweeps whose results users look at first. They get more time than other sweeps."""
+"""Sweeps whose results users look at first, and which therefore get more time than others."""
 _PREFERRED_FACTOR = 6.0  # these sweeps get this many times as much time as others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
@@ -237,13 +237,13 @@ def make_plan(
 ) -> Plan:
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
-    Only 92% of the budget is filled, after up to a tenth of it is reserved for naming kernels on a
-    GPU. The sweeps in :data:`_PREFERRED` get six times as much time as others.
+    On a GPU, up to a tenth of the budget is reserved for naming kernels. Only 92% of the rest is
+    filled. The sweeps in :data:`_PREFERRED` get six times as much time as others.
 
     If no line of a sweep fits the budget, single problems of that sweep are admitted as long as
-    they fit, each with all of its implementations and configs, because these are compared. A case
-    may take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If every
-    case of a sweep takes more than 2%, its cheapest cases may take more.
+    they fit. All affordable implementations and configs of a problem are admitted together, because
+    they are compared. A case may take at most 2% of the budget, or 4% if its line would otherwise
+    be incomplete. If every case of a sweep takes more than 2%, its cheapest cases may take more.
 
     Cases that are compared with each other go to one shard (:mod:`sweeps.planning.lines`).
 
@@ -391,8 +391,8 @@ def _with_shards(
 ) -> dict[str, list[PlanEntry]]:
     """Return the entries of each sweep with their shards.
 
-    A series with cases that were planned ``before`` goes to their shard. Cases that are timed for
-    advice go to the first shard.
+    Cases that are compared with a case planned ``before`` go to the shard of that case. Cases that
+    are timed for advice go to the first shard.
     """
     entries = [*before, *(entry for members in sweeps.values() for entry in members)]
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
@@ -500,7 +500,7 @@ def checked_bytes(case: Case) -> float:
 
 
 def _cudnn_seconds(case: Case) -> float:
-    """Return the seconds that cuDNN needs for a new convolution before its first launch."""
+    """Return the seconds that cuDNN needs before a case's first launch; 0 for other libraries."""
     if case.implementation != "cudnn":
         return 0.0
     return _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS
@@ -509,7 +509,7 @@ def _cudnn_seconds(case: Case) -> float:
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
     """Return the estimated seconds of a launch of each workload, or 0 for one that cannot run.
 
-    The estimate uses the default constants of the time model. The time of an operation is estimated
+    The estimate uses the default constants of the time model. The time of a workload is estimated
     as the total time of its GEMMs and convolutions or, if it has none, as the time to move its
     bytes.
     """

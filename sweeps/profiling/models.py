@@ -41,8 +41,8 @@ MODELS = {
 def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], None]:
     """Build a model of :data:`MODELS`, and return a function that runs one training step of it.
 
-    A step computes a loss and all gradients, from the same random inputs each time. There is no
-    optimizer, so the parameters never change. On a GPU, the step returns before the device has
+    A step computes a loss and all gradients, from the same random inputs each time. Without an
+    optimizer, the parameters never change. On a GPU, the step returns before the device has
     finished its work. ``device`` is the name of a PyTorch device, such as ``cuda:0``, and ``dtype``
     is the type of the parameters and inputs.
     """

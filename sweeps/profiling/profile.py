@@ -1,8 +1,8 @@
 """Profile training steps of two models: their times, and a trace of one step, in each dtype.
 
-A few steps are timed in each dtype. The dtypes alternate, so that slow changes in the machine's
-speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler, whose
-traces ``analysis/traces/`` reads like any others.
+A few steps of each model are timed in each dtype. The dtypes alternate, so that slow changes in the
+machine's speed affect all of them alike. One step of each model and dtype then runs under PyTorch's
+profiler. ``analysis/traces/`` reads the resulting traces like any others.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
-    """Return True if the folder has profiles of this software and schema, with all their traces."""
+    """Return True if the folder has profiles of this software and schema, and all their traces."""
     try:
         document = json.loads((folder / "models.json").read_bytes())
         has_traces = all((folder / entry["trace"]).exists() for entry in document["models"])

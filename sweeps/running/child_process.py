@@ -21,13 +21,12 @@ _START_SECONDS = 300.0  # time for a child to import modules, fill its arena and
 
 @dataclass
 class Child:
-    """Process that carries out an assignment, and what it has reported about its progress."""
+    """Child process that carries out an assignment, and what the child has reported so far."""
 
     process: BaseProcess
     connection: Connection
     cases: tuple[str, ...] = ()
-    """Ids of the cases that the process is running. These cases are to blame if the process dies
-    now."""
+    """Ids of the cases that the process is running. They are the suspects if the process dies."""
     since: float = field(default_factory=time.monotonic)
     """Moment (``time.monotonic``) at which the process began to run these cases or, if it has run
     no cases, at which it started."""

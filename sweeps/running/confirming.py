@@ -89,9 +89,9 @@ def explore(
     """Time candidates in shuffled rounds, and fold the samples into the machine's recording.
 
     Return the run, which :func:`confirm_choices` needs. If the request has a budget, six samples of
-    one candidate may take half of it. If the recording does not say how well medians repeat, that
-    is measured as well. If ``quickly``, naming the kernels is left to a later call, because the
-    user is waiting. ``note`` is called with each sentence for the user.
+    one candidate may take up to half of the budget. If the recording does not say how well medians
+    repeat, that is measured as well. If ``quickly``, naming the kernels is left to a later call,
+    because the user is waiting. ``note`` is called with each sentence for the user.
 
     Raises:
         UserError: if the run cannot be opened (:func:`sweeps.running.opening.begin`) or carried out
@@ -122,7 +122,7 @@ def confirm_choices(
 ) -> None:
     """Re-time pairs of an original shape and a candidate, and fold the samples.
 
-    ``run`` is the run that :func:`explore` returned. It has timed both cases of each pair.
+    ``run`` is the run that :func:`explore` returned after timing both cases of each pair.
 
     Raises:
         UserError: as in :func:`sweeps.running.supervisor.confirm`.

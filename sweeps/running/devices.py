@@ -134,7 +134,7 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """Return the undamaged places of a run, or an empty list if the file cannot be read.
+    """Return the undamaged places of a run, or an empty list if places.json cannot be read.
 
     Each place has the entries that :func:`arrive` describes and also ``host``, a hash of the node's
     name.
@@ -148,11 +148,11 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
 def find_different_limit(
     limits: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
-    """Compare the power and clock limits of a GPU with those of the run's places.
+    """Return the first power or clock limit of a GPU that differs from that of the run's places.
 
-    For the first limit that differs, return its value for the GPU and its value for the places,
-    both in words. Return None if all limits agree. Limits that differ by at most 2% agree. A limit
-    that is None, 0 or missing is unknown and agrees with any other.
+    The limit is returned in words, once for the GPU and once for the places. Return None if all
+    limits agree. Limits that differ by at most 2% agree. A limit that is None, 0 or missing is
+    unknown and agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)
@@ -239,7 +239,7 @@ def last_place(events: Iterable[Event]) -> int | None:
 
 
 def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | None = None) -> bool:
-    """Return True if a shard was last measured at ``place``, and its anchors were timed there.
+    """Return True if a shard was last measured at ``place``, and an anchor was timed there.
 
     ``events`` are as in :func:`last_place`. If ``phase`` is given, only anchors that were timed in
     this phase count.

@@ -41,7 +41,7 @@ def unfinished_with(
 def refusal(feature: Feature, how: str) -> str:
     """Return the message for a case that is skipped because of its experimental feature.
 
-    ``how`` says how, or in which call, another case with this feature ended a process.
+    ``how`` says how another case with this feature ended a process, or in which call.
     """
     implementation, name = feature
     return (

@@ -71,9 +71,9 @@ def begin(
     Args:
         request: the options of the run.
         note: called with each sentence for the user.
-        advice_cases: functions that return the cases to time for advice, by the name of their
-            sweep. These sweeps replace the request's sweeps, so only cases for advice are measured,
-            with the whole budget.
+        advice_cases: functions that return the cases to time for advice, by the names of their
+            sweeps. These sweeps replace the request's sweeps, so only cases for advice are
+            measured, with the whole budget.
 
     Raises:
         UserError: in any of these cases:
@@ -140,9 +140,9 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return the record after adding cases of the sweeps to its plan.
 
-    Unless these cases are timed for advice, the plan's budget is raised, if necessary, to include
-    the time to measure them. The time that the plan keeps for advice then becomes the time that was
-    already spent on advice, plus the time that the request keeps for it.
+    If these cases are timed for advice, the plan's budget stays the same. Otherwise the budget is
+    raised, if necessary, to include the time to measure the cases, and the time that the plan keeps
+    for advice becomes the time already spent on advice plus the time that the request keeps for it.
     """
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
@@ -161,7 +161,7 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
     """Return the record with as many further cases of its sweeps as fit the larger ``budget``.
 
-    The time that the plan keeps for advice becomes the request's share of that budget.
+    The time that the plan keeps for advice becomes what the request adds to that budget for advice.
     """
     plan = record["plan"]
     # A sweep from a user's file is known only if the request names the file again.
@@ -591,8 +591,9 @@ def _recorded_sweeps(
     """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
     A sweep is returned if the recording there has a time for every case of the sweep and of the
-    other sweeps in its group. The list is empty if the recording is unusable, or if it cannot be
-    resumed with this version of Rooftile and the software of this machine.
+    other sweeps in its group. The list is empty if there is no folder or no recording in it, if the
+    recording is unusable, or if it cannot be resumed with this version of Rooftile and the software
+    of this machine.
     """
     results = request.skip_recorded
     if results is None:

@@ -32,7 +32,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     returned.
 
     Args:
-        cases: the cases of each sweep, by its name.
+        cases: the cases of each sweep, by the sweep's name.
         machine: the CPU, with its ceilings measured.
     """
     default_costs = Costs.default(machine.kind)

@@ -93,7 +93,7 @@ class Request:
     def advice_seconds(self, measuring_seconds: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring_seconds``.
 
-        The whole budget is the sum of both, and :attr:`leave` is the share of it that is kept for
+        The two numbers add up to the whole budget, of which the share :attr:`leave` is kept for
         advice.
         """
         return measuring_seconds * self.leave / (1 - self.leave)

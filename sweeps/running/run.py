@@ -16,10 +16,10 @@ MEASURE = "measure"
 
 @dataclass(frozen=True)
 class NodePeers:
-    """Peers of a run: the workers that measure on other GPUs of its node at the same time."""
+    """What a run's worker knows about the other workers of its node."""
 
     workers: int
-    """Largest number of workers that share the host at one time, this one included."""
+    """Largest number of workers that share the host at one time, the run's own included."""
     parent: int
     """Id of the process that started all workers and folds their samples."""
     wait: Callable[[str], None]
@@ -51,7 +51,7 @@ class Run:
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     peers: NodePeers | None = None
-    """Peers of this run; None if no other GPU of the node is measured."""
+    """Peers of this run; None unless a worker of a node carries out the run."""
     min_patience: float = 30.0
     """Minimum number of seconds without a message after which a child process counts as hung."""
     compile_in_parallel: bool = True
@@ -59,9 +59,10 @@ class Run:
     repeats: bool = True
     """True if some cases are re-timed at the end, in another process."""
     names: bool = True
-    """True if kernels are named at the end, in another process; if not, a later call names them.
+    """True if kernels are named at the end, in another process.
 
-    On a CPU, kernels are named before they are timed."""
+    If this is False on a GPU, a later call names the kernels. On a CPU, kernels are named before
+    they are timed."""
     longest: float | None = None
     """Longest time in seconds that six samples of a case may take; None to allow a share of the
     budget. :class:`sweeps.measuring.rounds.Rounds` says which cases may take longer."""

@@ -193,9 +193,10 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        """Time the anchors, unless this run has no peers and has already timed them on this GPU.
+        """Time the anchors, if the run has any.
 
-        Peers time their anchors at the same moments, so each of them must take part.
+        A run without peers skips the anchors if it has already timed them on this GPU. Peers time
+        their anchors in turn and then all at once, so each of them must take part.
         """
         run = self._run
         has_peers = run.peers is not None
@@ -485,14 +486,14 @@ class _Supervisor:
             self._blocks[event["case"], event["against"]] += 1
 
     def _crashed(self, child: Child, how: str) -> None:
-        """Record a crash of the case in flight, and tell the user, if there was exactly one.
+        """Record the crash of a case and tell the user, if exactly one case was in flight.
 
         The case is tried once more, and given up after its second crash. If it has an experimental
         feature, it is given up at once, together with all unfinished cases that have this feature.
 
-        If several cases were in flight at once, or none, no case is blamed, and the next child
-        prepares the cases one by one. Such crashes could go on forever. They therefore end the run
-        once several children in a row, for whatever reason, crashed without a sample.
+        Unless exactly one case was in flight, no case is blamed. If several cases were in flight,
+        the next child prepares them one by one. Such crashes could go on forever. They therefore
+        end the run once several children in a row, for whatever reason, crashed without a sample.
 
         Raises:
             UserError: if no single case is to blame, and several children in a row crashed without
@@ -560,7 +561,7 @@ class _Supervisor:
         self._note(f"The process that {_SIDE_WORK[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
-        """Give up cases with features that crashed a process in an earlier call."""
+        """Give up unfinished cases with a feature that crashed a process in an earlier call."""
         for feature in crashed_features(self._run.planned, self._tally.histories):
             self._refuse_feature(feature, "in an earlier call")
 

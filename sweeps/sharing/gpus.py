@@ -13,8 +13,8 @@ ALL = "all"
 def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     """Return the devices that the option ``--gpus`` selects, by number.
 
-    On a CPU, each number selects a worker that computes with all cores, and ``all`` selects one
-    worker. ``kind`` is as in :func:`kernels.device.select_device`.
+    On a CPU, each number selects a worker, and ``all`` selects one worker. ``kind`` is as in
+    :func:`kernels.device.select_device`.
 
     Raises:
         UserError: if the text is neither ``all`` nor a list of numbers, if it names a device twice

@@ -327,7 +327,8 @@ class _Parent:
             if worker.connection not in ready:
                 continue
             try:
-                kind, content = worker.connection.recv()  # sweeps.sharing.worker.work lists them
+                # The docstring of sweeps.sharing.worker.work lists the messages.
+                kind, content = worker.connection.recv()
             except (EOFError, ConnectionResetError):
                 self._ended(worker)
                 continue
@@ -363,7 +364,8 @@ class _Parent:
     def _ended(self, worker: _Worker) -> None:
         """Clean up after a worker that has ended, and hand out the remaining shards.
 
-        If the worker failed or died, its shard is due again, and the user is told why.
+        If the worker failed or died, its shard needs another worker, and the user is told how the
+        worker ended.
         """
         worker.process.join()
         worker.connection.close()

@@ -123,9 +123,8 @@ def submit_command(
             "--gpus-per-node and --cpus-per-gpu work only with --device gpu; leave them out."
         )
     full_names = tuple(_with_full_paths(group) for group in names or ())
-    choose_sweeps(
-        Request(full_names).sweeps
-    )  # reports a misspelt name here instead of on every node
+    # A misspelt name is reported here instead of on every node.
+    choose_sweeps(Request(full_names).sweeps)
     budget_seconds = parse_seconds(budget)
     default_minutes = 2 * (budget_seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
     limit_minutes = minutes or round(default_minutes)

@@ -15,7 +15,7 @@ _CLOSING_MINUTES = 3  # time before Slurm's limit to write the last samples and 
 def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> str:
     """Return the script of a job array in which each node's task runs ``sweeps run``.
 
-    ``options`` are the arguments of that command, except those that depend on the task.
+    ``options`` are the arguments of that command, except --gpus, --shard and --stop-after.
     """
     gpus = resources.gpus_per_node
     # A flag that is None is left out. On a CPU, zero GPUs and their zero cores become None, too.

@@ -348,7 +348,7 @@ class _NodeRun:
         """Return True if any of the node's shards needs a job.
 
         A shard needs a job until it has ended with a budget of at least ``budget`` or the plan's
-        budget, whichever is larger. Both are in seconds for each shard.
+        budget, whichever is larger. Both budgets are in seconds for each shard.
         """
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:

@@ -3,8 +3,7 @@
 Inputs are filled with normally distributed values. Kernels run faster on zeros and constants than
 on real data, because computing with constants draws less power, which lets the clock rate stay
 higher. The distribution is therefore recorded in the column ``fill``. Results have separate memory.
-If they overwrote the inputs, repeated multiplication would make the values grow until they
-overflow.
+If results overwrote the inputs, repeated multiplication would make the values overflow.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _DRAWN = 4_194_319  # length of the block of random numbers that fills inputs; p
 
 
 class ArenaFullError(Exception):
-    """Raised when a single operand set does not fit in the arena."""
+    """Raised when one operand set, or the result of one launch, does not fit in the arena."""
 
 
 class Arena:
@@ -76,7 +75,7 @@ class Arena:
         ``shared_a``, all sets share one first operand.
 
         Raises:
-            ArenaFullError: if the arena cannot hold one set.
+            ArenaFullError: if the arena cannot hold one set or its result.
             RuntimeError: if the device cannot hold the arena; on a GPU, the error is of the
                 subclass torch.OutOfMemoryError.
         """

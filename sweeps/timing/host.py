@@ -36,7 +36,7 @@ class _HostLook(NamedTuple):
     """Counters of CPU time at one moment, in ticks.
 
     Attributes:
-        moment: time in seconds.
+        moment: time of the reading, in seconds of a monotonic clock.
         core_ticks: used, stolen and total ticks of all cores; None if they cannot be read.
         our_ticks: ticks of each of our live processes, by process id.
     """

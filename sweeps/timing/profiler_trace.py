@@ -1,4 +1,4 @@
-"""Name the kernels of a launch, with their shares of the launch's time, in one profiler pass.
+"""Name the kernels of a launch, and find each kernel's share of their total time.
 
 On a GPU, the kernels are read from the JSON trace of PyTorch's profiler, because the profiler's
 printed table truncates names. On a CPU, oneDNN and MKL print the names of their kernels to stdout
@@ -92,7 +92,7 @@ def parse_verbose(text: str) -> list[Kernel]:
 def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     """Profile all launches in one session, and return the kernels of each launch.
 
-    The result is None for a launch whose records :func:`split_trace` finds incomplete.
+    The entry of a launch is None if :func:`split_trace` finds its records incomplete.
 
     A process should call this function only once, because CUPTI of CUDA 12.6 U2 to 13.0 loses the
     first kernel records of each session, and loses more of them with every further session
@@ -118,7 +118,7 @@ def profile_document(
 ) -> dict[str, Any]:
     """Call ``work``, and return PyTorch's trace of it as a JSON document with input shapes.
 
-    ``work`` has to wait for the device before it returns, so that the trace has all its kernels.
+    ``work`` has to wait for the device before it returns, so that the trace has all kernels.
     If ``activities`` include those of the GPU, the trace begins with dummy launches.
     """
     with warnings.catch_warnings():
@@ -146,10 +146,10 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
 
     A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
     within the span, and each kernel has the number of the call that launched it (``correlation``).
-    If the record of a kernel is lost, the call that launched the kernel has none in the trace, so
-    only the launch with that call gets None. The trace may have neither calls nor kernels for a
-    launch, for example because the launch failed. The launch's entry is then None if the trace has
-    kernels of another launch, and an empty list otherwise.
+    If the record of a kernel is lost, the trace has the kernel's call without a kernel. Only the
+    launch with that call then gets None. The trace may have neither calls nor kernels for a launch,
+    for example because the launch failed. The launch's entry is then None if the trace has kernels
+    of another launch, and an empty list otherwise.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)

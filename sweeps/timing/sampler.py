@@ -422,7 +422,7 @@ class Sampler:
     def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
         """Prepare the results' memory and the cache, right before a batch.
 
-        Results that are checked are poisoned. The cache is prepared only for bursts.
+        Only results that will be checked are overwritten. The cache is prepared only for bursts.
         """
         # The launch that warms the cache writes a result, so it must come before the poisoning. The
         # flush must come after the poisoning, which leaves the results in the cache.

@@ -34,8 +34,8 @@ class MachineSpeed:
     """Log time of the machine, relative to its mean, over stretches of a run.
 
     Attributes:
-        until: last moment of each stretch, in seconds; empty if the machine's speed did not change
-            measurably.
+        until: time of the last sample of each stretch, in seconds since 1970; empty if the
+            machine's speed did not change measurably.
         log_time: the machine's log time in each stretch; empty like ``until``.
         lo: lower end of the 95% interval of the log time's median over the run.
         hi: upper end of that interval.
@@ -62,9 +62,8 @@ class MachineSpeed:
         """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
         ``seconds`` has the time per launch in each of the case's samples, and ``moments`` the time
-        since the start of the run at which each was taken, in seconds. The interval covers both the
-        interval of the measured samples and the interval of the samples corrected for the machine's
-        speed.
+        at which each sample was taken, in seconds since 1970. The interval covers both the interval
+        of the measured samples and the interval of the samples corrected for the machine's speed.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):
@@ -95,8 +94,8 @@ def machine_speed(
 
     Args:
         cases: index of each sample's case.
-        moments: time at which each sample was taken, in seconds.
-        seconds: time per launch of each sample.
+        moments: time at which each sample was taken, in seconds since 1970.
+        seconds: time per launch of each sample, in seconds.
     """
     # 1. Sort the samples by time, and leave out cases with too few of them.
     order = np.argsort(moments, kind="stable")
@@ -140,10 +139,9 @@ def machine_speed(
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
     """Return the log time that the samples of each stretch have in common.
 
-    There are ``count`` stretches, and the mean of their log times is 0. The method is a median
-    polish: the cases' log times and the stretches' log times are fitted in turn, each to the
-    residuals of the other. ``case`` and ``stretch`` are the indices of each sample's case and
-    stretch.
+    The mean over the ``count`` stretches is 0. The method is a median polish: the cases' log times
+    and the stretches' log times are fitted in turn, each to the residuals of the other. ``case``
+    and ``stretch`` are the indices of each sample's case and stretch.
     """
     stretch_part = np.zeros(count)
     for _ in range(_ITERATIONS):

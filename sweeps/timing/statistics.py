@@ -75,7 +75,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 def converged(samples: Sequence[float]) -> bool:
     """Return True if both ends of the samples' interval are within ±1% of their median.
 
-    There must be at least one sample.
+    ``samples`` has at least one entry.
     """
     return is_narrow(median(samples), median_interval(samples))
 

@@ -133,8 +133,9 @@ class NvmlTelemetry(Telemetry):
 
     def forget(self) -> None:
         """Wait until a new reading is due and earlier ones are too old for :meth:`between`."""
-        # The last reading must be more than a period old when a span begins, and the next one may
-        # take a period to arrive. Half a period is a margin for the thread's delays.
+        # The last reading before this call must be more than a period old when a span begins, and
+        # the next one may take a period to arrive. Half a period is a margin for the thread's
+        # delays.
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:

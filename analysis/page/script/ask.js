@@ -106,6 +106,23 @@ const specOf = (problem) =>
     .join(",");
 
 const dimensions = (problem) => (problem.op === "gemm" ? ["m", "n", "k"] : ["c", "kout"]);
+// The dimensions in groups that change together: the two that are the sequence length of
+// self-attention form a group.
+function groupsOf(problem) {
+  const length = problem.layout === "nt" ? ["m", "n"] : ["m", "k"];
+  const [first, second] = length;
+  const isSequence =
+    problem.op === "gemm" && problem.batch > 1 && problem[first] === problem[second];
+  if (!isSequence) return dimensions(problem).map((name) => [name]);
+  return [length, ...dimensions(problem).filter((name) => !length.includes(name)).map((n) => [n])];
+}
+
+// The problem with one size for all dimensions of a group.
+const withSize = (problem, group, size) => ({
+  ...problem,
+  ...Object.fromEntries(group.map((name) => [name, size])),
+});
+
 const fits = (size) => size % (size < 2 * MULTIPLES[0] ? OF_SMALL : MULTIPLES[0]) === 0;
 const lastOfLayout = { nt: "n", tn: "m" }; // the dimension that counts output features
 
@@ -146,11 +163,12 @@ function across(least, most) {
   return sizes;
 }
 
-// The variants of a problem with all combinations of the sizes of its dimensions.
+// The variants of a problem with all combinations of the sizes of its groups of dimensions. `sizes`
+// is a map from groups to sizes.
 function combined(problem, sizes) {
   let options = [problem];
-  for (const [name, values] of Object.entries(sizes)) {
-    options = options.flatMap((option) => values.map((value) => ({ ...option, [name]: value })));
+  for (const [group, values] of sizes) {
+    options = options.flatMap((option) => values.map((value) => withSize(option, group, value)));
   }
   return options;
 }
@@ -162,34 +180,37 @@ const workOf = (problem, option, { choose }) =>
 
 // The problem itself, then its variants with other sizes that a query allows.
 function optionsOf(problem, question, timeModel) {
-  // 1. Find the sizes of each dimension. Multiples of powers of two are tried in any case, so only
+  // 1. Find the sizes of each group of dimensions. Multiples of powers of two are tried in any case, so only
   // the other tile sizes are passed on.
   const { allowance } = question;
   const isPowerOfTwo = (size) => (size & (size - 1)) === 0;
   const tiles = timeModel.groups[groupName(problem)].tiles;
   const tileSizes = tiles.flat().filter((size) => !isPowerOfTwo(size));
-  const sizes = {};
-  for (const name of dimensions(problem)) sizes[name] = sizesNear(problem, name, question, tileSizes);
+  const sizes = new Map();
+  for (const group of groupsOf(problem)) {
+    sizes.set(group, sizesNear(problem, group[0], question, tileSizes));
+  }
   // 2. Combine the sizes. Keep the combinations that compute neither much more nor much less.
   const isPossible = (option) =>
     option.op === "gemm" || (option.c % option.groups === 0 && option.kout % option.groups === 0);
   const extraFlops = (option) => flopsOf(option) / flopsOf(problem) - 1;
   const isAllowed = (option) =>
     isPossible(option) && Math.abs(extraFlops(option)) <= allowance + ROUNDED;
-  const count = Object.values(sizes).reduce((product, values) => product * values.length, 1);
+  const count = [...sizes.values()].reduce((product, values) => product * values.length, 1);
   let options = [];
   if (count <= MAX_COMBINATIONS) {
     options = combined(problem, sizes).filter(isAllowed);
   } else {
-    // There are too many combinations, so only the best sizes of each dimension are combined.
-    const best = {};
-    for (const [name, values] of Object.entries(sizes)) {
-      const singles = values.map((value) => ({ ...problem, [name]: value })).filter(isPossible);
+    // There are too many combinations, so only the best sizes of each group are combined.
+    const best = new Map();
+    for (const [group, values] of sizes) {
+      const [name] = group;
+      const singles = values.map((value) => withSize(problem, group, value)).filter(isAllowed);
       options.push(...singles);
       const cost = (option) => predict(option, timeModel).time / workOf(problem, option, question);
       const times = new Map(singles.map((option) => [option[name], cost(option)]));
       const order = [...times.keys()].sort((a, b) => times.get(a) - times.get(b));
-      best[name] = [...new Set([problem[name], ...order.slice(0, BEST_SIZES)])];
+      best.set(group, [...new Set([problem[name], ...order.slice(0, BEST_SIZES)])]);
     }
     options.push(...combined(problem, best).filter(isAllowed));
   }

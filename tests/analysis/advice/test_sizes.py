@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question, options_of
-from analysis.advice.sizes import SizeConstraints, SizeIndex, dimensions, sizes_near
+from analysis.advice.sizes import (
+    SizeConstraints,
+    SizeIndex,
+    dimensions,
+    sequence_dimensions,
+    sizes_near,
+)
 from analysis.model.predict import Model
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
@@ -73,7 +79,7 @@ def test_changed_sizes_are_multiples_of_what_is_asked_for() -> None:
 def test_a_multiple_that_is_asked_for_may_grow_to_the_next_one() -> None:
     """4608 is a multiple of 3 · 256, so that the nearest multiple of each step is 4608 itself."""
     sizes = sizes_near(Gemm(4096, 4608, 4096, "bf16"), 0.125, False, (), SizeConstraints((), (), 3))
-    assert {4800, 4992} <= set(sizes["n",])
+    assert {4800, 4992} <= set(sizes[("n",)])
 
 
 @pytest.mark.parametrize("kind", ["pad", "choose"])
@@ -83,6 +89,22 @@ def test_a_sequence_keeps_one_length(kind: str) -> None:
     lengths = {(option.implied_gemm.m, option.implied_gemm.n) for option in options}
     assert len(lengths) > 1
     assert all(m == n for m, n in lengths)
+
+
+@pytest.mark.parametrize(
+    ("problem", "length"),
+    [
+        (Gemm(100, 100, 100, "bf16", "nt", 8), ("m", "n")),
+        (Gemm(100, 64, 100, "bf16", "nn", 8), ("m", "k")),
+        (Gemm(64, 1000, 64, "bf16", "nt", 8), ()),
+        (Gemm(100, 100, 64, "bf16", "nt", 1), ()),
+        (CONV, ()),
+    ],
+)
+def test_the_layout_tells_which_sizes_are_a_sequence(
+    problem: Problem, length: tuple[str, ...]
+) -> None:
+    assert sequence_dimensions(problem) == length
 
 
 def test_a_sequence_whose_other_side_is_fixed_changes_alone() -> None:

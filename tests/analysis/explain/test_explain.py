@@ -211,9 +211,17 @@ def test_a_saving_is_never_more_than_the_time_above_the_other_size(tmp_path: Pat
         ("void at::RowwiseMomentsCUDAKernel<float>", "at::RowwiseMomentsCUDAKernel<float>"),
         ("void cub::DeviceReduceKernel<cub::Policy>", "cub::DeviceReduceKernel<cub::Policy>"),
         ("ampere_sgemm_128x128_tn", "ampere_sgemm_128x128_tn"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(Args<int>)",
+         "internal::gemvx::kernel<int, float>(Args<int>)"[:40] + "…"),
+        ("void cutlass::Kernel<cutlass::gemm::kernel::Gemm<float, int>>(Params)", "Gemm"),
+        ("void (anonymous namespace)::fill<float>(int)", "(anonymous namespace)::fill<float>(int)"),
+        ("void f(int) const", "f(int) const"),
+        ("", ""),
     ],
 )  # fmt: skip
-def test_only_the_template_of_cutlass_is_left_out_of_a_name(kernel: str, name: str) -> None:
+def test_only_a_return_type_and_the_template_of_cutlass_are_left_out_of_a_name(
+    kernel: str, name: str
+) -> None:
     assert _shortened(kernel) == name
 
 

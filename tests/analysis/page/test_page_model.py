@@ -113,6 +113,18 @@ def random_problem(rng: np.random.Generator, operation: str, dtype: str) -> Prob
     )
 
 
+def attention_gemms(dtype: str) -> list[Problem]:
+    """Return GEMMs of attention, in which two sizes are the length of a sequence."""
+    return [
+        gemm
+        for length in (101, 513, 577, 1030)
+        for gemm in (
+            Gemm(length, length, 64, dtype, "nt", 96),
+            Gemm(length, 64, length, dtype, "nn", 96),
+        )
+    ]
+
+
 MACHINES = ("nvidia-h100-sxm", "nvidia-a100-sxm-80gb", "nvidia-b200", "nvidia-v100-sxm2-16gb")
 
 
@@ -166,6 +178,7 @@ def test_the_script_advises_what_python_advises(
         *random_problems(basis, 60, seed=1),
         *(p for p in random_problems(basis, 200, seed=2) if p.alignment < 16),
         Gemm(2048, 50257, 768, next(iter(basis.model.machine.peaks))),
+        *attention_gemms(next(iter(basis.model.machine.peaks))),
     ]
     got = answers(page_model(basis, []), problems, question.kind)
     verdicts = {

@@ -36,7 +36,7 @@ def test_the_title_of_changes_names_one_of_several_machines() -> None:
     }
     assert levers_finding(levers) == "width 60 → 64 makes the step 2.0% faster on two"
     assert levers_finding({"one": levers["one"]}) == "vocab 100 → 128 makes the step 1.0% faster"
-    assert levers_finding({"one": []}) == "no change of a size is worth making"
+    assert levers_finding({"one": []}) == "no change of the model's dimensions is worth making"
 
 
 def test_the_title_of_changes_names_the_best_change_of_the_report() -> None:

@@ -77,10 +77,11 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
         ([alignment(15, 0.79)], "N = 1039 is 21% slower than the round size in fp32"),
         ([alignment(15, 0.99, 0.05)],
          "No misaligned size is significantly slower than the round size"),
-        ([alignment(offset, 0.95, 0.06) for offset in range(1, 8)],
-         "On average, misaligned sizes along N are 5% slower in fp32; no single one is "
+        ([alignment(offset, 0.94, 0.065) for offset in range(1, 16)],
+         "On average, misaligned sizes along N are 6% slower in fp32; no single one is "
          "significantly slower"),
-        ([alignment(offset, 0.99, 0.06) for offset in range(1, 8)],
+        # The error of the base is shared by all sizes, so a mean is hardly more certain.
+        ([alignment(offset, 0.96, 0.065) for offset in range(1, 16)],
          "No misaligned size is significantly slower than the round size"),
     ],
 )  # fmt: skip
