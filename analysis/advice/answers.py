@@ -52,6 +52,8 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     for problem in problems:
         advice = advise(problem, basis.model, measured, basis.library(problem), question)
         is_measured = advice.evidence != PREDICTED
-        kind, source = basis.kind_and_source(problem, measured=is_measured)
+        kind, source = basis.kind_and_source(
+            problem, measured=is_measured, in_model_folder=problem in measured.older
+        )
         answers.append(Answer(advice, kind, source))
     return answers

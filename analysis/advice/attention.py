@@ -70,7 +70,7 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
             - The given framework is unknown or was not measured.
     """
     machine = basis.model.machine
-    attention_basis = find_attention(machine, work.dtype, basis.folder)
+    attention_basis = find_attention(machine, work.dtype, basis.attention_folder)
     if attention_basis is None:
         raise UserError(
             f"attention in {work.dtype} was not measured on any machine like {machine.slug}; give "

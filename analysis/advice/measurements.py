@@ -57,7 +57,7 @@ class Measurements:
                 one of these times. Times are compared only if they come from the same place (run,
                 worker and GPU).
         """
-        self._repeats = repeats or {}
+        self._repeats = dict(repeats or {})
         self.warm = warm
         self._confirmed: dict[tuple[str, Problem, Problem], Ratio] = {}
         self._other_implementations: dict[Contender, list[tuple[str, Ratio]]] = {}
@@ -73,9 +73,35 @@ class Measurements:
                     self._other_implementations.setdefault(before, []).append(
                         (other_implementation, ratio)
                     )
+        self.older: frozenset[Problem] = frozenset()
+        """Problems whose times are only in the older measurements of :meth:`with_older`."""
         self._times = times
         self._problems = list(times)
         self._index = SizeIndex(self._problems)
+
+    def with_older(self, older: Measurements) -> Measurements:
+        """Return these measurements together with older ones from another recording.
+
+        If both have times of an implementation for a problem, the newer one is its time. The older
+        ones are still compared with other times from their own place.
+        """
+        times = {
+            problem: {**older.times_of(problem), **self.times_of(problem)}
+            for problem in {**older._times, **self._times}
+        }
+        joined = Measurements(times, self.warm)
+        joined.older = frozenset(older._times.keys() - self._times.keys())
+        joined._confirmed = older._confirmed | self._confirmed
+        joined._other_implementations = older._other_implementations | self._other_implementations
+        joined._repeats = {**older._repeats, **self._repeats}
+        for problem in older._times.keys() & self._times.keys():
+            for name in older._times[problem].keys() & self._times[problem].keys():
+                contender = problem, name
+                joined._repeats[contender] = [
+                    *self._all_times(contender),
+                    *older._all_times(contender),
+                ]
+        return joined
 
     @property
     def problems(self) -> Iterable[Problem]:

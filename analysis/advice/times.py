@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ def measurements_near(
 ) -> Measurements:
     """Return a machine's measurements near the problems, as :func:`rows_near` chooses them.
 
-    The result is empty if the machine has no recording.
+    The measurements are those of the basis's folders. The result is empty if the machine has no
+    recording.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine has no recording and
@@ -40,14 +42,21 @@ def measurements_near(
     """
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
-    recording = load_runs(basis.folder)
-    # Only a few of up to a million rows are near, and reading all the others would take long.
-    near = replace(recording, rows=rows_near(recording.rows, problems, factor))
-    measured = read_measurements(near.products, recording)
+    measured = _read_near(basis.folder, problems, factor)
+    if basis.model_folder is not None:
+        measured = measured.with_older(_read_near(basis.model_folder, problems, factor))
     # Options that were not measured are predicted in the model's cache state, warm or cold. The
     # state of the recording may differ from it.
     measured.warm = basis.warm
     return measured
+
+
+def _read_near(folder: Path, problems: Sequence[Problem], factor: float) -> Measurements:
+    """Return the measurements of one recording near the problems."""
+    recording = load_runs(folder)
+    # Only a few of up to a million rows are near, and reading all the others would take long.
+    near = replace(recording, rows=rows_near(recording.rows, problems, factor))
+    return read_measurements(near.products, recording)
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
@@ -98,7 +107,11 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
             answer = _predicted_time(row)
         else:
             answer = _with_reported_interval(measured_time, row, fit)
-        kind, source = basis.kind_and_source(problem, measured=measured_time is not None)
+        kind, source = basis.kind_and_source(
+            problem,
+            measured=measured_time is not None,
+            in_model_folder=problem in measured.older,
+        )
         rows.append(
             {
                 "problem": problem.spec(),

@@ -248,7 +248,9 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         dtypes = dict.fromkeys(
             product.work.dtype for product in products if isinstance(product.work, Attention)
         )
-        attention_bases = {dtype: find_attention(machine, dtype, basis.folder) for dtype in dtypes}
+        attention_bases = {
+            dtype: find_attention(machine, dtype, basis.attention_folder) for dtype in dtypes
+        }
     sources = [
         attention_basis.source(runtime.attention_kernel)
         for attention_basis in attention_bases.values()

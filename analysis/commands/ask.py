@@ -192,7 +192,7 @@ def recommend_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Recommend faster sizes near a shape, another implementation, or no change."""
+    """Recommend faster sizes or another implementation, or no change."""
     from analysis.advice.answers import answers_to
     from analysis.advice.options import question_of
     from analysis.advice.sizes import SizeConstraints

@@ -52,7 +52,7 @@ def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expected
     # 3. Predict attention, which was measured only on GPUs and in 16 bits.
     for work in works:
         if isinstance(work, Attention) and work.dtype in machine.peaks:
-            attention_basis = find_attention(machine, work.dtype, basis.folder)
+            attention_basis = find_attention(machine, work.dtype, basis.attention_folder)
             if attention_basis is None:
                 continue
             # A trace does not name the framework that computes the attention.

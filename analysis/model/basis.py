@@ -73,6 +73,9 @@ class Basis:
         calibrated: False if the recording has not been calibrated yet.
         measured: source of the measured times, in words, if it differs from ``source`` because the
             machine's run only measured pad/choose queries; otherwise empty.
+        model_folder: folder of the recording that the model was fitted to, if it differs from
+            ``folder`` because the machine's run only measured pad/choose queries; otherwise None.
+            Times that ``folder`` lacks are looked up in it.
     """
 
     model: Model
@@ -82,6 +85,7 @@ class Basis:
     warm: bool = False
     calibrated: bool = True
     measured: str = ""
+    model_folder: Path | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """Origin of each group whose basis differs from ``kind``, ``source`` and ``warm``."""
 
@@ -108,18 +112,26 @@ class Basis:
             return _library_of_cpu(problem, self.model.machine)
         return "cublas" if problem.op == "gemm" else "cudnn"
 
-    def kind_and_source(self, problem: Problem, measured: bool = False) -> tuple[str, str]:
+    @property
+    def attention_folder(self) -> Path | None:
+        """Folder of the recording with the attention times; None if no recording is usable."""
+        return self.model_folder or self.folder
+
+    def kind_and_source(
+        self, problem: Problem, measured: bool = False, in_model_folder: bool = False
+    ) -> tuple[str, str]:
         """Return the kind and the source of an answer about one problem.
 
         Args:
             problem: the problem.
             measured: True if the answer uses only measured times. The result then describes these
                 times, not the model.
+            in_model_folder: True if the measured times are from ``model_folder``.
 
         Raises:
             UserError: in the same cases as :meth:`library`.
         """
-        if measured and self.measured:
+        if measured and self.measured and not in_model_folder:
             return "recorded", self.measured
         if measured:  # the times are from the recording to which the model was fitted
             return self.kind, self.source
@@ -335,8 +347,8 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
 def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
     """Return the basis of a machine whose run only measured pad/choose queries.
 
-    Answers to measured queries use the measured times, unless the run is unusable. The model is the
-    same as it would be without this run.
+    Answers to measured queries use the measured times, unless the run is unusable. Other answers
+    are the same as they would be without this run.
     """
     machine = Machine.from_json(run["machine"])
     basis = _basis_from_other_recording(folder, machine.slug, results)
@@ -344,7 +356,7 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
         basis = _basis_from_constants(known_machines().get(machine.slug, machine))
     if why_unusable(folder):
         return basis
-    return replace(basis, folder=folder, measured=_date_source(run))
+    return replace(basis, folder=folder, model_folder=basis.folder, measured=_date_source(run))
 
 
 def _date_source(run: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ MEASURE = "measure"
 
 @dataclass(frozen=True)
 class NodePeers:
-    """What a run's worker knows about the other workers of its node."""
+    """Facts that a run's worker knows about the other workers of its node."""
 
     workers: int
     """Largest number of workers that share the host at one time, the run's own included."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.advice.times import measurements_near, times_of
 from analysis.model.basis import Basis, find_basis, machine_rows
 from analysis.model.fit import FP32_LIKE, UNCALIBRATED, SoftwareRange
 from analysis.model.fitted import analyse, write_predictions
@@ -257,6 +258,23 @@ def test_an_unusable_run_leaves_the_published_recording_in_use(tmp_path: Path, s
     record(own, [Case(sweep, LARGE, "cublas")], [9e-4], plan=plan, health=health)
     basis = find_basis("nvidia-h100-sxm", tmp_path)
     assert (basis.kind, basis.folder, basis.measured) == ("recorded", published, "")
+
+
+def test_measured_queries_do_not_hide_the_other_recording(tmp_path: Path) -> None:
+    slug, other = "nvidia-h100-sxm", Gemm(8192, 4096, 4096, "bf16")
+    published = tmp_path / "published" / slug
+    record(published, [Case("g", LARGE, "cublas"), Case("g", other, "cublas")], [2e-4, 4e-4])
+    plan = {"budget_s": 10.0, "shards": 1, "sweeps": [CONFIRM], "left_out": {}, "cases": []}
+    before = times_of([other], find_basis(slug, tmp_path))[0]
+    record(tmp_path / slug, [Case(CONFIRM, LARGE, "cublas")], [3e-4], plan=plan)
+    basis = find_basis(slug, tmp_path)
+    assert basis.attention_folder == published
+    asked, after = times_of([LARGE, other], basis)
+    assert after == before
+    assert (asked["evidence"], after["evidence"]) == ("measured", "measured")
+    assert asked["time_us"] == pytest.approx(300)
+    # Times of one place are still compared, although one of them was measured again.
+    assert measurements_near(basis, [LARGE, other], 2.0).ratio(other, LARGE) is not None
 
 
 def test_an_import_is_completed_by_the_published_recording(tmp_path: Path) -> None:
