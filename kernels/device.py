@@ -89,7 +89,7 @@ def this_cpu() -> Device:
 
 
 def _this_gpu(gpu: int) -> Device:
-    """Return a visible GPU with its facts.
+    """Return the visible GPU with the ordinal ``gpu``, and the facts about it.
 
     Raises:
         UserError: if this GPU does not exist, or if this build of PyTorch does not support it.

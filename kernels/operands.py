@@ -166,7 +166,7 @@ def _matrix(
 
 
 def _image(flat: Tensor, shape: tuple[int, int, int, int], layout: str) -> Tensor:
-    """View flat memory, stored in ``layout``, as an image (n, c, h, w)."""
+    """View flat memory, which holds images or filters in ``layout``, as (n, c, h, w)."""
     n, c, h, w = shape
     if layout == "nchw":
         return flat.view(n, c, h, w)

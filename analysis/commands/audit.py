@@ -215,8 +215,11 @@ def audit_command(
     check_model(model)
     if budget is not None and not measure:
         raise UserError("--budget needs --measure; add --measure, or leave --budget out.")
+    seconds = parse_seconds(budget or _BUDGET)
     # None is the machine measured last or, with --measure, this machine.
     machines: list[str | None] = [*names_in(machine, "machine")] if machine else [None]
+    if measure and len(machines) > 1:
+        raise UserError("--measure runs on this machine; give at most one name with --machine.")
     bases = [] if measure else [basis_of(name, results) for name in machines]
     from analysis.audit.audit import LeverSearch, audit
     from analysis.audit.audit_report import as_comparison, sources
@@ -236,6 +239,8 @@ def audit_command(
     for file in (csv, markdown):
         if file is not None:
             check_folder(file)
+    if plots is not None:
+        make_folder(plots)
     run_options = Runtime(
         kind=runtime,
         fuse=names_in(fuse or None, "fuse"),
@@ -265,9 +270,6 @@ def audit_command(
         return audit(source, step, run_options, list(bases), search)
 
     if measure:
-        if len(machines) > 1:
-            raise UserError("--measure runs on this machine; give at most one name with --machine.")
-        seconds = parse_seconds(budget or _BUDGET)
         request = Request(results=results, device=device, gpu=gpu, budget=seconds)
         audits = measured_audit(audit_on, machines[0], request)
     else:
@@ -293,7 +295,6 @@ def audit_command(
     if plots is not None:
         from analysis.plots.audit import plot_levers, plot_step
 
-        make_folder(plots)
         title = f"{model}, {mode}"
         accounts = {result.account.machine: result.account for result in audits}
         levers = {result.account.machine: result.levers for result in audits}

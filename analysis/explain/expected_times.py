@@ -29,6 +29,9 @@ def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expected
     """Return the expected time of a call for each shape whose time is measured or can be predicted.
 
     For a GEMM or convolution in fp32 on a machine with TF32, the shape in TF32 is also a key.
+
+    Raises:
+        UserError: if the machine's recording or its attention fits cannot be read.
     """
     machine = basis.model.machine
     works = dict.fromkeys(work for operation in account.operations for work in operation.works)
@@ -50,11 +53,14 @@ def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expected
         )
         times.update(dict.fromkeys(works_of[problem], time))
     # 3. Predict attention, which was measured only on GPUs and in 16 bits.
-    for work in works:
-        if isinstance(work, Attention) and work.dtype in machine.peaks:
-            attention_basis = find_attention(machine, work.dtype, basis.attention_folder)
-            if attention_basis is None:
-                continue
+    calls = [work for work in works if isinstance(work, Attention) and work.dtype in machine.peaks]
+    bases = {
+        dtype: find_attention(machine, dtype, basis.attention_folder)
+        for dtype in {work.dtype for work in calls}
+    }
+    for work in calls:
+        attention_basis = bases[work.dtype]
+        if attention_basis is not None:
             # A trace does not name the framework that computes the attention.
             call = attention_time(work, attention_basis, framework=None)
             source = attention_basis.source(named=None)

@@ -122,8 +122,9 @@ def as_xla_perf_table(recording: Recording) -> bytes:
     rows = rows[(rows["op"] == "gemm") & rows["dtype"].isin(list(_XLA_TYPES))]
     if recording.machine.capability is None or rows.empty:
         raise UserError(
-            f"An XLA table holds only {' and '.join(_XLA_TYPES)} GEMMs of a GPU's vendor library, "
-            f"and {recording.folder} has none. Give a recording that has such GEMMs."
+            f"An XLA table holds only {' and '.join(_XLA_TYPES)} GEMMs of a GPU's vendor library "
+            f"that were timed in bursts with a {recording.cache} cache, and {recording.folder} has "
+            "none. Give a recording that has such GEMMs."
         )
     # 1. Collect the FLOP/s of each shape (batch, M, N, K), by the dtypes in XLA's notation.
     speeds: dict[tuple[int, int, int, int], dict[str, int]] = {}

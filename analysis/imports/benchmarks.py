@@ -214,11 +214,13 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 def _with_problems(cases: _Cases, pattern: NamePattern) -> _Cases:
     """Find the problems in the names of cases, and return the cases named after their problems.
 
-    ``cases`` has at least one time. A case whose name does not match the pattern keeps its name.
+    ``cases`` has at least one time. A case whose name does not match the pattern keeps its name. A
+    lost case gets the name of its problem even if another case has it; of several lost cases with
+    one problem, the reason of the last one is kept.
 
     Raises:
         UserError: if the pattern matches no name of a case with a time, finds an invalid problem,
-            or finds the same problem in two names.
+            or finds the same problem in the names of two cases with times.
     """
     times = {
         name: replace(case, problem=pattern.problem(name)) for name, case in cases.times.items()

@@ -400,13 +400,18 @@ def _from_neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert NeuSight's linear layers, which ran in FP32 without TF32.
 
     The output of a layer has B·M rows and K columns, and the sum runs over N. Latencies are in
-    milliseconds.
+    milliseconds. Rows of other operations are left out.
     """
-    sizes = zip(frame["B"] * frame["M"], frame["K"], frame["N"], strict=True)
+    problems = [
+        _build_gemm(int(m), int(n), int(k), "fp32") if operation == "linear" else None
+        for operation, m, n, k in zip(
+            frame["OPName"], frame["B"] * frame["M"], frame["K"], frame["N"], strict=True
+        )
+    ]
     return _FileRows(
         devices=_device_names(frame["Device"]),
         dtypes=["fp32"] * len(frame),
-        problems=[_build_gemm(int(m), int(n), int(k), "fp32") for m, n, k in sizes],
+        problems=problems,
         seconds=(frame["Latency"] * 1e-3).tolist(),
         implementations=["cublas"] * len(frame),
         kernels=_neusight_kernels(frame),
@@ -552,7 +557,7 @@ def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm 
 def _build_conv(
     sizes: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: str, pass_: str
 ) -> Conv | None:
-    """Return a convolution in NCHW with one group, or None if the sizes are invalid.
+    """Return a convolution in NCHW with one group, or None if a size or a pair is invalid.
 
     ``sizes`` are the number of images, channels, height, width, number of filters, and the filter's
     height and width. ``pairs`` are stride, padding and dilation, each along the height and the

@@ -212,7 +212,7 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
     if machine is not None:
         # A caller in Python may give something else, such as a list of machines.
         if not isinstance(machine, str):
-            raise UserError(f"--machine is {machine!r}; give one machine, such as nvidia-h200.")
+            raise UserError(f"machine is {machine!r}; give one machine, such as 'nvidia-h200'.")
         slug = slug_at(results, machine)
     if slug is None or slug in recorded_machines(results):
         folder = find_recording(slug, results)
@@ -365,7 +365,7 @@ def _date_source(run: Mapping[str, Any]) -> str:
 
 
 def basis_at(folder: Path, fitted: Model) -> Basis:
-    """Return the basis from the recording in a folder.
+    """Return the basis from the recording in a folder, as :func:`find_basis` does.
 
     ``fitted``, a model that was just fitted to the recording, is only used if the recording has no
     calibration.json, because all answers about a recording must come from the same model.
@@ -376,6 +376,8 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
     basis = _basis_from_recording(folder)
     if not basis.calibrated:
         basis = _recorded_basis(folder, load_run(folder), fitted)
+    if folder.parent.name == PLACE:
+        basis = _with_published_groups(basis, folder.parent.parent)
     return _with_missing_dtypes(basis)
 
 

@@ -370,9 +370,9 @@ def _intensity_name(workload: Workload) -> str:
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
-    Each dtype of the GEMMs has one pair; a CPU has none. The ratio of a pair is the GEMM's
-    FLOP/s over the layer's bytes/s, divided by the same ratio from the datasheet. Several GPUs of
-    one run may have timed the cases of a pair.
+    Each dtype of the GEMMs whose peak is known gives one pair, except on a CPU. The ratio of a pair
+    is the GEMM's FLOP/s over the layer's bytes/s, divided by the same ratio from the datasheet.
+    Several GPUs of one run may have timed the cases of a pair.
     """
     if machine.kind == "cpu":
         return

@@ -156,6 +156,11 @@ def validate_with_prior(
             With the hold-out ``folds``, ``seed`` has no effect.
         holdout: one of the hold-outs above.
 
+    Returns:
+        The judged rows and the model that predicted them. With the hold-out ``folds``, the model,
+        its prior and the calibration rows are those of the first fold, so that model has seen most
+        of the tested rows, and no baseline is judged.
+
     Raises:
         UserError: in any of these cases:
 

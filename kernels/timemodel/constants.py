@@ -215,7 +215,10 @@ def foreign_constants(
     entries = [_entry(name, dtype) for name in (*reversed(not_later), *later) if name in table]
     by_slug = {entry["machine"]: entry for entry in entries if entry["machine"] != machine.slug}
     if slug == machine.slug:
-        raise UserError(f"{slug} is the machine to predict for; name another machine.")
+        raise UserError(
+            f"constants must come from another machine than {slug}, which is the one to predict "
+            "for; name another machine for the constants."
+        )
     if slug is not None and slug not in by_slug:
         suggestion = nearest(slug, by_slug)
         raise UserError(f"constants.toml has no constants of {slug!r} in {dtype}; {suggestion}")

@@ -181,12 +181,12 @@ def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
 
     The names of the kernels in results/published/nvidia-h100-sxm show what the two libraries do:
 
-    - Where rows of a GEMM are aligned to 8 bytes, 217 of 218 kernels are those for 4 bytes
-      (``align2`` in 16 bits, ``align1`` in tf32).
-    - Before 96% of NHWC convolutions on Tensor Cores whose channels are not multiples of 16 bytes,
-      ``nhwcAddPaddingKernel`` pads the activations that the pass reads. Its median rate is a sixth
-      of the memory's bandwidth in 16 bits, and a third in tf32. The kernel after it is one for
-      aligned channels.
+    - cuBLAS treats rows that are aligned to 8 bytes as if they were aligned to 4. It chose such a
+      kernel (``align2`` in 16 bits, ``align1`` in tf32) in all but one of 218 cases.
+    - If the channels of an NHWC convolution on Tensor Cores are not multiples of 16 bytes, cuDNN
+      almost always (96%) runs ``nhwcAddPaddingKernel`` first, which pads the activations that the
+      pass reads. Its median rate is a sixth of the memory's bandwidth in 16 bits, and a third in
+      tf32. The main kernel is then one for aligned channels.
     """
     # 1. Lower the alignment of a GEMM's rows from 8 bytes to 4.
     if isinstance(problem, Gemm):

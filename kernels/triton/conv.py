@@ -110,7 +110,7 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of the kernel (:func:`_computed_problem`) with each config."""
+        """Estimate the kernel's seconds with each config, for :func:`_computed_problem`."""
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 

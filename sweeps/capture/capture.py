@@ -140,6 +140,9 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     Layers are recomputed one at a time, and the layer that is being recomputed keeps all its
     tensors. The peak is therefore the sum of the bytes saved outside of layers, the bytes of the
     inputs of all calls to all layers, and the bytes that the largest layer saves in one call.
+
+    This can be too much: an input that layers share, such as the states of an encoder, is counted
+    for each of them, and the input of the recomputed layer is counted twice.
     """
     outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
     # Bytes by the id of a layer: those saved by one call, and those of the inputs of all calls.

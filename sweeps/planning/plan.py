@@ -485,11 +485,12 @@ def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs
     """
     check_seconds = costs.passes * checked_bytes(case) / machine.bandwidth
     clock = CudaClock if machine.kind == "gpu" else CpuClock
-    if case.cache == "warm":
+    if not seconds:
+        results_of_batch = 0  # the workload cannot run, so it is refused without any sample
+    elif case.cache == "warm":
         results_of_batch = 1
     else:
-        # The estimate is 0 if the workload cannot run, and the divisor must not be 0.
-        results_of_batch = math.ceil(clock.batch_seconds / max(seconds, 1e-9))
+        results_of_batch = math.ceil(clock.batch_seconds / seconds)
     # The check after the samples needs a further launch.
     return 3 * costs.check + seconds + (2 + results_of_batch) * check_seconds
 

@@ -438,8 +438,12 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
 
 def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
     """Return True if a request adds its sweeps to a plan, with additional budget for them."""
-    # The plan may lack cases of these dtypes: emulated dtypes are planned only if requested.
-    names_dtypes = bool(request.dtypes)
+    # The plan may lack cases of these dtypes: emulated dtypes are planned only if requested. The
+    # same request must resume a run with several shards, so only dtypes without any case count.
+    planned_dtypes = {row["dtype"] for row in plan["cases"]}
+    names_dtypes = bool(request.dtypes) and (
+        plan["shards"] == 1 or not set(request.dtypes) <= planned_dtypes
+    )
     # A request that names only some of the plan's sweeps has its budget only for these.
     names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
     has_new_sweeps = not set(sweeps) <= set(plan["sweeps"])

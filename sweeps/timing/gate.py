@@ -192,7 +192,8 @@ class Spin:
 def new_gate(torch: Any) -> Gate:
     """Create a :class:`HostFlag` if the driver supports it, else a :class:`Spin`.
 
-    The GPU must be at its working clock rate, because a spin measures that rate when it is made.
+    The GPU must already run at its working clock rate, because the constructor of :class:`Spin`
+    measures that rate.
     """
     try:
         return HostFlag(torch, ctypes.CDLL(_DRIVER))

@@ -180,8 +180,8 @@ const workOf = (problem, option, { choose }) =>
 
 // The problem itself, then its variants with other sizes that a query allows.
 function optionsOf(problem, question, timeModel) {
-  // 1. Find the sizes of each group of dimensions. Multiples of powers of two are tried in any case, so only
-  // the other tile sizes are passed on.
+  // 1. Find the sizes of each group of dimensions. Multiples of powers of two are tried in any case,
+  // so only the other tile sizes are passed on.
   const { allowance } = question;
   const isPowerOfTwo = (size) => (size & (size - 1)) === 0;
   const tiles = timeModel.groups[groupName(problem)].tiles;

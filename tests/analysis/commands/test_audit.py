@@ -104,6 +104,8 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--skew", "nan"), "--skew is nan; give 1"),
         ((*GPT2, "--budget", "5s"), "--budget needs --measure"),
         ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is not a folder"),
+        ((*GPT2, "--plots", "/dev/null"), "/dev/null exists and is not a folder"),
+        ((*GPT2, "--measure", "--budget", "5x"), "5x"),
         (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "does not compute bf16"),
         (("audit", "gpt2", "--machine", "h200,"), "--machine has an empty name in 'h200,'"),
     ],

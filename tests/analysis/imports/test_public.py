@@ -127,6 +127,7 @@ def test_neusights_linear_layers_contract_over_n(tmp_path: Path) -> None:
         "linear,1.5,NVIDIA A100 80GB PCIe,ampere_sgemm_128x64_tn,"
         ";ampere_sgemm_128x64_tn,1,32,64,96\n"
         "linear,9.9,NVIDIA L4,k,;k,1,32,64,96\n"
+        "bmm,9.9,NVIDIA A100 80GB PCIe,k,;k,16,32,64,96\n"
     )
     source = read_source(path, A100)
     assert source.problems == [Gemm(32, 96, 64, "fp32")]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis.advice.times import measurements_near, times_of
-from analysis.model.basis import Basis, find_basis, machine_rows
+from analysis.model.basis import Basis, basis_at, find_basis, machine_rows
 from analysis.model.fit import FP32_LIKE, UNCALIBRATED, SoftwareRange
 from analysis.model.fitted import analyse, write_predictions
 from analysis.model.prior import (
@@ -304,6 +304,8 @@ def test_an_import_is_completed_by_the_published_recording(tmp_path: Path) -> No
     assert (basis.kind, basis.folder) == ("public", imported)
     kinds = {d: basis.group_kind_and_source(Gemm(512, 512, 512, d))[0] for d in ("bf16", "fp16")}
     assert kinds == {"bf16": "public", "fp16": "recorded"}
+    # The page of the import predicts from the same groups.
+    assert basis_at(imported, basis.model).model.fits.keys() == basis.model.fits.keys()
     # A group that stands in for another dtype is of the recording, too.
     conv = Conv.parse("8,64,28,28,64,3,3,1,1,1,1,bf16")
     assert basis.group_kind_and_source(conv)[0] == "recorded"

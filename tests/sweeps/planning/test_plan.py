@@ -112,6 +112,14 @@ def test_where_no_line_fits_implementations_are_still_planned_together() -> None
     assert all(problems.count(problem) == 2 for problem in problems)
 
 
+def test_a_dtype_that_the_gpu_lacks_takes_no_time() -> None:
+    v100 = known_machine("nvidia-v100-sxm2-16gb")
+    cases = [Case("s", Gemm(8192, 8192, 8192, dtype), "cublas") for dtype in ("fp16", "bf16")]
+    plan = make_plan({"s": cases}, v100, 60)
+    expected = {entry.case.problem.dtype: entry.expected for entry in plan.planned}
+    assert expected["bf16"] < expected["fp16"]
+
+
 def test_probed_costs_make_a_plan_shorter_or_longer() -> None:
     cases = {"s": grid("s", list(range(1000, 1017)), [64, 1024])}
     usual = make_plan(cases, CPU, 600).planned

@@ -131,6 +131,15 @@ def test_sweeps_are_added_to_a_recording(tmp_path: Path) -> None:
         begin(replace(added, shard=(1, 2)), quiet)
 
 
+def test_shards_with_named_dtypes_are_resumed_but_get_no_others(tmp_path: Path) -> None:
+    shards = [replace(request(tmp_path, shard=(i, 2)), dtypes=("fp32",)) for i in (1, 2)]
+    first, other = [begin(shard, quiet) for shard in shards]
+    assert ids(begin(shards[0], quiet)) == ids(first)
+    assert not set(ids(first)) & set(ids(other))
+    with pytest.raises(UserError, match="only if it has one shard"):
+        begin(replace(shards[0], dtypes=("bf16",)), quiet)
+
+
 def test_what_is_recorded_elsewhere_is_not_added_either(tmp_path: Path) -> None:
     main, extra = tmp_path / "main", tmp_path / "extra"
     recorded = begin(Request(("depthwise",), 20.0, main, device="cpu"), quiet)
