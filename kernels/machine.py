@@ -157,6 +157,8 @@ def _fault_of(data: Any) -> str:
     if generation not in generations:
         valid = enumerated([repr(name) for name in dict.fromkeys(generations)], "or")
         return f"machine.generation is {generation!r}, not {valid}"
+    if kind == "cpu" and capability is not None:
+        return f"machine.capability is {capability!r}, but a CPU has none"
     if capability is not None and len(capability) != 2:
         return f"machine.capability is {capability!r}, not two whole numbers"
     return ""

@@ -287,3 +287,9 @@ def test_every_slug_that_is_made_of_a_name_is_one(name: str) -> None:
     for slug in (slug_of_device(name), cpu_slug(name, "avx2", 8)):
         data = {**known_machine("nvidia-h200").to_json(), "slug": slug}
         assert Machine.from_json(data).slug == slug
+
+
+def test_a_cpu_with_a_compute_capability_is_refused() -> None:
+    data = {**cpu_machine({"fp32": 1e11}, 1e10, 2).to_json(), "capability": [9, 0]}
+    with pytest.raises(UserError, match="but a CPU has none"):
+        Machine.from_json(data)
