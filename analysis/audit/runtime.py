@@ -211,7 +211,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     """Return the part of an operation that one of ``tp`` GPUs computes.
 
     The split is that of Megatron-LM (Shoeybi et al. 2019). ``forward`` is the forward operation
-    that ``product`` is a gradient of, or ``product`` itself if it is a forward operation.
+    that ``product`` is a gradient of. It is ``product`` itself if that is a forward operation, or
+    if its forward operation is not known.
 
     Raises:
         UserError: if a size that has to be divided equally is not a multiple of ``tp``.

@@ -395,7 +395,7 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
 def _sizes(arguments: list[str]) -> dict[str, int]:
     """Return the size of each dimension from arguments such as ``hidden=4096``.
 
-    If several arguments name a dimension, the last argument counts.
+    If several arguments name the same dimension, the last one is used.
 
     Raises:
         UserError: if an argument does not have this form.

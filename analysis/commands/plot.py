@@ -292,12 +292,12 @@ def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
 
     The table may be empty. It leaves out hand-written kernels, cases that were timed without pauses
     or in another cache state than most cases, and cases whose operands have gaps or unaligned
-    addresses.
+    addresses. Recordings by Rooftile also have the columns of :func:`with_steady_times`.
 
     Raises:
         UserError: if the recording cannot be read.
     """
-    from analysis.recordings.load import bursts, library_rows, stored_ordinarily
+    from analysis.recordings.load import bursts, library_rows
     from analysis.recordings.repetition import with_steady_times
     from analysis.recordings.runs import load_runs
 
@@ -307,7 +307,6 @@ def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
         return pd.DataFrame(columns=["m", "n", "k", "implementation", "time_us"])
     recording = load_runs(basis.folder)
     rows = bursts(library_rows(recording.products), recording.cache)
-    rows = rows[stored_ordinarily(rows)]
     is_plain = (rows["op"] == "gemm") & (rows["layout"] == "nt") & (rows["batch"] == 1)
     rows = rows[is_plain & (rows["dtype"] == dtype)]
     # A public table has one time per case, without rounds to correct for.

@@ -171,7 +171,7 @@ def fit_collection(
     Args:
         machine: the machine that was measured.
         source: framework and version of the collection, in words.
-        gemms: the measured GEMMs, at least one, all of one dtype.
+        gemms: the measured GEMMs, all of one dtype; a good fit needs hundreds.
         seconds: measured seconds of each GEMM. The times are warm: operands that fit into the
             last-level cache were already in it.
         settings: number of trees, and minimum number of rows in a leaf.

@@ -50,7 +50,7 @@ _INTERVAL_FIELDS = (
 
 @dataclass(frozen=True)
 class PageGroup:
-    """An operation and a dtype that the page predicts.
+    """An operation and a dtype of problems whose times the page predicts.
 
     Attributes:
         problem: an example with this operation and dtype.

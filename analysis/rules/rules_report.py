@@ -62,8 +62,9 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
     if any(row.id in SHARES for row in judged):
         lines += [
             "The effects of `amdahl` and `tc-used` are shares, and their intervals are not 95% "
-            "intervals. That of `amdahl` is computed from the 95% intervals of two median times. "
-            "That of `tc-used` extends from the lowest share of a step to the highest.",
+            "intervals. The interval of `amdahl` is computed from the 95% intervals of two median "
+            "times. The interval of `tc-used` extends from the lowest to the highest share among "
+            "the steps.",
             "",
         ]
     if machine.kind == "cpu":

@@ -243,6 +243,9 @@ def scaled_constants(
     SMs differ less than their FLOP/s. For example, the Tensor Cores of many graphics GPUs run at
     half the rate, but their SMs do not read and write at half the rate.
 
+    The constants of misaligned rows are not scaled. They are replaced by those that are stated for
+    the generation of ``here`` (:func:`_misaligned_constants`), even if ``c`` was fitted to others.
+
     Raises:
         UserError: if ``here`` does not compute the dtype.
     """
@@ -258,7 +261,7 @@ def scaled_constants(
     facts_there = facts.get(there.generation, {})
     sharing_ratio = facts_here.get("share", 1.0) / facts_there.get("share", 1.0)
     achievable_ratio = facts_here.get("achievable", 1.0) / facts_there.get("achievable", 1.0)
-    # 3. Scale the constants that depend on these ratios.
+    # 3. Scale the constants that depend on these ratios, and replace those of misaligned rows.
     return replace(
         c,
         compute=min(c.compute * achievable_ratio, BOUNDS["compute"][1]),

@@ -200,7 +200,7 @@ def _slopes(
 
 
 def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
-    """Return True if two lists of products agree in modules, passes, operations and counts."""
+    """Return True if two lists of operations agree in modules, passes, kinds and counts."""
 
     def without_sizes(product: Product) -> tuple[str, str, str, int]:
         return product.path, product.pass_, product.work.op, product.count

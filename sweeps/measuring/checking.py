@@ -158,9 +158,9 @@ class ResultChecker:
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
         """Check results with :func:`verify`, and return the verdict.
 
-        ``results`` maps the index of each set to check to its result. A result is wrong if its
-        shape or dtype differs from that of the set's buffer. ``entries`` is passed on to
-        :func:`verify`.
+        ``results`` has the result of each set that is checked, by the set's index. A result is
+        wrong if its shape or dtype differs from that of the set's buffer. ``entries`` is passed on
+        to :func:`verify`.
         """
         for index, result in results.items():
             out = self._launch.sets[index].out

@@ -59,8 +59,12 @@ class TorchBench:
     ) -> None:
         """Open the device (``cpu`` or ``gpu``), and size the arena for ``cases``.
 
-        ``gpu`` is the GPU's ordinal, or None on a CPU. ``number`` is the GPU's number within the
-        run, or None to use the ordinal.
+        ``machine`` is the measured machine; the ceilings of a CPU must be known. ``gpu`` is the
+        GPU's ordinal, or None on a CPU. ``number`` is the GPU's number within the run, or None to
+        use the ordinal.
+
+        Raises:
+            UserError: if the device cannot be used.
         """
         # 1. Open the device, its clock and its sensors.
         self.machine = machine
@@ -107,7 +111,8 @@ class TorchBench:
 
         A burst without a warm cache uses no set twice, so it has a set for each launch. Sustained
         work uses its sets in turn. Before a set is used again, all other sets are used, so the
-        other sets together need only be twice as large as the cache. The arena may hold fewer sets.
+        other sets together need only be twice as large as the cache. If memory is short, the arena
+        holds fewer sets than this method returns.
         """
         if case.cache == "warm":
             return 1
