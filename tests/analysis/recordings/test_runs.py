@@ -212,7 +212,8 @@ def test_a_cpu_with_nothing_else_is_refused(tmp_path: Path) -> None:
     record(tmp_path / slug, CASES, [1e-5] * 4, run=EARLIER, **UNUSABLE)
     path = tmp_path / slug / "run.json"
     run = read_run(path.parent)
-    machine = {**run["machine"], "slug": slug, "kind": "cpu", "generation": "cpu"}
+    facts = {"slug": slug, "kind": "cpu", "generation": "cpu", "capability": None}
+    machine = {**run["machine"], **facts}
     write_run(path.parent, {**run, "machine": machine})
     done = analysis(
         "recommend", "--machine", slug, "--results", str(tmp_path), "--gemm", "1024,1024,1024,bf16"
