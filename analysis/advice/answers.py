@@ -50,10 +50,13 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     measured = measurements_near(basis, problems, max(growth, shrinkage))
     answers = []
     for problem in problems:
-        advice = advise(problem, basis.model, measured, basis.library(problem), question)
+        library = basis.library(problem)
+        advice = advise(problem, basis.model, measured, library, question)
         is_measured = advice.evidence != PREDICTED
         kind, source = basis.kind_and_source(
-            problem, measured=is_measured, in_model_folder=problem in measured.older
+            problem,
+            measured=is_measured,
+            in_model_folder=(problem, library) in measured.older,
         )
         answers.append(Answer(advice, kind, source))
     return answers

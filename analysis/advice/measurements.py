@@ -73,8 +73,8 @@ class Measurements:
                     self._other_implementations.setdefault(before, []).append(
                         (other_implementation, ratio)
                     )
-        self.older: frozenset[Problem] = frozenset()
-        """Problems whose times are only in the older measurements of :meth:`with_older`."""
+        self.older: frozenset[Contender] = frozenset()
+        """Contenders whose times are only in the older measurements of :meth:`with_older`."""
         self._times = times
         self._problems = list(times)
         self._index = SizeIndex(self._problems)
@@ -90,18 +90,20 @@ class Measurements:
             for problem in {**older._times, **self._times}
         }
         joined = Measurements(times, self.warm)
-        joined.older = frozenset(older._times.keys() - self._times.keys())
+        joined.older = frozenset(older._contenders() - self._contenders())
         joined._confirmed = older._confirmed | self._confirmed
         joined._other_implementations = older._other_implementations | self._other_implementations
         joined._repeats = {**older._repeats, **self._repeats}
-        for problem in older._times.keys() & self._times.keys():
-            for name in older._times[problem].keys() & self._times[problem].keys():
-                contender = problem, name
-                joined._repeats[contender] = [
-                    *self._all_times(contender),
-                    *older._all_times(contender),
-                ]
+        for contender in older._contenders() & self._contenders():
+            joined._repeats[contender] = [
+                *self._all_times(contender),
+                *older._all_times(contender),
+            ]
         return joined
+
+    def _contenders(self) -> set[Contender]:
+        """Return all measured problems, each with every implementation that computed it."""
+        return {(problem, name) for problem, times in self._times.items() for name in times}
 
     @property
     def problems(self) -> Iterable[Problem]:

@@ -110,7 +110,7 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
         kind, source = basis.kind_and_source(
             problem,
             measured=measured_time is not None,
-            in_model_folder=problem in measured.older,
+            in_model_folder=(problem, library) in measured.older,
         )
         rows.append(
             {

@@ -132,8 +132,8 @@ def fit_group(
             sample_estimates = estimates.take(sample)
             regressors = sample_estimates.regressors(same_machine)
             prior_weights = Offsets.weights_by_column(same_machine, prior.weights)
-            # The fit expects errors as large as the misfit. Where the prior's spread is larger, an
-            # error is scaled down to the size that the fit expects.
+            # The fit weighs all errors alike. Rows whose prior spread is larger than the misfit are
+            # less certain, so their errors are scaled down.
             sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(sample_estimates))
         rows = _FitRows(sample_inputs, seconds[sample], regressors, sureness)
         constants, weights = _solve(rows, constants, prior_weights, prior.spread)

@@ -100,7 +100,7 @@ class Shapes:
         which decides what misaligned sizes cost (:func:`_gpu_library_row`).
         """
         # 1. Convert each problem to a row. The number of columns is given, because it cannot be
-        # derived from the rows if there are no problems.
+        # derived from an empty list of rows.
         tile = ALGORITHMS[algorithm]
         row_of = _gpu_library_row if on_gpu_library else _shape_row
         rows = [row_of(problem, tile) for problem in problems]

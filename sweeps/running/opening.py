@@ -595,9 +595,9 @@ def _recorded_sweeps(
     """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
     A sweep is returned if the recording there has a time for every case of the sweep and of the
-    other sweeps in its group. The list is empty if there is no folder or no recording in it, if the
-    recording is unusable, or if it cannot be resumed with this version of Rooftile and the software
-    of this machine.
+    other sweeps in its group. The list is empty if the folder or its recording does not exist, if
+    the recording is unusable, or if it cannot be resumed with this version of Rooftile and the
+    software of this machine.
     """
     results = request.skip_recorded
     if results is None:

@@ -73,10 +73,10 @@ class Gates:
         )
 
     def _next_alone(self) -> list[int]:
-        """Return the worker that may now time its anchors alone, as a list of at most one.
+        """Return the next worker that may time its anchors while all others wait, in a list.
 
-        No worker may do so before all workers have come to the first gate, because a worker that is
-        still preparing would disturb the times.
+        The list is empty until all workers have come to the first gate, because a worker that is
+        still preparing would disturb the times, and while another worker is at it.
         """
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):

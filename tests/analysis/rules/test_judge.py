@@ -174,7 +174,7 @@ def test_a_rule_about_gpus_is_not_judged_on_a_cpu_and_the_others_say_where_they_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
-    facts = {"kind": "cpu", "generation": "cpu", "capability": None, "slug": "cpu-made-up-2t"}
+    facts = {"kind": "cpu", "generation": "cpu", "capability": None, "slug": "cpu-simulated-2t"}
     cpu = Machine.from_json({**H100.to_json(), **facts})
     cases = alignment_cases()
     rows = plant(tmp_path, cases, aligned_law(1.5), 0, cpu)
