@@ -44,6 +44,7 @@ from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
 _MIN_ANCHOR_BUDGET = 60.0  # seconds of measuring; with fewer, a run on one GPU has no anchors
+_UNLIMITED = 1e9  # seconds; a plan with this budget admits every case
 
 CasesOf = Callable[[Machine], Sequence[Case]]
 """Function that returns a sweep's cases for a machine."""
@@ -73,7 +74,8 @@ def begin(
         note: called with each sentence for the user.
         advice_cases: functions that return the cases to time for advice, by the names of their
             sweeps. These sweeps replace the request's sweeps, so only cases for advice are
-            measured, with the whole budget.
+            measured, with the whole budget. All of them are planned, because a candidate without
+            the time of its original shape is useless.
 
     Raises:
         UserError: in any of these cases:
@@ -145,10 +147,10 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     for advice becomes the time already spent on advice plus the time that the request keeps for it.
     """
     request, sweeps = opening.request, opening.sweeps
-    added_seconds = request.measuring_on(opening.device.machine.kind)
     if opening.for_advice:
         # Measuring for advice is not part of the plan's budget, which 0.0 leaves unchanged.
-        return _with_cases(record, opening, sweeps, added_seconds, 0.0)
+        return _with_cases(record, opening, sweeps, _UNLIMITED, 0.0)
+    added_seconds = request.measuring_on(opening.device.machine.kind)
     events, _ = read_events(opening.folder)
     # The time for advice, spent or left, is not part of the plan's budget.
     confirming_seconds = _confirming_seconds(record["plan"], events)
@@ -544,7 +546,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     plan = make_plan(
         cases,
         machine,
-        budget,
+        _UNLIMITED if opening.for_advice else budget,
         request.shard[1],
         in_order=request.add,
         together=request.together,

@@ -294,7 +294,8 @@ def test_accuracy_counts_every_row(analysis: Analysis) -> None:
 
 @pytest.mark.slow
 def test_a_cpus_roofs_say_that_they_were_measured(analysis: Analysis, tmp_path: Path) -> None:
-    cpu = replace(known_machine("nvidia-h100-sxm"), kind="cpu", generation="cpu", slug="cpu-x-2t")
+    gpu = known_machine("nvidia-h100-sxm")
+    cpu = replace(gpu, kind="cpu", generation="cpu", capability=None, slug="cpu-x-2t")
     cases = [Case("mine", Gemm(512 + 64 * i, 512, 512, "bf16"), "onednn") for i in range(20)]
     times = model_law()(problems(cases))
     recording = load(record(tmp_path / "cpu-x-2t", cases, times, machine=cpu))

@@ -57,6 +57,16 @@ def test_what_advice_asks_for_is_measured_by_the_first_shard(tmp_path: Path) -> 
     assert [ids(part) for part in again] == [ids(part) for part in parts[1:]]
 
 
+def test_all_cases_for_advice_are_planned_whatever_they_cost(tmp_path: Path) -> None:
+    asked = [Case(CONFIRM, Gemm(256, n, 256, "fp32"), "mkl") for n in (255, 256, 264)]
+    little = Request(budget=1e-3, results=tmp_path, device="cpu", add=True)
+    new = begin(little, quiet, {CONFIRM: lambda machine: asked[:2]})
+    assert {entry.case for entry in new.planned} == {*asked[:2]}
+    resumed = begin(little, quiet, {CONFIRM: lambda machine: asked})
+    assert {entry.case for entry in resumed.planned} == {*asked}
+    assert not read_run(resumed.folder)["plan"]["left_out"]
+
+
 def test_all_default_sweeps_are_represented_after_a_question(tmp_path: Path) -> None:
     asked = [Case(CONFIRM, Gemm(64, 64, 64, "fp32"), "mkl")]
     begin(Request(budget=3.0, results=tmp_path, device="cpu", add=True), quiet,
