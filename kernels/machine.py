@@ -349,27 +349,15 @@ def from_properties(properties: DeviceProperties) -> Machine:
             known_machines()[slug], name=properties.name, memory_bytes=properties.memory_bytes
         )
 
-    # 2. Derive the peaks from the compute capability, the SMs and the clock. A capability that the
-    # table of rates lacks uses the rates of the next older one, or of 7.0 if there is no older one.
-    # ``sources`` names the capability whose rates are used.
-    known_capability = max(
+    # 2. Derive the peaks. A capability that the table of rates lacks uses the rates of the next older
+    # one, or of 7.0 if there is no older one.
+    rates_capability = max(
         (listed for listed in _FLOPS_PER_CLOCK if listed <= properties.capability), default=(7, 0)
     )
-    generation = _GENERATIONS[known_capability]
+    generation = _GENERATIONS[rates_capability]
     similar = _similar_card(properties, generation)
     boost_mhz = properties.boost_mhz or similar.boost_mhz
-    # The Tensor Cores of GeForce cards accumulate in fp32 at half of their rate.
-    is_geforce = "GeForce" in properties.name
-    peaks: dict[str, float] = {}
-    for dtype, flops_per_clock in _FLOPS_PER_CLOCK[known_capability].items():
-        peak = flops_per_clock * properties.sms * boost_mhz * 1e6
-        peaks[dtype] = peak * (0.5 if is_geforce and dtype != "fp32" else 1.0)
-    major, minor = known_capability
-    peaks_source = f"SMs × clock × FLOPs per clock and SM of compute capability {major}.{minor}"
-    if is_geforce:
-        peaks_source += (
-            "; half of this on Tensor Cores, because GeForce cards accumulate in fp32 at half rate"
-        )
+    peaks, peaks_source = _derived_peaks(properties, rates_capability, boost_mhz)
     # 3. Derive the bandwidth, and take all other facts as the driver reports them.
     bandwidth, bandwidth_source = _derived_bandwidth(properties, similar)
     sources = {"peaks": peaks_source, "bandwidth": bandwidth_source}
@@ -385,7 +373,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
         generation=generation,
         capability=properties.capability,
         sms=properties.sms,
-        tensor_mhz=boost_mhz,
+        tensor_mhz=similar.tensor_mhz if _whole_card(properties) else boost_mhz,
         boost_mhz=boost_mhz,
         bandwidth=bandwidth,
         l2_bytes=properties.l2_bytes,
@@ -418,6 +406,35 @@ def _whole_card(properties: DeviceProperties) -> Machine | None:
     """Return the listed card that a MIG slice is a part of, or None if it is not listed."""
     slug = _slug_of_device_name().get(properties.name.partition(" MIG ")[0])
     return None if slug is None else known_machines()[slug]
+
+
+def _derived_peaks(
+    properties: DeviceProperties, rates_capability: tuple[int, int], boost_mhz: float
+) -> tuple[dict[str, float], str]:
+    """Return the peaks (FLOP/s, by dtype) of a card that is not listed, and the peaks' source.
+
+    A slice of a listed card has a share of the card's peaks that equals its share of the card's
+    SMs. Any other GPU has the peaks that follow from the rates of ``rates_capability``, which
+    ``_FLOPS_PER_CLOCK`` lists.
+    """
+    whole_card = _whole_card(properties)
+    if whole_card is not None:
+        share = min(1.0, properties.sms / whole_card.sms)
+        source = f"those of {whole_card.slug}, in proportion to the slice's SMs"
+        return {dtype: peak * share for dtype, peak in whole_card.peaks.items()}, source
+    # The Tensor Cores of GeForce cards accumulate in fp32 at half of their rate.
+    is_geforce = "GeForce" in properties.name
+    peaks: dict[str, float] = {}
+    for dtype, flops_per_clock in _FLOPS_PER_CLOCK[rates_capability].items():
+        peak = flops_per_clock * properties.sms * boost_mhz * 1e6
+        peaks[dtype] = peak * (0.5 if is_geforce and dtype != "fp32" else 1.0)
+    major, minor = rates_capability
+    source = f"SMs × clock × FLOPs per clock and SM of compute capability {major}.{minor}"
+    if is_geforce:
+        source += (
+            "; half of this on Tensor Cores, because GeForce cards accumulate in fp32 at half rate"
+        )
+    return peaks, source
 
 
 def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[float, str]:

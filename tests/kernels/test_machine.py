@@ -147,6 +147,15 @@ def test_a_card_newer_than_the_table_takes_the_newest_older_row() -> None:
     assert "12.0" in machine.sources["peaks"]
 
 
+def test_a_mig_slice_has_its_share_of_the_whole_cards_peaks() -> None:
+    whole = known_machine("nvidia-h20")  # slower than its compute capability allows
+    slice_ = replace(UNKNOWN, name="NVIDIA H20 MIG 3g.48gb", capability=(9, 0), sms=whole.sms // 2)
+    machine = from_properties(slice_)
+    assert machine.peaks == {dtype: peak / 2 for dtype, peak in whole.peaks.items()}
+    assert machine.tensor_mhz == whole.tensor_mhz
+    assert "nvidia-h20" in machine.sources["peaks"]
+
+
 def test_a_mig_slice_keeps_its_name_and_takes_its_share_of_bandwidth() -> None:
     slice_ = replace(
         UNKNOWN, name="NVIDIA A100-SXM4-80GB MIG 3g.40gb", capability=(8, 0), sms=42,
