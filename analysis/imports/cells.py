@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.recordings.csv_file import Faults
 from kernels.common.checks import LARGEST_BYTES, LARGEST_SIZE
 from kernels.common.errors import UserError
-from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
+from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
 from sweeps.schema import COLUMNS, problem_columns, problem_of
 
 CONV_SIZES = ("batch", "c", "h", "w", "kout", "r", "s")
@@ -125,7 +125,8 @@ class _CellCheck(NamedTuple):
 
     is_sound: pd.Series
     column: str
-    fault: str
+    fault: str | pd.Series
+    """One text for all cells, or a series of texts."""
 
 
 def _record_faults(
@@ -154,7 +155,11 @@ def _record_faults(
         # Further checks have no result for rows of the other kind, which are not judged here.
         wrong = is_of_kind & ~is_sound.reindex(cells.index, fill_value=True).astype(bool)
         texts = cells[column] if column in cells else pd.Series("", index=cells.index)
-        faults.record(wrong, [f"{column} is {cell!r}, {fault}" for cell in texts])
+        why = pd.Series(fault, index=cells.index)
+        faults.record(
+            wrong,
+            [f"{column} is {cell!r}, {text}" for cell, text in zip(texts, why, strict=True)],
+        )
 
 
 def _gemm_checks(cells: pd.DataFrame) -> list[_CellCheck]:
@@ -177,22 +182,21 @@ def _gemm_checks(cells: pd.DataFrame) -> list[_CellCheck]:
 def _conv_checks(cells: pd.DataFrame) -> list[_CellCheck]:
     """Return the checks of all rows other than GEMMs: convolutions and unknown operations."""
     sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in CONV_SIZES]
-    is_conv = []
-    for row in cells.to_dict("records"):
+    if "groups" in cells:
+        is_given = cells["groups"] != ""
+        sizes.append(_CellCheck(~is_given | _is_size(cells["groups"]), "groups", _NO_SIZE))
+    # Rows with such a fault are not built, because only the first fault of a row is kept.
+    has_sizes = np.logical_and.reduce([check.is_sound for check in sizes])
+    refusals = pd.Series("", index=cells.index)
+    for index, row in cells[has_sizes].iterrows():
         try:
-            problem_of(_conv_record(row))
-            is_conv.append(True)
-        except (ValueError, KeyError):
-            is_conv.append(False)
-    fault = (
-        "but the row is not a valid convolution: its sizes must fit together, layout must be "
-        f"{' or '.join(CONV_LAYOUTS)}, pass must be {' or '.join(PASSES)}, and dtype must not be "
-        "fp8"
-    )
+            problem_of(_conv_record(row.to_dict()))
+        except UserError as error:
+            refusals[index] = f"but {str(error).removesuffix('.')}"
     return [
         _CellCheck(cells["op"] == "conv", "op", "not gemm or conv"),
         *sizes,
-        _CellCheck(pd.Series(is_conv, index=cells.index), "op", fault),
+        _CellCheck(refusals == "", "op", refusals),
     ]
 
 

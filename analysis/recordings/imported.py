@@ -19,7 +19,7 @@ from analysis.recordings.csv_file import FRAME_TYPES
 from kernels.common.checks import LARGEST_SIZE
 from kernels.common.errors import UserError
 from kernels.common.program import command
-from sweeps.schema import COLUMNS, SCHEMA
+from sweeps.schema import COLUMNS, SCHEMA, problem_of
 from sweeps.store import read_run
 
 PLACE = "public"
@@ -138,7 +138,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
     """Read an imported table, and return its rows with all columns of measurements.csv.
 
     A column that the table lacks gets its default value, or missing values if it has no default.
-    The column ``tflops`` is computed for GEMMs, and missing for other operations.
+    The column ``tflops`` is computed from the sizes and the times.
 
     Raises:
         UserError: in any of these cases:
@@ -169,17 +169,18 @@ def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError, TypeError: if a value cannot be converted to the type of its column.
     """
-    # 1. Take the columns of the table, and the defaults of those that it lacks.
+    # 1. Take the columns of the table, and the defaults of those that it lacks. Each column gets
+    # its type. A column without values, and without a default, is missing.
     values: dict[str, Any] = {**_DEFAULTS, **{name: table[name] for name in table}}
-    # 2. Compute the speeds.
-    flops = 2.0 * table["m"] * table["n"] * table["k"] * table.get("batch", 1)
-    if "op" in table:
-        # The formula only holds for GEMMs. A convolution's M already includes its batch.
-        flops = flops.where(table["op"] == "gemm", np.nan)
-    values["tflops"] = flops / table["time_us"] / 1e6
-    # 3. Give each column its type. A column without values, and without a default, is missing.
     columns = {
         name: pd.Series(values.get(name), index=table.index, dtype=FRAME_TYPES[kind])
         for name, (kind, _) in COLUMNS.items()
     }
-    return pd.DataFrame(columns)
+    rows = pd.DataFrame(columns)
+    # 2. Compute the speeds. Tables may have very many GEMMs, so theirs are computed at once.
+    is_gemm = rows["op"] == "gemm"
+    flops = 2.0 * rows["m"] * rows["n"] * rows["k"] * rows["batch"]
+    others = rows[~is_gemm].to_dict("records")
+    flops[~is_gemm] = [float(problem_of(row).flops) for row in others]
+    rows["tflops"] = (flops / rows["time_us"] / 1e6).astype(rows["tflops"].dtype)
+    return rows

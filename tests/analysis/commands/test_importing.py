@@ -14,6 +14,7 @@ from analysis.commands.importing import _is_imported
 from analysis.imports.tables import PublicTable
 from analysis.model.attention_basis import FILE
 from analysis.recordings.imported import COLLECTIONS, VALIDATION
+from analysis.recordings.load import load
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
 from tests.support.synthetic import H100, gemm_cases, model_law, random_sizes, record
@@ -160,6 +161,25 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     assert "mine.csv, warm, on top of TensorRT-LLM 1.3.0rc20 of nvidia-h100-sxm" in source
     again = analysis("import", tmp_path / "TRTLLM.parquet", *place)
     assert "TensorRT-LLM 1.3.0rc20 is already imported as the prior of your file" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_file_of_convolutions_is_imported_with_their_speeds(tmp_path: Path) -> None:
+    passes = ("fprop", "dgrad", "wgrad")
+    rows = [
+        {"op": "conv", "batch": 8, "c": c, "h": 28, "w": 28, "kout": 64, "r": 3, "s": 3,
+         "stride": "2x2", "padding": "1", "dtype": "bf16", "pass": pass_, "time_us": 20 + c / 10}
+        for c, pass_ in itertools.product((32, 48, 64, 96), passes)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "convs.csv", index=False)
+    here = ("--machine", "h100-sxm", "--results", tmp_path)
+    done = analysis("import", tmp_path / "convs.csv", *here)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "public" / "nvidia-h100-sxm"
+    assert (folder / "plots" / "roofline.png").exists()
+    for row in load(folder).rows.to_dict("records"):
+        flops = 2 * 8 * row["c"] * 64 * 9 * 14 * 14  # of the output's 14×14 pixels in every pass
+        assert row["tflops"] == pytest.approx(flops / row["time_us"] / 1e6)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,30 @@ def test_convolutions_have_the_columns_of_measurements(tmp_path: Path) -> None:
     pairs = ((2, 2), (1, 1), (1, 1))
     conv = Conv(32, 64, 56, 56, 128, 3, 3, *pairs, 1, "fp16", "nhwc", "dgrad")
     assert read(tmp_path, text) == [(conv, "cudnn", 100.0)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"stride": "x"}, "but stride must be one number such as 2, or two such as 2x1, not 'x'"),
+        ({"groups": "1.5"}, "groups is '1.5', not a whole number"),
+        ({"groups": "3"}, r"but groups=3 must divide the input channels \(64\)"),
+        ({"layout": "nt"}, "but conv layout 'nt' is not known; use one of nhwc, nchw"),
+        ({"r": "60"}, "but a 60×3 filter does not fit into 56×56 pixels"),
+        ({"r": "0"}, "r is '0', not a whole number from 1"),
+    ],
+)
+def test_a_damaged_convolution_is_told_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], fault: str
+) -> None:
+    sound = {
+        "batch": "8", "c": "64", "h": "56", "w": "56", "kout": "64", "r": "3", "s": "3",
+        "stride": "1", "groups": "1", "layout": "nhwc", "dtype": "bf16", "time_us": "9",
+    }  # fmt: skip
+    lines = [",".join(row.values()) for row in (sound, sound | changed)]
+    read(tmp_path, "\n".join([",".join(sound), *lines]))
+    told = capsys.readouterr().err
+    assert re.search(f"line 3 is damaged and was left out: .*{fault}", told)
 
 
 def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None:
