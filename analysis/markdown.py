@@ -37,7 +37,8 @@ def table_row(cells: Iterable[str]) -> str:
 def printable(value: Any) -> Any:
     """Return a JSON value in which a space replaces each run of unprintable characters."""
     if isinstance(value, str):
-        return _UNPRINTABLE.sub(" ", value)
+        # Nearly all texts are printable, and this test is faster than the substitution.
+        return value if value.isprintable() else _UNPRINTABLE.sub(" ", value)
     if isinstance(value, list):
         return [printable(item) for item in value]
     if isinstance(value, dict):

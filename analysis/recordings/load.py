@@ -14,12 +14,14 @@ import pandas as pd
 from analysis.markdown import printable
 from analysis.recordings.imported import (
     FILE,
+    MEASUREMENTS,
     OTHERS_PROTOCOL,
     PLACE,
     folder_of,
     is_complete,
     read_imported,
 )
+from analysis.recordings.kept import until_changed
 from analysis.recordings.row_reader import read_rows
 from kernels.common.aliases import slug_meant
 from kernels.common.errors import UserError
@@ -31,7 +33,7 @@ from kernels.operation import Workload, as_problem
 from kernels.problem import Conv, Problem
 from sweeps.folding.health import NOISY, UNUSABLE
 from sweeps.schema import SCHEMA, problem_of
-from sweeps.store import read_run
+from sweeps.store import PLAN, read_run
 from sweeps.timing.sampler import PROTOCOL
 
 _DISTURBED = {
@@ -261,8 +263,11 @@ def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
     return ~rows["config"].str.contains("offset=|ld_multiple=", na=False)
 
 
+@until_changed("run.json", PLAN, "measurements.csv", MEASUREMENTS)
 def load(folder: Path) -> Recording:
     """Read the recording in a folder; report and leave out damaged lines of its measurements.csv.
+
+    Callers must not modify the recording, because it is kept for the next call.
 
     Raises:
         UserError: in any of these cases:
@@ -281,10 +286,12 @@ def load(folder: Path) -> Recording:
     return Recording(folder, Machine.from_json(run["machine"]), run, rows, damaged, parts)
 
 
+@until_changed("run.json", PLAN)
 def load_run(folder: Path) -> dict[str, Any]:
     """Read a folder's run.json, and check that this code can read its schema and protocol.
 
-    Unprintable characters in the file's strings are replaced by spaces.
+    Unprintable characters in the file's strings are replaced by spaces. Callers must not modify the
+    result, because it is kept for the next call.
 
     Raises:
         UserError: if the file or the plan is unreadable, if the description of the machine is

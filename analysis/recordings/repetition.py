@@ -26,11 +26,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.recordings.csv_file import read_csv
+from analysis.recordings.kept import until_changed
 from analysis.recordings.load import Recording
 from sweeps.cases.case import Case
 from sweeps.schema import IDENTITY
 from sweeps.store import ROUND_COLUMNS
 from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
+
+_ROUNDS = "rounds.csv"
 
 _DECILE_RANGE = 2.563  # 10th to 90th percentile of normal values, in standard deviations
 
@@ -204,7 +207,7 @@ def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
     rounds_by_case = {}
     for part in recording.parts:
         run = part.run["run"]
-        for case, rounds in _read_rounds(part.folder / "rounds.csv", run).items():
+        for case, rounds in _read_rounds(part.folder, run).items():
             rounds_by_case[run, case] = rounds
     return rounds_by_case
 
@@ -339,7 +342,8 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
     return places
 
 
-def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
+@until_changed(_ROUNDS)
+def _read_rounds(folder: Path, run: str) -> Mapping[str, Rounds]:
     """Return the samples of each case of a run; report and leave out damaged lines.
 
     The result is empty if the file is missing.
@@ -347,6 +351,7 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     Raises:
         UserError: if the file cannot be read, or is too badly damaged.
     """
+    path = folder / _ROUNDS
     if not path.exists():
         return {}
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,8 +73,8 @@ def plant(
     truth = np.array([law(case.problem) for case in cases])
     samples = np.sort(truth * np.exp(NOISE * rng.standard_normal((9, len(cases)))), axis=0)
     recording = load(record(folder, cases, samples[4], machine=machine))
-    recording.rows["time_lo_us"] = samples[1] * 1e6  # ends of the median's interval
-    recording.rows["time_hi_us"] = samples[7] * 1e6
+    ends = {"time_lo_us": samples[1] * 1e6, "time_hi_us": samples[7] * 1e6}  # of the median
+    recording = replace(recording, rows=recording.rows.assign(**ends))
     return judge_all([Evidence.from_recording(recording)])
 
 
