@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
