@@ -25,6 +25,7 @@ from analysis.rules.inputs import judge_inputs, rule_inputs
 from analysis.slices.series import roofline_series
 from kernels.common.program import ROOT
 from tests.support.published import PUBLISHED, RECORDED
+from tests.support.tiers import quick_and_long
 
 pytestmark = pytest.mark.xdist_group("recordings")  # one worker, which calibrates once
 
@@ -89,7 +90,7 @@ def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", quick_and_long(PUBLISHED_RUNS), ids=lambda folder: folder.name)
 def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
     """Calibrated on two thirds of the problems, asked for the third; three times."""
     recording = load(folder)

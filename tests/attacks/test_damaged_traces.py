@@ -13,7 +13,7 @@ import pytest
 from tests.support.command_line import ANALYSIS, said
 from tests.support.damage import VALUES, damaged
 from tests.support.gpu_traces import PROCESS, GpuTrace
-from tests.support.tiers import quick_and_slow
+from tests.support.tiers import quick_and_long
 
 SEEDS, QUICK = 500, 60
 
@@ -64,7 +64,7 @@ def mutated(draw: random.Random) -> bytes:
     return json.dumps(document).encode()
 
 
-@pytest.mark.parametrize("seed", quick_and_slow(range(SEEDS), QUICK))
+@pytest.mark.parametrize("seed", quick_and_long(range(SEEDS), QUICK))
 def test_a_damaged_trace_gets_an_answer_or_a_sentence(seed: int, tmp_path: Path) -> None:
     draw = random.Random(f"trace {seed}")
     # A kernel that is named "nan" is shown as such, and is not an absurd number.

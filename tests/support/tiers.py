@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 TIERS = ("fast", "all", "long")
-EXAMPLES = {"fast": 15, "all": 50, "long": 300}
+EXAMPLES = {"fast": 15, "all": 25, "long": 300}
 """Examples of each property test of hypothesis."""
 
 PROPERTY = "property"

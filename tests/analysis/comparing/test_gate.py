@@ -37,6 +37,7 @@ from analysis.recordings.case_times import CaseTimes, TimedProcess
 from tests.support.command_line import analysis
 from tests.support.simulated_benchmarks import BenchmarkSetting, SimulatedBenchmark, slowed
 from tests.support.synthetic import gemm_cases, record
+from tests.support.tiers import quick_and_long
 
 QUIET = BenchmarkSetting(noise=(0.002, 0.01), process=0.001, processes=3)
 
@@ -175,14 +176,17 @@ def test_a_lost_case_fails() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [
-        BenchmarkSetting(),
-        BenchmarkSetting(processes=3),
-        BenchmarkSetting(processes=3, uneven=1.0),
-        BenchmarkSetting(drift=0.02, uneven=0.3),
-        BenchmarkSetting(cases=8, processes=3),
-        BenchmarkSetting(heavy=True),
-    ],
+    quick_and_long(
+        [
+            BenchmarkSetting(),
+            BenchmarkSetting(drift=0.02, uneven=0.3),
+            BenchmarkSetting(processes=3),
+            BenchmarkSetting(processes=3, uneven=1.0),
+            BenchmarkSetting(cases=8, processes=3),
+            BenchmarkSetting(heavy=True),
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_false_alarms_are_rare_and_stated_changes_are_found(setting: BenchmarkSetting) -> None:

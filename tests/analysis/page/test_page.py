@@ -37,6 +37,7 @@ from kernels.timemodel.constants import default_constants
 from sweeps.cases.case import Case
 from tests.support.browsing import need_browser, opened
 from tests.support.synthetic import H100, gemm_cases, random_sizes, record, recorded
+from tests.support.tiers import quick_and_long
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -216,7 +217,9 @@ DAMAGE = [nan_time, infinite_time, negative_size, endless_word, odd_letters, no_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: str(damage.__name__))
+@pytest.mark.parametrize(
+    "damage", quick_and_long(DAMAGE, 4), ids=lambda damage: str(damage.__name__)
+)
 def test_a_damaged_table_is_a_page_or_a_sentence(
     damage: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from sweeps.timing.statistics import CHECKPOINTS
 from tests.support.fakes import planned
 from tests.support.runs import a_run, carry, rows_of
 from tests.support.terminal import as_in_a_terminal
-from tests.support.tiers import quick_and_slow
+from tests.support.tiers import quick_and_long
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -86,7 +86,7 @@ def count_events(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("kills", quick_and_slow([6, 20]))
+@pytest.mark.parametrize("kills", quick_and_long([6, 20]))
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
     kills: int, tmp_path: Path
 ) -> None:

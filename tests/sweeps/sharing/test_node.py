@@ -152,6 +152,7 @@ def test_a_run_that_is_over_is_left_as_it_is(killed: tuple[Path, str, str]) -> N
         assert b'"event":"anchor"' not in now[len(text) :]
 
 
+@pytest.mark.slow
 def test_two_workers_share_a_run(tmp_path: Path) -> None:
     sweep = tmp_path / "mine.toml"
     sweep.write_text('question = "Why?"\nop = "gemm"\n[[block]]\n'
