@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.docstrings import docstrings
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [path for room in ("kernels", "sweeps", "analysis") for path in (ROOT / room).rglob("*.py")]
 
@@ -30,15 +32,6 @@ FORBIDDEN = {
     r"\b(is|are|was|were) no (multiple|product|file|JSON|CSV|number|size|time)\b": "is not a …",
     r"\b(timed|measured) beside\b": "together with, next to",
 }
-
-
-def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Docstrings of modules, classes and functions, and of attributes and constants."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            for statement in node.body:
-                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                    yield statement.value
 
 
 def faults_of(path: Path) -> Iterator[str]:
