@@ -1,4 +1,4 @@
-"""Format rates and times for people, with a suitable unit and few digits."""
+"""Format rates, times and shares for people, with a suitable unit and few digits."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ def signed_percent(share: float) -> str:
     """Format a fraction as a signed percentage, such as +3.9% or -0.4%, but never -0.0%."""
     # Adding zero turns the negative zero of a small negative share into +0.0.
     return f"{round(share, 3) + 0.0:+.1%}"
+
+
+def percent_range(lo: float, hi: float) -> str:
+    """Format a range of shares, such as ``86–91%``, or ``-2% to 4%`` if ``lo`` is below 0."""
+    low, high = round(100 * lo), round(100 * hi)
+    return f"{low}% to {high}%" if low < 0 else f"{low}–{high}%"

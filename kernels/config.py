@@ -65,11 +65,11 @@ class Config:
                 raise UserError(f"config key {key!r} is not known; {nearest(key, defaults)}")
             if isinstance(defaults[key], bool):
                 if word not in ("on", "off"):
-                    raise UserError(f"config {key} takes on or off, not {word!r}.")
+                    raise UserError(f"config key {key!r} must be 'on' or 'off', not {word!r}.")
                 values[key] = word == "on"
             else:
                 if not is_whole(word):
-                    raise UserError(f"config {key} takes a whole number, not {word!r}.")
+                    raise UserError(f"config key {key!r} must be a whole number, not {word!r}.")
                 values[key] = int(word)
         return cls(**values)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from analysis.advice.recommend import Advice
 from analysis.advice.sizes import aligned_multiple, misaligned
 from analysis.advice.verdict import LEAVE_IT, VERDICTS
+from analysis.units import percent_range
 from kernels.common.counts import counted
 
 MAX_FINDINGS = 10
@@ -38,12 +39,12 @@ class AdviceFinding:
     def text(self) -> str:
         """Format the finding, with the shape that has the largest gain in brackets.
 
-        Example: ``**likely** when padding, fp32, N: make it a multiple of 64; gain 4% to 8% (…).``
+        Example: ``**likely** when padding, fp32, N: make it a multiple of 64; gain 4–8% (…).``
         """
         best = self.best
         gains = sorted(answer.gain.value for answer in self.advice)
-        lowest, highest = f"{gains[0]:.0%}", f"{gains[-1]:.0%}"
-        gain_range = lowest if lowest == highest else f"{lowest} to {highest}"
+        is_one = f"{gains[0]:.0%}" == f"{gains[-1]:.0%}"
+        gain_range = f"{gains[0]:.0%}" if is_one else percent_range(gains[0], gains[-1])
         example = f"{best.problem} with {best.change or best.implementation}"
         if len(gains) > 1:
             example = f"{len(gains):,} shapes, such as {example}"

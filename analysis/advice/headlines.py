@@ -25,7 +25,7 @@ from analysis.slices.series import (
     mean_ratio,
     square_series,
 )
-from analysis.units import rate
+from analysis.units import percent_range, rate
 from kernels.common.counts import counted
 from kernels.problem import Problem
 from sweeps.timing.statistics import median_interval
@@ -180,7 +180,7 @@ def steady(analysis: Analysis) -> Headline | None:
     share = float(entry["share"])
     lo = math.nan if entry["lo"] is None else float(entry["lo"])
     hi = math.nan if entry["hi"] is None else float(entry["hi"])
-    interval = "" if math.isnan(lo) else f" ({_percent_interval(lo, hi)})"
+    interval = "" if math.isnan(lo) else f" ({percent_range(lo, hi)})"
     formats = {"sm_mhz": "{:,.0f} MHz", "power_w": "{:,.0f} W", "energy_j": "{:.3g} J per GEMM"}
     # A machine may lack some of the sensors.
     readings = [
@@ -219,7 +219,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
         groups = {"": misaligned}
     means = {name: mean_alignment(group) for name, group in groups.items()}
     texts = [
-        f"{speed:.0%} ({_percent_interval(lo, hi)}){f' along {name}' if name else ''}"
+        f"{speed:.0%} ({percent_range(lo, hi)}){f' along {name}' if name else ''}"
         for name, (speed, lo, hi) in means.items()
     ]
     speeds = {name: speed for name, (speed, _, _) in means.items()}
@@ -399,7 +399,7 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
             Headline(
                 "change",
                 f"{_verdict_and_evidence(best)}: {best.problem} {action} gains "
-                f"{gain.value:.0%}{per_flop} ({_percent_interval(gain.lo, gain.hi)}).",
+                f"{gain.value:.0%}{per_flop} ({percent_range(gain.lo, gain.hi)}).",
                 gain.value,
                 gain.lo,
                 gain.hi,
@@ -444,9 +444,3 @@ def _interval_text(lo: str, hi: str) -> str:
     """Format an interval, such as ``86.1–87.9 GFLOP/s``; a common unit is written once."""
     number, _, unit = lo.partition(" ")
     return f"{number}–{hi}" if hi.endswith(unit) else f"{lo}–{hi}"
-
-
-def _percent_interval(lo: float, hi: float) -> str:
-    """Format an interval of shares, such as ``86–91%``, or ``-2% to 4%`` if ``lo`` is below 0."""
-    low, high = round(100 * lo), round(100 * hi)
-    return f"{low}% to {high}%" if low < 0 else f"{low}–{high}%"

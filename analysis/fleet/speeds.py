@@ -1,10 +1,11 @@
 """Compute the speed of each GPU relative to the others, and the interference between GPUs.
 
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
-node in parallel). For each anchor, the log speed of a GPU is compared with the fleet's median. The
-GPU's log speed in a kind of anchor is the median of these differences, minus the fleet's median of
-these medians. The 95% interval of this log speed reaches 1.96 standard errors to either side. The
-standard error has three sources, which are treated as independent, so their variances are added:
+node in parallel). In each anchor, a GPU differs from the fleet's median log speed by some amount.
+The median of these differences over all anchors of a kind is the GPU's relative log speed in that
+kind. The relative log speeds are then shifted so that their median over all GPUs is 0. The 95%
+interval of a relative log speed reaches 1.96 standard errors to either side. The standard error has
+three sources, which are treated as independent, so their variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation
    over all GPUs, because one faulty GPU hardly affects that deviation. The scatter of a GPU's own

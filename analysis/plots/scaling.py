@@ -68,8 +68,9 @@ def edges(
 
     The edges are those of the tile that the vendor library uses for large GEMMs. At a tile edge,
     one more element in the dimension ``along`` needs another row or column of tiles. At a wave
-    edge, one more element needs another wave. Both lists are empty along K, because tiles do not
-    divide K, and on a CPU, because the blocks of its libraries are not known.
+    edge, one more element needs another wave. Both lists are empty along K, because the result is
+    split into tiles only along M and N. They are also empty on a CPU, because the block sizes of
+    its vendor libraries are not known.
 
     Args:
         machine: machine that runs the GEMMs.

@@ -243,8 +243,8 @@ def scaled_constants(
     SMs differ less than their FLOP/s. For example, the Tensor Cores of many graphics GPUs run at
     half the rate, but their SMs do not read and write at half the rate.
 
-    The constants of misaligned rows are not scaled. They are replaced by those that are stated for
-    the generation of ``here`` (:func:`_misaligned_constants`), even if ``c`` was fitted to others.
+    The constants of misaligned rows are not scaled. Those that :func:`_misaligned_constants`
+    returns for the generation of ``here`` replace the values of ``c``, even if these were fitted.
 
     Raises:
         UserError: if ``here`` does not compute the dtype.

@@ -141,8 +141,9 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     tensors. The peak is therefore the sum of the bytes saved outside of layers, the bytes of the
     inputs of all calls to all layers, and the bytes that the largest layer saves in one call.
 
-    This can be too much: an input that layers share, such as the states of an encoder, is counted
-    for each of them, and the input of the recomputed layer is counted twice.
+    The result can be too large. An input that several layers share, such as the output of an
+    encoder, is counted once for each of these layers. The input of the recomputed layer is counted
+    twice.
     """
     outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
     # Bytes by the id of a layer: those saved by one call, and those of the inputs of all calls.

@@ -217,7 +217,10 @@ class _Marks:
         self._begins = [span.begin for span in self._spans]
 
     def number_around(self, event: Mapping[str, Any]) -> int | None:
-        """Return the number of the mark in which a host event began on the same thread, or None."""
+        """Return the number of the mark during which a host event began on the mark's thread.
+
+        Return None if there is no such mark.
+        """
         if "ts" not in event:
             return None
         moment = float(event["ts"])

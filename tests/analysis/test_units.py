@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.units import microseconds, rate, signed_percent
+from analysis.units import microseconds, percent_range, rate, signed_percent
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,11 @@ def test_changes_have_a_sign(share: float, text: str) -> None:
 )
 def test_rates_have_three_digits_and_no_exponent(tflops: float, text: str) -> None:
     assert rate(tflops) == text
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "text"),
+    [(0.86, 0.91, "86–91%"), (-0.002, 0.05, "0–5%"), (-0.02, 0.04, "-2% to 4%")],
+)
+def test_an_interval_of_shares_reads_also_below_zero(lo: float, hi: float, text: str) -> None:
+    assert percent_range(lo, hi) == text

@@ -77,9 +77,9 @@ def test_a_config_text_is_checked() -> None:
     with pytest.raises(UserError, match="config key 'bx' is not known; did you mean"):
         TileConfig.parse("bx=128")
     for text in ("bm=many", "bm=on", "bm"):
-        with pytest.raises(UserError, match="config bm takes a whole number"):
+        with pytest.raises(UserError, match="config key 'bm' must be a whole number"):
             TileConfig.parse(text)
-    with pytest.raises(UserError, match="config tma takes on or off, not '1'"):
+    with pytest.raises(UserError, match="config key 'tma' must be 'on' or 'off', not '1'"):
         PersistentConfig.parse("tma=1")
 
 

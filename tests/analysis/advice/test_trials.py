@@ -224,7 +224,7 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     assert [len(finding.advice) for finding in found] == [1, 6]  # *do it* comes first
     text = found[1].text()
     assert text.startswith("**likely** when padding, fp32, N: make it a multiple of 8 to align")
-    assert "; gain 5% to 8% for up to " in text
+    assert "; gain 5–8% for up to " in text
     assert "; gain 50% for 10.8% more FLOPs (64×" in found[0].text()
     assert "6 shapes, such as 400×" in text
     lines = findings_lines([*advice, one, left])
