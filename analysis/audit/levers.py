@@ -340,10 +340,11 @@ class _Baseline:
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """Return the ratio of two operations' measured times with its evidence, or None if unknown.
+        """Return the measured time of the old operation divided by that of the new one.
 
-        The ratio and its 95% interval are given as (ratio, lo, hi). A ratio from re-timing both
-        operations together is preferred to a ratio from other measurements.
+        The ratio and its 95% interval are given as (ratio, lo, hi), together with the evidence. The
+        result is None if the ratio is unknown. A ratio from re-timing both operations together is
+        preferred to a ratio from other measurements.
         """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         # Only attention has no problem, and the caller treats attention separately.

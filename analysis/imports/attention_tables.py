@@ -106,7 +106,7 @@ def _read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
         return parquet.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:
         lines = str(error).splitlines()
-        reason = lines[0] if lines else "empty"
+        reason = lines[0] if lines else type(error).__name__
         raise UserError(
             f"{path} cannot be read as a table ({reason}); re-install {PACKAGE}."
         ) from None

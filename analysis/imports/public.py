@@ -535,15 +535,16 @@ def _deepbench_dtype(path: Path) -> str:
     """Return the dtype of a DeepBench table from the file's name, because no column contains it.
 
     Raises:
-        UserError: if the name contains neither fp16 nor fp32.
+        UserError: if the name contains neither fp16 nor fp32, or both.
     """
-    match = re.search(r"fp16|fp32", path.name)
-    if match is None:
+    dtypes = set(re.findall(r"fp16|fp32", path.name.lower()))
+    if len(dtypes) != 1:
         raise UserError(
             f"{path} is a DeepBench table, which has no column for the dtype; rename the file so "
-            "that its name contains fp16 or fp32."
+            "that its name contains either fp16 or fp32."
         )
-    return match.group()
+    (dtype,) = dtypes
+    return dtype
 
 
 def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm | None:

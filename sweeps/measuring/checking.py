@@ -40,7 +40,7 @@ class ResultChecker:
         self._launch = launch
         self._random = random.Random(seed)
         self._side = self._random.randrange(2)
-        self._unseen: int | None = None  # set whose first operand is negated at present
+        self._negated: int | None = None  # set whose first operand is negated at present
         self.first_seconds = 0.0
         """Seconds until the launch of :meth:`check_before_timing` returned.
 
@@ -75,18 +75,18 @@ class ResultChecker:
         verdict = self._check_results({0: result}, entries=True)
         return verdict if self._unchanged() else _CHANGED
 
-    def poison(self, unseen: int | None) -> None:
-        """Fill every result buffer with NaN, so that unwritten elements fail the check.
+    def poison(self, changed: int | None) -> None:
+        """Fill every result buffer with a wrong value, so that unwritten elements are found.
 
-        If ``unseen`` is the index of a set, that set's first operand is negated until
-        :meth:`release`. In that case, the buffers are filled with 0 instead of NaN, because a
-        kernel might compute only where it finds NaN.
+        The value is NaN. If ``changed`` is the index of a set, that set's first operand is negated
+        until :meth:`release`, so that a result from an earlier launch is wrong, too. In that case,
+        the value is 0, because a kernel might compute only where it finds NaN.
         """
         self.release()  # if the batch is timed a second time, an operand is still negated
-        if unseen is not None:
-            self._launch.sets[unseen].a.neg_()
-            self._unseen = unseen
-        value = math.nan if unseen is None else 0.0
+        if changed is not None:
+            self._launch.sets[changed].a.neg_()
+            self._negated = changed
+        value = math.nan if changed is None else 0.0
         # Several sets may share a result buffer, which is then filled only once.
         buffers = {operands.out.data_ptr(): operands.out for operands in self._launch.sets}
         for out in buffers.values():
@@ -115,14 +115,14 @@ class ResultChecker:
             last_writers = {sets[i].out.data_ptr(): i for i in indices}
             results = {i: _result_view(last, sets[i].out) for i in last_writers.values()}
         self._require(self._check_results(results), "of a timed batch")
-        if self._unseen is not None and not self._unchanged():
+        if self._negated is not None and not self._unchanged():
             self._require(_CHANGED, "of a timed batch")
 
     def release(self) -> None:
         """Restore the operand that :meth:`poison` negated, if any."""
-        if self._unseen is not None:
-            self._launch.sets[self._unseen].a.neg_()
-            self._unseen = None
+        if self._negated is not None:
+            self._launch.sets[self._negated].a.neg_()
+            self._negated = None
 
     def check_after_timing(self) -> None:
         """Launch on the last set with its first operand negated, and check the result.

@@ -41,8 +41,8 @@ _PREFERRED = ("alignment", "steps", "conv-layouts")
 _PREFERRED_FACTOR = 6.0  # these sweeps get this many times as much time as others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
-# A case may exceed that share by this factor if that keeps its line whole. If even the cheapest
-# case of a sweep exceeds the share, the others may cost up to this many times as much as that case.
+# A case may exceed its limit by this factor if that keeps its line whole. If even the cheapest case
+# of a sweep exceeds the share, the limit is this many times the cost of that case instead.
 _EXCESS_FACTOR = 2.0
 _BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # seconds of one batch; on a GPU, with gate and flush
 _CHECK_PASSES = {2: 6, 4: 3}  # passes over all operands for one check, by bytes per element
@@ -272,7 +272,7 @@ def make_plan(
     for name, cases in sweeps.items():
         if cases:
             entries[name] = _with_costs(cases, machine, compile_seconds, compiled, costs)
-    max_costs = {name: _max_cost(members, case_limit) for name, members in entries.items()}
+    cost_limits = {name: _cost_limit(members, case_limit) for name, members in entries.items()}
     # 2. Assign the cases to shards.
     if shards > 1:
         entries = _with_shards(entries, shards, together, before)
@@ -292,7 +292,7 @@ def make_plan(
         if not queues[name]:
             del queues[name]
         # A line that crosses an admitted one shares cases with it, which are already planned.
-        affordable = _affordable(line, max_costs[name])
+        affordable = _affordable(line, cost_limits[name])
         new_entries = [entry for entry in affordable if entry.case.id not in admitted]
         if room.take(new_entries):
             spent[name] += sum(entry.expected for entry in new_entries)
@@ -302,7 +302,7 @@ def make_plan(
     for name, members in entries.items():
         if not spent[name]:
             for contenders in _bit_reversal_order(_by_contest(members)):
-                affordable = [entry for entry in contenders if entry.expected <= max_costs[name]]
+                affordable = [entry for entry in contenders if entry.expected <= cost_limits[name]]
                 if room.take(affordable):
                     planned += affordable
                     admitted |= {entry.case.id for entry in affordable}
@@ -355,16 +355,16 @@ class _Room:
         return True
 
 
-def _affordable(line: Sequence[PlanEntry], max_cost: float) -> Sequence[PlanEntry]:
-    """Return a line without the cases that cost more than ``max_cost`` seconds.
+def _affordable(line: Sequence[PlanEntry], cost_limit: float) -> Sequence[PlanEntry]:
+    """Return a line without the cases that cost more than ``cost_limit`` seconds.
 
-    The line stays whole if its cheapest case costs at most ``max_cost`` and no case costs more than
-    twice ``max_cost``.
+    The line stays whole if its cheapest case costs at most ``cost_limit``, and no case costs more
+    than twice ``cost_limit``.
     """
     costs = [entry.expected for entry in line]
-    if min(costs) <= max_cost and max(costs) <= _EXCESS_FACTOR * max_cost:
+    if min(costs) <= cost_limit and max(costs) <= _EXCESS_FACTOR * cost_limit:
         return line
-    return [entry for entry in line if entry.expected <= max_cost]
+    return [entry for entry in line if entry.expected <= cost_limit]
 
 
 def _by_contest(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
@@ -407,12 +407,13 @@ def _with_shards(
     }
 
 
-def _max_cost(entries: Iterable[PlanEntry], limit: float) -> float:
-    """Return the largest cost in seconds that a planned case of a sweep may have.
+def _cost_limit(entries: Iterable[PlanEntry], limit: float) -> float:
+    """Return the seconds that a single case of a sweep may cost.
 
     The result is ``limit``, unless every case of the sweep costs more, as on a CPU with a large
     cache, whose flushes are slow. In that case, the result is twice the cost of the cheapest case,
-    so that the cheapest cases represent the sweep.
+    so that the cheapest cases represent the sweep. Cases may cost twice the result if that keeps
+    their line whole (:func:`_affordable`).
     """
     cheapest = min(entry.expected for entry in entries)
     return limit if cheapest <= limit else _EXCESS_FACTOR * cheapest

@@ -51,13 +51,14 @@ class DifferentLimitsError(UserError):
     """
 
     def __init__(self, limit_here: str, limit_of_run: str) -> None:
+        limits = f"has {limit_here}, but the run began with {limit_of_run}"
         super().__init__(
-            f"this GPU has {limit_here}, but the run began with {limit_of_run}. Set the run's "
-            "limit on this GPU, measure it with another --results folder, or use "
-            f"{USE_FRESH} to set the run aside and start a new one.",
+            f"this GPU {limits}. Set the run's limit on this GPU, measure it with another "
+            f"--results folder, or use {USE_FRESH} to set the run aside and start a new one.",
             exit_code=1,
         )
-        self.difference = f"it has {limit_here}, but the run began with {limit_of_run}"
+        self.difference = f"it {limits}"
+        """Clause that states both limits, for a message that has already named the GPU."""
 
 
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:

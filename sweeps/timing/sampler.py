@@ -48,10 +48,10 @@ _LONG_BATCHES = 4.0
 class Checker(Protocol):
     """Checker of the results that launches compute."""
 
-    def poison(self, unseen: int | None) -> None:
+    def poison(self, changed: int | None) -> None:
         """Overwrite every result, in stream order, so that an unwritten result fails the check.
 
-        ``unseen`` is the index of an operand set whose inputs are changed until :meth:`release`;
+        ``changed`` is the index of an operand set whose inputs are changed until :meth:`release`;
         None to change no inputs.
         """
         ...
@@ -393,8 +393,8 @@ class Sampler:
         If ``late``, ``checker`` first changes the inputs of the batch's last operand set.
         """
         sustained = subject.mode == "sustained"
-        unseen = indices[-1] if late else None
-        before = functools.partial(self._begin_batch, subject, checker, unseen)
+        changed = indices[-1] if late else None
+        before = functools.partial(self._begin_batch, subject, checker, changed)
         batch = functools.partial(
             self._clock.time,
             subject.launch,
@@ -419,7 +419,7 @@ class Sampler:
                 return timing
         return replace(timing, hidden=False)
 
-    def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
+    def _begin_batch(self, subject: Subject, checker: Checker | None, changed: int | None) -> None:
         """Prepare the results' memory and the cache, right before a batch.
 
         Only results that will be checked are overwritten. The cache is prepared only for bursts.
@@ -430,7 +430,7 @@ class Sampler:
         if is_burst and subject.cache == "warm":
             subject.launch(0)
         if checker is not None:
-            checker.poison(unseen)
+            checker.poison(changed)
         subject.renew(subject.launches)
         if is_burst and subject.cache != "warm":
             self._flush()

@@ -89,11 +89,11 @@ class FakeChecker:
     def __init__(self, behaviour: str) -> None:
         self.behaviour = behaviour
 
-    def poison(self, unseen: int | None) -> None:
-        self.unseen = unseen
+    def poison(self, changed: int | None) -> None:
+        self.changed = changed
 
     def batch(self, indices: Sequence[int], last: object) -> None:
-        if self.unseen is not None:
+        if self.changed is not None:
             self.check_after_timing()
         if self.behaviour == "wrong-in-batch":
             raise WrongResultError("a check of a timed batch failed: it was wrong.")
