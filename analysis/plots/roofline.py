@@ -48,9 +48,10 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
 
-    The colour of a point shows the predicted limit, and its marker shows the dtype. Intervals of
-    measured speeds are left out if they would make the file large. The result is None for fewer
-    than five points.
+    The colour of a point shows the predicted limit, and its marker shows the dtype. Filled points
+    are measured, and hollow ones are predicted. If there are many cases, their points and lines
+    become an image, and the intervals of measured speeds are left out. The result is None for fewer
+    than five cases.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -69,7 +70,15 @@ def draw(analysis: Analysis) -> Figure | None:
         ylabel=unit,
         xlabel="arithmetic intensity, FLOP per byte of minimum traffic",
     )
-    axes.vlines(intensity, measured, predicted, color="#BBBBBB", linewidth=0.6)
+    has_many_points = len(rows) > MAX_VECTORS
+    axes.vlines(
+        intensity,
+        measured,
+        predicted,
+        color="#BBBBBB",
+        linewidth=0.6,
+        rasterized=has_many_points,
+    )
     for dtype, (_, marker) in DTYPE_STYLE.items():
         for limit, (color, _) in LIMIT_STYLE.items():
             is_drawn = (rows["dtype"] == dtype) & (rows["limit"] == limit)
@@ -83,8 +92,9 @@ def draw(analysis: Analysis) -> Figure | None:
                 alpha=0.6,
                 markersize=4,
                 fillstyle="none",
+                rasterized=has_many_points,
             )
-            if len(rows) <= MAX_VECTORS:
+            if not has_many_points:
                 low = rows.loc[is_drawn, "tflops_lo"] * factor
                 high = rows.loc[is_drawn, "tflops_hi"] * factor
                 error_bars(axes, intensity[is_drawn], low, high, color)
@@ -96,6 +106,7 @@ def draw(analysis: Analysis) -> Figure | None:
                 alpha=0.75,
                 markersize=5,
                 markeredgewidth=0,
+                rasterized=has_many_points,
             )
     # 2. Draw the roofs over the whole width of the plot.
     left = intensity.min() / 1.5

@@ -122,7 +122,8 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
         alpha: opacity of a marker.
     """
     # 1. Shade the bands around the diagonal, from end to end of both axes.
-    ends = np.array([rows["measured"].min() / 1.5, rows["measured"].max() * 1.5])
+    times = rows[["measured", "predicted"]]
+    ends = np.array([times.min(axis=None) / 1.5, times.max(axis=None) * 1.5])
     for band, opacity in ERROR_BANDS:
         axes.fill_between(
             ends,

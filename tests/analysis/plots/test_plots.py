@@ -16,7 +16,7 @@ from matplotlib.text import Annotation
 from analysis.model.fitted import Analysis, analyse
 from analysis.model.predict import LIMIT_WORDS
 from analysis.plots import PLOTS, conv, roofline, rules_overview, scaling, write_plots
-from analysis.plots.style import LIMIT_STYLE, panels
+from analysis.plots.style import LIMIT_STYLE, panels, scatter_predicted
 from analysis.recordings.load import load
 from analysis.slices import series
 from kernels.machine import known_machine
@@ -284,6 +284,16 @@ def test_times_of_different_runs_are_not_compared(analysis: Analysis) -> None:
 def test_channels_are_sorted_and_forward_only(analysis: Analysis) -> None:
     rows = series.channel_series(analysis.table)
     assert rows["c"].tolist() == [32, 60, 63, 64, 65, 72, 128]
+
+
+def test_predictions_beyond_all_measured_times_are_on_the_axes() -> None:
+    rows = pd.DataFrame({"measured": 100.0, "predicted": [30.0, 100.0, 180.0], "limit": "memory"})
+    _, (axes,) = panels(1, "title", (4.0, 4.0))
+    scatter_predicted(axes, rows, size=4, alpha=1.0)
+    low, high = axes.get_ylim()
+    assert axes.get_xlim() == (low, high)
+    assert low < 30
+    assert high > 180
 
 
 def test_accuracy_counts_every_row(analysis: Analysis) -> None:
