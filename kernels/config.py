@@ -336,10 +336,11 @@ def tail_efficiency(tiles: Any, slots: Any) -> Any:
 
 
 def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: int) -> int:
-    """Return the largest size of a result's dimension that needs no more waves than ``size``.
+    """Return the largest size that needs no more waves than ``size``.
 
-    ``other`` is the size of the result's other dimension. ``block`` and ``other_block`` are the
-    sizes of a tile along the two dimensions. ``slots`` is the number of tiles in a full wave.
+    ``size`` and the returned size are along one dimension of a result, and ``other`` is the size of
+    the other dimension. ``block`` and ``other_block`` are the sizes of a tile along the two
+    dimensions. ``slots`` is the number of tiles in a full wave.
     """
     tiles_across = ceil_div(other, other_block)
     waves = ceil_div(ceil_div(size, block) * tiles_across, slots)

@@ -390,10 +390,10 @@ _NOT_REPORTED = "the device does not report this value"
 
 
 def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
-    """Return the listed card whose facts replace those that the driver does not report.
+    """Return the listed card that supplies the facts that the driver does not report.
 
-    For a slice of a listed card, this is the whole card. For any other GPU, it is the card of the
-    ``generation`` with the most similar number of SMs.
+    For a slice of a listed card, the result is the whole card. For any other GPU, the result is the
+    card of the same ``generation`` whose number of SMs is the most similar.
     """
     whole_card = _whole_card(properties)
     if whole_card is not None:
@@ -403,7 +403,7 @@ def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
 
 
 def _whole_card(properties: DeviceProperties) -> Machine | None:
-    """Return the listed card that a MIG slice is a part of, or None if it is not listed."""
+    """Return the listed card that a MIG slice is a part of, or None if the card is not listed."""
     slug = _slug_of_device_name().get(properties.name.partition(" MIG ")[0])
     return None if slug is None else known_machines()[slug]
 
@@ -413,9 +413,9 @@ def _derived_peaks(
 ) -> tuple[dict[str, float], str]:
     """Return the peaks (FLOP/s, by dtype) of a card that is not listed, and the peaks' source.
 
-    A slice of a listed card has a share of the card's peaks that equals its share of the card's
-    SMs. Any other GPU has the peaks that follow from the rates of ``rates_capability``, which
-    ``_FLOPS_PER_CLOCK`` lists.
+    The peaks of a slice are the peaks of its listed card, multiplied by the slice's share of the
+    card's SMs. The peaks of any other GPU follow from the rates that ``_FLOPS_PER_CLOCK`` lists for
+    ``rates_capability``.
     """
     whole_card = _whole_card(properties)
     if whole_card is not None:
@@ -440,9 +440,10 @@ def _derived_peaks(
 def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[float, str]:
     """Return the bandwidth (bytes/s) of a card that is not listed, and the bandwidth's source.
 
-    A slice of a listed card has a share of the card's bandwidth that equals its share of the card's
-    memory. Any other GPU whose memory clock is not reported is assumed to have the bandwidth of
-    ``similar``.
+    The bandwidth of a slice is the bandwidth of its listed card, multiplied by the slice's share of
+    the card's memory. The bandwidth of any other GPU follows from the memory clock and the bus
+    width that the driver reports. If the driver does not report them, the GPU is assumed to have
+    the bandwidth of ``similar``.
     """
     whole_card = _whole_card(properties)
     if whole_card is not None:

@@ -27,7 +27,7 @@ TORCH_DTYPES = {
 
 
 _CONV_TENSORS = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("x", "y", "w")}
-"""Names in :func:`conv_shapes` of the two operands and the result of each pass.
+"""Names of the two operands and the result of each pass, as keys of :func:`conv_shapes`.
 
 A gradient has the shape of the tensor that it belongs to.
 """

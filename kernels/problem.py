@@ -272,8 +272,8 @@ class Conv:
     def bytes(self) -> int:
         """Minimum traffic in bytes: the input, filter and output, each read or written once.
 
-        Input pixels that a stride larger than the filter skips are not counted, except in dgrad,
-        which writes them.
+        If a stride is larger than the filter, the filter skips some input pixels. The skipped
+        pixels are counted only in dgrad, because dgrad writes them.
         """
         all_inputs, filters, outputs = self.operand_elements
         if self.pass_ == "dgrad":

@@ -299,8 +299,8 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
 def _check_clock(cases: int, device: str, gpu: int, results: Path, json: bool) -> None:
     """Compare the sampler with a standard timer, write clock.json, and print the comparison.
 
-    At most ``cases`` cases are timed with the standard timer, and at most as many GEMMs with CUDA
-    graphs.
+    At most ``cases`` cases are timed with the standard timer, and at most ``cases`` GEMMs are timed
+    with CUDA graphs.
     """
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device

@@ -158,9 +158,10 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
     Args:
         wanted: requirements as ``name>=version``.
-        optional: True if the caller can go on without the requirements. ``.venv`` is then made
-            only on top of this interpreter, even if its PyTorch does not see a GPU, and the set-up
-            fails if the package index does not answer within five seconds.
+        optional: True if the caller can do without the requirements. If a new ``.venv`` is needed,
+            it is then made on top of this interpreter, even if the interpreter's PyTorch does not
+            see a GPU. The set-up also fails if the package index does not answer within five
+            seconds.
         offline: True to install nothing.
 
     Raises:

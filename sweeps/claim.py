@@ -43,9 +43,9 @@ class Claim:
             path: the file to claim. The claim itself is a second file in the same folder, with
                 :data:`SUFFIX` added to the name.
             refusal: error message if another process has claimed the file.
-            wait: True to wait up to 15 minutes for that process. If False, do not wait for a
-                process on this node, but wait up to 90 s for a process on another node, which may
-                have ended without releasing the file.
+            wait: True to wait up to 15 minutes until the other process releases the file. If False,
+                do not wait for a process on this node. A process on another node may have ended
+                without releasing the file, so wait up to 90 s for such a process.
 
         Raises:
             UserError: if another process still claims the file after that time, or the claim cannot

@@ -44,8 +44,8 @@ class LiveReporter:
     """Show a progress bar, or print a line at most every ten seconds if stderr is not a terminal.
 
     The bar and the line show the phase, how many of its cases are done, and the longest time that
-    the whole call may still take, if that time is known. Between two updates, the bar counts it
-    down to 0.
+    the whole call may still take, if that time is known. Between two updates, the bar counts this
+    time down to 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -119,7 +119,8 @@ class LiveReporter:
 def _repeats(phase: str, done: float, total: float | None) -> bool:
     """Return True if a phase has timed each of its cases, and now adds samples to them.
 
-    Adding samples can take most of a run. The run would seem to hang if only the count were shown.
+    Adding samples can take most of a run. Meanwhile, the number of cases that are done does not
+    change, so the run would seem to hang if only this number were shown.
     """
     return phase == _MEASURING and bool(total) and done == total
 

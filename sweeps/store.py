@@ -389,8 +389,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv.
 
-    For each block of samples, a row has a log ratio: the logarithm of the ratio of the first case's
-    mean time to the second case's mean time.
+    A row has a log ratio for each block of samples. The ratio is the first case's mean time divided
+    by the second case's mean time; both are geometric means.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 

@@ -1,4 +1,4 @@
-"""Build step of the wheel that copies the checkout's packages into a namespace, ``rooftile``.
+"""Copy the checkout's packages into the namespace ``rooftile``, as a build step of the wheel.
 
 Many environments have another package that is called ``kernels``, so the wheel must use only one
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the

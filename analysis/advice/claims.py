@@ -79,8 +79,8 @@ def from_processes(
         cases: for each pair, the number of cases from which this standard deviation was computed.
 
     Returns:
-        One ratio per pair. To compute it, the blocks of each process are averaged without the
-        smallest and the largest block, and these means are averaged over the processes.
+        One ratio per pair. A pair's ratio is a mean over the pair's processes. For each process,
+        the mean of the blocks is taken, without the smallest and the largest block.
     """
     if not pairs:
         return []
@@ -171,8 +171,8 @@ def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
     """Return a grid of log ratios at which to compute the likelihood of a measurement.
 
     The grid is in increasing order, and is fine around the measurement and around 0. A single grid
-    for all measurements would be too coarse far from 0, because the error of a ratio of 9, for
-    example, may be far below 1%.
+    for all measurements would be too coarse far from 0: a measured ratio of 9, for example, may
+    have an error far below 1%.
     """
     error = max(measured.error, _LEAST_ERROR)
     # The steps are 0.03 errors around the measurement, and a twentieth of the distance far from it.

@@ -289,9 +289,9 @@ def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed.
 
     Dtypes with too few square GEMMs are left out. The value, the interval and the count are those
-    of the first dtype that is not left out. If even the largest measured size is too small to be
-    the value or an end of the interval, the largest measured size takes its place. Return None if
-    no dtype has enough square GEMMs.
+    of the first dtype that is not left out. If no measured size is fast enough for the value or for
+    an end of the interval, the largest measured size is used instead. Return None if no dtype has
+    enough square GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow

@@ -82,8 +82,9 @@ class Measurements:
     def with_older(self, older: Measurements) -> Measurements:
         """Return these measurements together with older ones from another recording.
 
-        If both have times of an implementation for a problem, the newer one is its time. The older
-        ones are still compared with other times from their own place.
+        If an implementation has times for a problem in both recordings, :meth:`times_of` returns
+        the newer time. The older times are kept, and are compared with other times from the same
+        place.
         """
         times = {
             problem: {**older.times_of(problem), **self.times_of(problem)}

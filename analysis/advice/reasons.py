@@ -38,12 +38,13 @@ def why(
 ) -> str:
     """Attribute the percentage points of a gain to causes, such as fuller tiles or alignment.
 
-    The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
-    parts of tiles and waves if arithmetic is the limit, or the part of bytes if memory is the
-    limit. The remainder is attributed to the first of these causes that applies:
+    The logarithm of one plus the gain is a sum of parts, one for each cause. If arithmetic is the
+    limit, the model computes the parts that are due to tiles and waves. If memory is the limit, the
+    model computes the part that is due to bytes. The remainder is attributed to the first of the
+    following causes that applies:
 
-    - alignment, together with any other size that changes, if the remainder is a gain and the
-      alignment improves;
+    - alignment, if the remainder is a gain and the alignment improves; any other size that changes
+      is named as a possible contribution;
     - on a GPU, another kernel of the vendor library, if the tile or the split of K changes;
     - a trend of similar shapes if the gain is predicted, or an unknown cause if the gain is
       measured.

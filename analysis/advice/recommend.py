@@ -7,8 +7,8 @@ A gain comes from the first of these kinds of evidence that exists:
 
 1. samples of both shapes that were taken together, after the new size was chosen,
 2. earlier measured times of both shapes,
-3. the model's prediction, whose error is the error of a *ratio* of two times. For neighbouring
-   shapes, this error is smaller than the error of either time.
+3. the model's prediction. Its error is that of a *ratio* of two predicted times, which for
+   neighbouring shapes is smaller than the error of either time.
 
 :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
@@ -352,8 +352,8 @@ def measured_ratio(
 def best_choice(choices: Sequence[Choice]) -> int:
     """Return the position of the best choice, or 0 (the problem itself) if no change is worthwhile.
 
-    If any choice was re-timed, only re-timed choices are compared, because they were the most
-    promising ones.
+    If any choice was re-timed, only re-timed choices are compared, because the most promising
+    choices were selected for re-timing.
     """
     candidates = list(range(1, len(choices)))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
@@ -373,9 +373,9 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
 def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true time of the misaligned shape may differ from the predicted time by a factor of two, but
-    the true price is not below zero. ``spread`` is the spread of the aligned shape, and is used for
-    the misaligned shape, too.
+    The true time of the misaligned shape may differ from the predicted time by a factor of two.
+    Misalignment never saves time, so the error of the price is also limited to the predicted gain.
+    ``spread`` is the spread of the aligned shape, and is used for the misaligned shape, too.
     """
     low, high = fit.ratio_range(near=True, spreads=(spread, spread))
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
@@ -391,13 +391,13 @@ def _error(
     """Return the 90% range of the error of a predicted log ratio of times (problem over option).
 
     If a size differs by more than a factor of 1 + :data:`NEAR`, the range follows from the error
-    ranges of the two times. Otherwise, it is the range for pairs in which one shape is a slightly
-    padded copy of the other, with two exceptions:
+    ranges of the two times. Otherwise, the two shapes are neighbours, and the range is that of
+    pairs in which one shape is a slightly padded copy of the other, with two exceptions:
 
     - For layouts, batches and alignments that were not measured, the range is at least as wide as
       on a machine without any measurements.
-    - If a size of the option is smaller than the same size of the problem, both ends are as far
-      from 0 as the farther end.
+    - If a size of the option is smaller than the same size of the problem, the range is made
+      symmetric: the end that is closer to 0 is moved as far from 0 as the other end.
     """
     size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
     if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):

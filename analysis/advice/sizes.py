@@ -124,12 +124,13 @@ def dimensions(problem: Problem) -> tuple[str, ...]:
 def sequence_dimensions(problem: Problem) -> tuple[str, ...]:
     """Return the two dimensions that are the sequence length of self-attention, or ().
 
-    Batched GEMMs of attention are assumed to compute one of these, for each head:
+    A batched GEMM is assumed to belong to attention. For each head, such a GEMM computes either
+    scores or sums, and its layout tells which:
 
-    - scores or their gradients, in the layout nt: m and n are the length;
-    - sums over the keys or the queries, in other layouts: m and k are the length.
+    - In the layout nt, scores or their gradients: m and n are the sequence length.
+    - In other layouts, sums over the keys or the queries: m and k are the sequence length.
 
-    The result is () for a GEMM without a batch, or if the two sizes differ.
+    The result is () for a convolution, for a GEMM without a batch, or if the two sizes differ.
     """
     if not isinstance(problem, Gemm) or problem.batch == 1:
         return ()
@@ -215,10 +216,10 @@ def sizes_near(
     A key is a group of :meth:`SizeConstraints.groups`: a dimension that may change, or several
     dimensions of one size that change together.
 
-    For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
-    choose query, further nearby sizes are the nearest smaller multiples, and several sizes spread
-    over the allowed window. If the constraints allow any size, and the window's ends differ by at
-    most 16, all sizes in the window are tried.
+    For both kinds of queries, the nearest larger multiples of several numbers are tried. For a
+    choose query, the nearest smaller multiples are tried as well, and so are several sizes that are
+    spread over the allowed window. If the constraints allow any size, and the window's ends differ
+    by at most 16, all sizes in the window are tried.
 
     ``allowance`` has the meaning of :attr:`analysis.advice.options.Question.allowance`. ``tiles``
     are edges of the vendor library's tiles; multiples of these edges are tried, too.

@@ -141,11 +141,12 @@ def _with_reported_interval(
 ) -> MeasuredTime:
     """Return a measured time with the interval that is reported for it.
 
-    A measured interval is widened to cover the time that a second run would measure. A time
-    without an interval, such as a time from a public table, gets an interval around the time that
-    is expected with the user's framework. Relative to the expected time, this interval is as wide
-    as the interval of ``row``, the prediction of the same problem. The measured time may lie
-    outside this interval.
+    A measured interval is widened to cover the time that a second run would measure.
+
+    A time without an interval, such as a time from a public table, gets an interval around the time
+    that is expected with the user's framework. The width of the interval, relative to the expected
+    time, is taken from ``row``, which is the prediction of the same problem. The measured time may
+    lie outside the interval.
     """
     seconds = measured_time.time
     has_interval = not math.isnan(measured_time.lo)

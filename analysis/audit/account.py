@@ -69,9 +69,9 @@ class AccountLine:
         basis: source of the time, such as ``measured`` or ``assumed``.
         limit: what limits the operation, such as ``compute`` or ``memory``.
         peak_share: share of the dtype's peak that the operation reaches.
-        in_sums: factors by which the lower and the upper half of the interval are multiplied in a
-            sum. The errors of different operations may be more or less correlated than the sum
-            assumes, and the factors correct for this.
+        in_sums: factors that scale the lower and the upper half of the interval when times are
+            summed. The factors correct for errors of different operations that are more or less
+            correlated than the sum assumes.
         spread: for attention predicted from measured calls,
             :attr:`analysis.model.attention_basis.AttentionTime.spread`; otherwise 0.
     """

@@ -76,9 +76,10 @@ def candidates(
       width is within reach, of one of :data:`_SMALL_MULTIPLES`. The usual width of a gated layer is
       also a candidate.
     - The number of heads changes by a few heads or, at a fixed total width, by up to a factor of 2.
-      It divides the hidden size if it does so in the original model. The number of key/value heads
-      is halved or doubled, and divides the number of heads. A new width of a head is a multiple of
-      8 and, if the dimension is that width itself, one of :data:`HEAD_WIDTHS`.
+      If the original number divides the hidden size, the new number does, too.
+    - The number of key/value heads is halved or doubled, and divides the number of heads.
+    - A new width of a head is a multiple of 8. If the dimension is the width of a head itself, and
+      does not merely influence it, the new width is one of :data:`HEAD_WIDTHS`.
     - A number of experts is a common multiple of 8 and ``tp``, and at most doubles.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
@@ -183,9 +184,9 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
     """Return the widths within :data:`REACH` that :func:`candidates` considers.
 
-    The arguments are those of :func:`candidates`. For each number whose multiples are
-    considered, only the next multiple above the current width and the next one or two below it
-    count. The usual width of a gated layer is considered, too.
+    The arguments are those of :func:`candidates`. A width has to be a multiple of one of several
+    numbers. For each number, only the next multiple above the current width and the next one or
+    two multiples below it are considered. The usual width of a gated layer is considered, too.
     """
     value = dimension.value
     # 1. Head widths that grow with the dimension have to stay multiples of 8, and numbers of heads
@@ -336,7 +337,7 @@ def _is_vocabulary(dimension: Dimension, captured: Captured) -> bool:
 
 
 def narrows(dimension: Dimension) -> bool:
-    """Return True if any size shrinks as the dimension grows, as a head's width may do."""
+    """Return True if any size, such as a head's width, shrinks when the dimension grows."""
     return any(slope < 0 for slope in dimension.slopes.values())
 
 
@@ -348,8 +349,8 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
     """Return True if a dimension is the number of heads or of key/value heads that ``size`` names.
 
-    Such a number adds at least one head per unit. A hidden size can also determine the number of
-    heads, but adds less than one head per unit.
+    If such a dimension grows by 1, at least one head is added. A hidden size can also determine the
+    number of heads, but then less than one head is added per unit of the hidden size.
     """
     return any(slope >= 1 for slope in _slopes(dimension, captured, size))
 

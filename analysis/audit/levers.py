@@ -115,11 +115,11 @@ def find_levers(
     more_parameters: float = 0.01,
     multiple: int | None = None,
 ) -> list[Lever]:
-    """Return the best change of each dimension and of dimensions that belong together.
+    """Return the best change of each dimension, and of each set of dimensions that belong together.
 
     The changes are sorted by expected gain. If no change of a dimension is worth making, the best
-    change of that dimension is returned with the verdict *leave it*. If worthwhile changes are
-    expected to gain more together than the best of them does by itself, the joint change comes
+    change of that dimension is returned with the verdict *leave it*. If a combination of worthwhile
+    changes has a larger expected gain than any of these changes by itself, the combination comes
     first.
 
     Args:
@@ -206,8 +206,9 @@ class _Baseline:
     ) -> _Baseline:
         """Create a baseline with measurements of problems similar to the model's operations.
 
-        The measured sizes differ from the sizes of these operations by at most twice :data:`REACH`,
-        because a number of heads, for example, may change by more than this reach.
+        A problem is similar if its sizes differ from an operation's sizes by at most twice
+        :data:`REACH`. A single reach is too little for a number of heads, for example, because
+        candidates may change it by more than that.
         """
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
@@ -366,9 +367,9 @@ def ratios_of(
     """Predict, for each pair, the first problem's time divided by the second problem's time.
 
     Returns:
-        For each pair, first the ratio with its 90% interval, as (ratio, lo, hi), then
-        :attr:`analysis.audit.step_totals.SumChange.in_sums`. Attention has no problem, so a pair
-        of attention calls gets None instead.
+        One element for each pair. The element consists of the ratio with its 90% interval, as
+        (ratio, lo, hi), and of :attr:`analysis.audit.step_totals.SumChange.in_sums`. It is None for
+        a pair of attention calls, which have no :class:`Problem`.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
@@ -515,10 +516,10 @@ def _resized(
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
     """Combine the worthwhile levers one by one, and keep each that raises the expected gain.
 
-    A lever is left out if the number of parameters would grow by more than the fraction
-    ``more_parameters``, either with this lever by itself or with the combination. It is also left
-    out if it changes a dimension that a chosen lever changes. Return None if no combination of
-    levers raises the expected gain.
+    A lever is left out if the lever, or its combination with the chosen levers, would increase the
+    number of parameters by more than the fraction ``more_parameters``. A lever is also left out if
+    a chosen lever changes the same dimension. Return None if no combination of levers raises the
+    expected gain.
     """
     chosen: Lever | None = None
     for lever in best:

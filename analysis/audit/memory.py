@@ -66,7 +66,7 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
     """Return the memory that a step needs on each of ``runtime.tp`` GPUs.
 
     Weights, gradients and the optimizer's state have the parameters' dtype. Tensor parallelism is
-    assumed to divide all memory evenly. For activations, this needs sequence parallelism
+    assumed to divide all memory evenly. Dividing activations evenly requires sequence parallelism
     (Korthikanti et al. 2022). The memory of the framework and its kernels is not counted.
 
     ``trains`` is True if the step has a backward pass.

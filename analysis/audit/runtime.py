@@ -97,9 +97,10 @@ class Runtime:
         """Return the matrix operations as this runtime computes them.
 
         The operations have the same order as in ``captured``. A fused GEMM takes the place of the
-        first GEMM of its group. An output head in chunks becomes two operations in a row if its
-        last chunk is smaller, and a recomputed operation occurs twice in a row. Such an
-        insertion shifts later operations, but their ``forward_position`` stays as it was.
+        first GEMM of its group. If the last chunk of an output head is smaller than the others, the
+        head becomes two operations in a row. A recomputed operation occurs twice in a row. These
+        additional operations move all later operations to higher positions, but the fields
+        ``forward_position`` are not updated.
 
         Raises:
             UserError: if a size that has to be divided equally among GPUs is not a multiple of
@@ -210,9 +211,9 @@ def _wider(product: Product, forward: Product, more_features: int) -> Product:
 def _split(product: Product, forward: Product, tp: int) -> Product:
     """Return the part of an operation that one of ``tp`` GPUs computes.
 
-    The split is that of Megatron-LM (Shoeybi et al. 2019). ``forward`` is the forward operation
-    that ``product`` is a gradient of. It is ``product`` itself if that is a forward operation, or
-    if its forward operation is not known.
+    The split is that of Megatron-LM (Shoeybi et al. 2019). If ``product`` is a gradient,
+    ``forward`` is its forward operation. If ``product`` is a forward operation itself, or a
+    gradient of an unknown forward operation, ``forward`` is ``product``.
 
     Raises:
         UserError: if a size that has to be divided equally is not a multiple of ``tp``.

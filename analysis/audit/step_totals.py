@@ -30,9 +30,9 @@ class SumChange(NamedTuple):
         before: time before the change.
         ratio: time before the change over time after it, with its interval (90% if predicted, 95%
             if measured), as (ratio, lo, hi).
-        in_sums: factors by which the two halves of the interval of the time after the change are
-            multiplied in a step's total; the half with shorter times comes first
-            (:func:`analysis.model.sum_errors.change_factors`).
+        in_sums: factors from :func:`analysis.model.sum_errors.change_factors`. In a step's total,
+            they scale the two halves of the interval around the time after the change. The factor
+            for the half with shorter times comes first.
     """
 
     before: float

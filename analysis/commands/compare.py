@@ -163,8 +163,8 @@ def _read_changes(
     or if every case has exactly the same time in the old and the new results.
 
     Returns:
-        The changes, and the known reasons why cases of the old results have no time in the new
-        results, by the name of the case.
+        The changes, and a mapping from the name of each lost case to the reason. A lost case has a
+        time in the old results and no time in the new results, for a known reason.
 
     Raises:
         UserError: in any of these cases:

@@ -31,7 +31,8 @@ def fleet_command(
             "--margin",
             help=(
                 "Margin below the median speed of all GPUs, as a share of that median. A GPU is "
-                "reported as slow only if the whole interval of its speed is further below."
+                "slow only if the whole interval of its speed is below the median by more than "
+                "this margin."
             ),
         ),
     ] = "5%",
@@ -65,8 +66,9 @@ def fleet_command(
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """Write the report on a recording, and draw its plot.
 
-    Among at least three GPUs, a GPU is slow if, for any kind of anchor, the whole interval of its
-    speed is below the fleet's median by more than the fraction ``margin`` of that median.
+    At least three GPUs are needed to call one of them slow. A GPU is then slow if the whole
+    interval of its speed in any kind of anchor is below the fleet's median by more than the
+    fraction ``margin`` of that median.
 
     Returns:
         The report, and the path of the plot. The path is None if fewer than two GPUs were timed on

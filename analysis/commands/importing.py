@@ -188,8 +188,8 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 
     Every complete import has collections and readable attention fits. If a user's file was imported
     into the folder, the table only has to be among the collections, which serve as the file's
-    prior. Otherwise the recording has to be of this table, and the range that widens its intervals
-    has to be the current one.
+    prior. Otherwise, the recording has to be an import of this table. The range by which its
+    intervals were widened has to be equal to the range that Rooftile uses now.
 
     Raises:
         UserError: if the folder has a run.json that cannot be read.

@@ -290,9 +290,14 @@ def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
     """Return the measured GEMMs in a dtype that are not batched and have layout nt.
 
-    The table may be empty. It leaves out hand-written kernels, cases that were timed without pauses
-    or in another cache state than most cases, and cases whose operands have gaps or unaligned
-    addresses. Recordings by Rooftile also have the columns of :func:`with_steady_times`.
+    The result may be empty. Three kinds of cases are left out:
+
+    - cases of hand-written kernels,
+    - cases that were timed without pauses, or in another cache state than most cases,
+    - cases whose operands have gaps or unaligned addresses.
+
+    If the recording was made by Rooftile, the result also has the columns of
+    :func:`with_steady_times`.
 
     Raises:
         UserError: if the recording cannot be read.

@@ -54,7 +54,7 @@ def validate_command(
             "--calibrate",
             help=(
                 "Number of rows to calibrate on (0 for none), or all. With --holdout folds and "
-                "without --prior, all rows are always used."
+                "without --prior, the number has no effect, because all rows are used."
             ),
         ),
     ] = "256",
@@ -71,8 +71,8 @@ def validate_command(
         typer.Option(
             "--holdout",
             help=(
-                "Choice of the held-out rows. rows: all rows that calibration does not use, or, "
-                "with --prior, those of a fifth of the shapes. levels: rows whose M, N and K all "
+                "Choice of the held-out rows. rows: all rows that calibration does not use; with "
+                "--prior, all rows of a fifth of the shapes. levels: rows whose M, N and K all "
                 "differ from those of the calibration rows. beyond: rows with M above 2,304; not "
                 "with --prior. folds: five-fold cross-validation."
             ),
@@ -162,8 +162,8 @@ def validate_command(
     counts = _parse_counts(measured)
     if counts and not (advice and again):
         raise UserError(
-            "--measured needs --advice, and --again with the repeated measurements; add what is "
-            "missing."
+            "--measured works only together with --advice and --again (repeated measurements); "
+            "give all three, or leave --measured out."
         )
     calibration_count = _parse_count(calibrate)
     if prior != _NONE and constants is not None:

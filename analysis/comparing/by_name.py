@@ -30,8 +30,8 @@ class NamedComparison:
 
     Attributes:
         changes: the estimates on which the verdicts are based.
-        table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
-            shift that may merely be a difference between runs is removed from the ratios.
+        table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. The ratios
+            include the common shift of all cases only if this shift is significant.
         lost: reason why each lost case has no time in the new results, by the case's name.
     """
 

@@ -16,9 +16,10 @@ estimated from few processes is imprecise, so it is shrunk towards the usual var
 (the moderated t test of Smyth, 2004). The better the variances of all cases agree, the more each of
 them is shrunk. With a single process on each side, the second part is estimated from the
 ratios of all cases: it is the part of the ratios' scatter that the errors within processes do not
-explain. The estimate describes a typical case. It is robust, because a few cases may have changed.
-A single pair of processes cannot show whether a case has changed, or whether its time merely varies
-far more between processes than the times of other cases do.
+explain. The estimate describes a typical case. A robust estimator is used, because a few cases may
+have changed. If the ratio of a case is unusual, a single pair of processes cannot show the cause:
+the case may have changed, or its time may vary far more between processes than the times of other
+cases do.
 """
 
 from __future__ import annotations
@@ -231,9 +232,9 @@ def _pooled_freedom(old: _Side, new: _Side) -> Reals:
 
 
 _MAX_LEAVE_ONE_OUT = 40
-"""Largest number of cases for which each case is compared with a separate robust centre, computed
-from the other cases. If there are more cases, a single changed case hardly affects the robust
-centre of all cases."""
+"""Largest number of cases for which a separate robust centre, computed from the other cases, is
+used for each case. With more cases, a single changed case hardly affects a robust centre, so the
+centre of all cases is computed only once."""
 
 
 def _deviations_from_others(
@@ -267,11 +268,13 @@ def _deviations_from_others(
 
 
 def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[float, float, Reals]:
-    """Return the values' centre, their variance beyond the known part, and their weights.
+    """Return the centre of the values, their additional variance, and their weights.
 
-    The centre is the mean with these weights. Values more than 1.5 standard deviations from the
-    centre are treated as if they were exactly 1.5 standard deviations away, so that a few changed
-    cases hardly affect the centre and the variance.
+    The additional variance is the same for all values. It accounts for the part of their scatter
+    that the known variances do not explain. The centre is the weighted mean.
+
+    Values more than 1.5 standard deviations from the centre are treated as if they were exactly 1.5
+    standard deviations away, so that a few changed cases hardly affect the centre and the variance.
 
     Args:
         values: one value for each of at least two cases.
@@ -321,10 +324,10 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
 
 
 def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals, Reals]:
-    """Return the deviation of each value from the mean of all others, and that mean's variance.
+    """Return each value's deviation from the weighted mean of the other values.
 
-    The mean excludes the value itself, because a changed case would otherwise move its own
-    reference.
+    Also return the variance of each such mean. The value itself is excluded, because a changed case
+    would otherwise move the mean that it is compared with.
     """
     weighted_sum_of_others = (weights * values).sum() - weights * values
     mean_of_others = weighted_sum_of_others / np.maximum(weights.sum() - weights, _TINY)
@@ -446,7 +449,7 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     # 3. Find the degrees of freedom of a usual variance that would scatter as much. Between the
     #    limits of the search, this scatter falls from 1e6 to 1e-8, which is below _LEAST_EXCESS.
     def spread_difference(half_freedom: float) -> float:
-        """Return by how much the scatter at this ``half_freedom`` exceeds ``spread``."""
+        """Return the scatter at this ``half_freedom``, minus ``spread``."""
         return float(special.polygamma(1, half_freedom)) - spread
 
     prior = 2 * float(optimize.brentq(spread_difference, 1e-3, 1e8))

@@ -117,11 +117,11 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     ``all bf16``.
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
-    ``near`` is the share of ratios of at least :data:`CLOSE`. ``wins`` is the share of ratios above
-    1, and ``clear_wins`` is the share of shapes whose whole interval is above 1. ``worst`` is the
-    smallest ratio, and ``worst_shape`` is the shape with that ratio. ``found`` is the geometric
-    mean of the column ``found`` over the shapes that have a value in it, or None if there are none.
-    ``searched`` is the number of these shapes.
+    ``near`` is the share of shapes whose ratio is at least :data:`CLOSE`. ``wins`` is the share of
+    shapes whose ratio is above 1, and ``clear_wins`` is the share of shapes whose whole interval is
+    above 1. ``worst`` is the smallest ratio, and ``worst_shape`` is the shape with that ratio.
+    ``searched`` is the number of shapes that have a value in the column ``found`` of ``table``.
+    ``found`` is the geometric mean of these values, or None without such shapes.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):

@@ -2,12 +2,12 @@
 
 The answer is one of three:
 
-- ``fail``: a case, or all cases together, became significantly slower, by the threshold or more,
-  and each version was timed in at least three processes. The answer is also ``fail`` if a case has
-  no time in the new results.
-- ``pass``: all cases are still timed, and the slowdown of every case either is shown to be below
-  the threshold, or would have been detected with 80% probability if it equalled the threshold. The
-  common shift, if one was estimated, is below the threshold, too.
+- ``fail``: a case, or all cases together, became significantly slower, and the slowdown is at least
+  the threshold. This requires at least three processes of each version. The answer is also ``fail``
+  if a case has no time in the new results.
+- ``pass``: all cases are still timed. Every case is shown to be slower by less than the threshold,
+  or a slowdown as large as the threshold would have been detected in this case with 80%
+  probability. The common shift, if it was estimated, is below the threshold, too.
 - ``cannot tell``: the conditions of the other two answers are not met. The report then says what is
   missing, such as rounds or processes.
 
@@ -231,10 +231,10 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
 
 
 def _level_of_one_case(changes: CaseChanges) -> float:
-    """Return the largest p value with which a case is found to be slower if no other case is.
+    """Return the largest p value at which a case counts as slower, if it is the only such case.
 
-    In the procedure of Benjamini and Hochberg, the smallest of all p values then has to be at most
-    the false-discovery rate divided by the number of cases.
+    The procedure of Benjamini and Hochberg then requires that this p value, which is the smallest
+    of all, be at most the false-discovery rate divided by the number of cases.
     """
     return _FALSE_CASES / len(changes.names)
 
@@ -504,12 +504,13 @@ def _next_steps(result: GateResult) -> list[str]:
 def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
     """Say which further measurements would make the threshold detectable.
 
-    Return an empty string if neither a number of rounds nor a number of processes is known to be
-    enough, and a version has too few processes for a reliable estimate.
+    If no number of rounds or processes is known to be sufficient, say that further processes would
+    not help, or return an empty string if :func:`_are_enough` is False.
 
     Args:
         result: the result of the gate.
-        unclear: mask of the unclear cases, at least one. The detectable change of each is known.
+        unclear: mask of the unclear cases, of which at least one exists. The detectable change of
+            every unclear case has to be known.
     """
     threshold = _percent(math.log1p(result.threshold))
     rounds = result.more_rounds[unclear]

@@ -438,10 +438,10 @@ def _advice(
 
 
 def _padding(problem: Problem) -> Question:
-    """Return the query that allows padding by 12.5%, or by more if the next multiples of 8 need it.
+    """Return the query whose padding may add 12.5% to the FLOPs, or more to reach multiples of 8.
 
-    Padding may add at most 50% to the FLOPs. Sizes below 8 are not considered, because padding them
-    to 8 could multiply the FLOPs.
+    The limit is never above 50%. Sizes below 8 do not raise it, because padding them to 8 could
+    multiply the FLOPs.
     """
     flops_ratio = 1.0  # ratio of the FLOPs after and before padding to multiples of 8
     for name in dimensions(problem):
@@ -567,9 +567,9 @@ def _best_change(
 ) -> tuple[Advice, float] | None:
     """Return the change of size that saves the most time, and the saving in µs over all calls.
 
-    The gain of a choose query is per FLOP, so its saving is for the original number of FLOPs.
-    Return None if no change saves time, or if the expected time is not known. :func:`_explained`
-    explains the arguments.
+    If the change answers a choose query, its gain is per FLOP. The saving is then the time saved on
+    the original number of FLOPs. Return None if no change saves time, or if the expected time is
+    not known. :func:`_explained` explains the arguments.
     """
     expected = sum_of([times.get(work) for work in operation.works])
     if expected is None:

@@ -107,9 +107,10 @@ _XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}  # XLA's names of dtypes
 
 
 def as_xla_perf_table(recording: Recording) -> bytes:
-    """Return a text proto with the vendor library's FLOP/s for each GEMM in the fastest layout.
+    """Return a text proto with the vendor library's FLOP/s for each shape of a GEMM.
 
-    The speeds are those of bursts in the recording's usual cache state (:attr:`Recording.cache`).
+    If a shape was timed in several layouts, the speed is that of the fastest layout. The speeds are
+    those of bursts in the recording's usual cache state (:attr:`Recording.cache`).
 
     Only 16-bit GEMMs are written. XLA multiplies fp32 with or without TF32, depending on its flags,
     so a single speed could not describe both.

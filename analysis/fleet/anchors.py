@@ -251,7 +251,7 @@ def _fleet(
     Args:
         table: the valid rows of anchors.csv. The column ``case`` contains positions in ``cases``.
         cases: all cases of the file.
-        machine: the machine, whose facts decide the kinds of the anchors.
+        machine: the machine, which determines the kind of each anchor (:func:`kind_of`).
         run: the run.json of the recording, which has the limits of the devices.
     """
     # 1. Identify each GPU by its id, or by its node and number if it has no id. A GPU may have

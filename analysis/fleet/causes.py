@@ -1,9 +1,9 @@
 """Find out whether a slow GPU has a low clock, and why the clock is low.
 
-The speed of arithmetic is proportional to the SM clock. A low clock therefore explains why a GPU is
-slow if it accounts for at least half of the slowness and leaves at most a margin unexplained.
-Possible causes of a low clock are a limit that somebody set, the power limit, heat, and any other
-abnormal reason that the GPU reported.
+The speed of arithmetic is proportional to the SM clock. A low clock therefore counts as the cause
+if it accounts for at least half of the slowness, and if the unexplained rest of the slowness is not
+larger than a margin. Possible causes of a low clock are a limit that somebody set, the power limit,
+heat, and any other abnormal reason that the GPU reported.
 """
 
 from __future__ import annotations

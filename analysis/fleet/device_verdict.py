@@ -202,7 +202,8 @@ def _cause(
 def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
     """Return True if a fleet of this size and spread plausibly has a device as slow as ``i``.
 
-    Return None if the spread is unknown. The device has a speed in the overall kind of anchor.
+    Return None if the spread is unknown. The device at position ``i`` must have a speed in the
+    overall kind of anchor.
     """
     if math.isnan(speeds.spread):
         return None

@@ -204,7 +204,7 @@ def _summary_sentence(report: FleetReport) -> str:
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
-    """Compare the fleet's only two GPUs in a list of one sentence, empty if no speed is known."""
+    """Compare the only two GPUs of a fleet in one sentence, or return [] if no speed is known."""
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -230,7 +230,7 @@ def _pair_sentences(report: FleetReport) -> list[str]:
 def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
     """Yield a sentence for each known node that has several GPUs and whose GPUs are all slow.
 
-    Yield nothing if there is only one node, because it cannot be compared with others.
+    Yield nothing if all GPUs are on one node, because a single node cannot be compared.
     """
     verdicts_of_node: dict[int | None, list[str]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
@@ -252,7 +252,8 @@ def _interference_sentences(
 ) -> list[str]:
     """Say whether the GPUs of a node slow each other down.
 
-    At most five slowed nodes have a sentence of their own. One sentence counts the others.
+    At most five slowed nodes have a sentence of their own. If more nodes are slowed, one further
+    sentence counts the remaining slowed nodes.
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.

@@ -12,9 +12,9 @@ three sources, which are treated as independent, so their variances are added:
    anchors is used instead if it is larger and the GPU has at least six anchors. If the 95%
    intervals of the anchors' times show even larger errors, these errors are used.
 2. A GPU's speed changes from one measurement to the next. The size of this variation is estimated
-   once for all GPUs, from the change of each GPU's burst times between the two phases, compared
-   with the other GPUs of its node. The estimate is averaged with an assumed value, which has the
-   weight of two GPUs.
+   once for all GPUs. For each GPU, the change of its burst times between the two phases is compared
+   with the median change on its node. The scatter of these differences gives the estimate, which is
+   then averaged with an assumed value. The assumed value has the weight of two GPUs.
 3. The fleet's median is itself uncertain, especially if there are few GPUs.
 """
 
@@ -102,10 +102,10 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdown of a node's anchors while all of its GPUs work, relative to one GPU at a time.
+    """Slowdown of a node's anchors if all its GPUs work in parallel instead of one at a time.
 
-    ``all`` is the ratio over all anchors. ``kinds`` has the ratio of each kind of anchor that was
-    timed in both phases.
+    ``all`` is the ratio of the two times, over all anchors. ``kinds`` has this ratio for each kind
+    of anchor that was timed in both phases.
     """
 
     node: int | None
@@ -250,9 +250,9 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
 def _median_factors(counts: ArrayLike) -> Array:
     """Return the variance of the median of normal values, divided by the variance of their mean.
 
-    ``counts`` are numbers of values. The median of one or two values is their mean, so their factor
-    is 1. All larger counts have the factor of many values, π/2, which is up to a third too large
-    for few values.
+    ``counts`` are numbers of values. The median of one or two values is their mean, so the result
+    is 1. For larger counts, the result is π/2, which is exact only for very many values and up to a
+    third too large for few values.
     """
     return np.where(np.asarray(counts) > 2, math.pi / 2, 1.0)
 
@@ -299,9 +299,9 @@ def _speeds(
         kind: the kind of anchor.
         phase: phase to use for each device and anchor, from :func:`_phases`.
         time_deviation: result of :func:`_deviation_between_times`.
-        usual_scatter: scatter of the anchors of another kind, or NaN if it is unknown. It is used
-            if no device was timed on several anchors of this kind, because this kind's scatter
-            cannot be estimated then.
+        usual_scatter: scatter of the anchors of another kind, or NaN if it is unknown. The scatter
+            of ``kind`` cannot be estimated if no device was timed on several of its anchors; then
+            ``usual_scatter`` is used instead.
     """
     # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)

@@ -7,7 +7,7 @@ Four JSON formats are recognised by their keys:
 - NVBench (``--json``, ``--jsonbin``): cold GPU times, or CPU times if the benchmark is CPU-only.
   Raw samples are read if the files that ``--jsonbin`` wrote exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
-  standard deviation of ``--benchmark_report_aggregates_only``.
+  standard deviation if the file was written with ``--benchmark_report_aggregates_only``.
 - ``torch.utils.benchmark``: a JSON document that the user writes, with the fields of the
   measurements. Pickled measurements are never read, because unpickling a file can run arbitrary
   code.
@@ -215,8 +215,8 @@ def _with_problems(cases: _Cases, pattern: NamePattern) -> _Cases:
     """Find the problems in the names of cases, and return the cases named after their problems.
 
     ``cases`` has at least one time. A case whose name does not match the pattern keeps its name. A
-    lost case gets the name of its problem even if another case has it; of several lost cases with
-    one problem, the reason of the last one is kept.
+    lost case is named after its problem even if another case has the same problem. If several lost
+    cases have the same problem, only the reason of the last lost case is kept.
 
     Raises:
         UserError: if the pattern matches no name of a case with a time, finds an invalid problem,

@@ -118,7 +118,7 @@ def read_problems(path: Path) -> list[Problem]:
             f"{path} is not a CSV file ({error}); give a CSV file in UTF-8 with one line per shape."
         ) from None
     if not problems:
-        raise UserError(f"{path} has no line below its header; add one per shape.")
+        raise UserError(f"{path} has no line below its header; add a line for each shape.")
     return problems
 
 

@@ -377,9 +377,9 @@ def _from_recording(folder: Path) -> _FileRows:
 def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), which have layout nt.
 
-    Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
-    the times of a gemm_perf.parquet as warm. This reader treats these times as cold, because the
-    validations under results/ were recorded with a model of cold times.
+    Latencies are in milliseconds. The cache is not flushed between replays, so the command
+    ``import`` treats the times of a gemm_perf.parquet as warm. This function treats the same times
+    as cold, because the validations under results/ were recorded with a model of cold times.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [

@@ -4,7 +4,8 @@
 in these files are means of six CUDA-graph replays of y = x Wᵀ. The cache is not flushed between
 replays, so operands may come from the cache. Clocks are not controlled. The package is never
 imported, because that would load native code. The files are found by their names, because their
-paths have changed between versions. The columns of each file name its GPU, framework and version.
+paths have changed between versions. The columns of a file say which GPU, framework and version its
+times come from.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ def _is_complete(folder: Path) -> bool:
 def _later_versions(folder: Path) -> tuple[str, ...]:
     """Return the versions that reuse the table in a folder, in ascending order.
 
-    Such a version has a folder next to the table's folder. A file ``reuse.yaml`` in that folder has
-    a list ``reuse`` that names the table and the table's version.
+    The folder of such a version is next to ``folder``, and contains a file ``reuse.yaml``. A list
+    ``reuse`` in this file names the table and the version of ``folder``.
     """
     reused_table = {"table": _TABLE, "from_version": folder.name}
     versions = []
@@ -196,7 +197,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file next to a table.
 
     The result is empty if the file is missing or unreadable, or if PyYAML is not installed. PyYAML
-    is installed with the package of tables. A user who gives a single table as a file may lack it.
+    is installed with the package of tables, but a user who gives a single table as a file may not
+    have this package.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}

@@ -71,8 +71,8 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
             - The file cannot be read, or is not valid CSV.
             - The file lacks a column of its format, or does not say its dtype.
             - The file has too many damaged rows, or no row with a time.
-            - No kernel in a file from the CUTLASS profiler ran successfully in an operation and
-              dtype that Rooftile supports.
+            - The file is from the CUTLASS profiler, and none of its kernels both ran successfully
+              and has an operation and a dtype that Rooftile supports.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -141,7 +141,7 @@ def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.
             f"{path} is not a CSV file ({str(error).splitlines()[0]}); give a CSV file in UTF-8."
         ) from None
     if not len(frame):
-        raise UserError(f"{path} has no line below its header; add one per case.")
+        raise UserError(f"{path} has no line below its header; add a line for each case.")
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
     if lower:
         frame.columns = frame.columns.str.lower()

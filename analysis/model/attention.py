@@ -47,7 +47,8 @@ class AttentionConstants:
         launch: fixed time of every call, in seconds.
         memory: share of the datasheet's bandwidth that a call with many bytes reaches.
         waves: 1 if a partial wave of tiles takes as long as a full one, 0 if its time is
-            proportional to the number of its tiles. Values in between interpolate.
+            proportional to the number of its tiles. A value between 0 and 1 interpolates linearly
+            between these two times.
         ramp: number of bytes at which a call reaches half of the bandwidth that ``memory`` gives.
         cached: ratio of the last-level cache's bandwidth to the memory's bandwidth.
         fits: ratio of a call's bytes to the size of the last-level cache at which half of the bytes

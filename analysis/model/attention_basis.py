@@ -46,8 +46,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of its 90% interval, in seconds.
         hi: upper end of its 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half of the width of the fit's 90% range of log(measured / predicted), which does
-            not cover other frameworks or machines.
+        spread: half of the width of the fit's 90% range of log(measured / predicted). The fit's
+            range does not cover other frameworks or machines.
     """
 
     seconds: float
@@ -188,8 +188,8 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     2. constants that Rooftile ships for the machine;
     3. shipped constants of another machine (:func:`nearest_measured`).
 
-    The result is None for a CPU, and for dtypes other than bf16 and fp16. The public times are from
-    GPUs and in bf16; fits to them are also used for fp16.
+    All public times were measured on GPUs in bf16. Fits to these times are also used for fp16. The
+    result is None for a CPU, and for dtypes other than bf16 and fp16.
 
     Args:
         machine: the machine whose times are predicted.
@@ -248,8 +248,8 @@ def fit_tables(
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
     A table from which :func:`analysis.imports.attention_tables.read_calls` reads fewer than ten
-    calls has no fit. A framework without a fit for causal calls is left out, because that fit has
-    to predict calls of the kinds that have no fit.
+    calls has no fit. A framework's fit for causal calls also predicts the kinds of calls for which
+    the framework has no fit. A framework without a fit for causal calls is therefore left out.
 
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.

@@ -1,4 +1,4 @@
-"""Find what answers about a machine are based on: its recording, a public table, or constants."""
+"""Find the basis of the answers about a machine: its recording, a public table, or constants."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Basis:
             machine's run only measured pad/choose queries; otherwise empty.
         model_folder: folder of the recording that the model was fitted to, if it differs from
             ``folder`` because the machine's run only measured pad/choose queries; otherwise None.
-            Times that ``folder`` lacks are looked up in it.
+            Measured times that ``folder`` lacks are looked up in ``model_folder``.
     """
 
     model: Model
@@ -251,10 +251,10 @@ def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis
 
 
 def _with_published_groups(basis: Basis, results: Path) -> Basis:
-    """Return the basis of an import with the groups that only a published recording has.
+    """Add the groups that only the machine's published recording has to the basis of an import.
 
-    A public table has only some dtypes of the library's GEMMs. A recording also has convolutions,
-    other dtypes and hand-written kernels.
+    A public table has only GEMMs of the vendor library, and only in some dtypes. A published
+    recording also has convolutions, other dtypes and hand-written kernels.
     """
     folder = results / PUBLISHED / basis.model.machine.slug
     if not (folder / "run.json").exists():
@@ -426,9 +426,10 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
 def _start_of(fit: Fit) -> str:
     """Name the public tables that still influence a fit, or return "" if there are none.
 
-    These are the tables whose trees the fit uses, or the tables from whose constants the fit
-    started. Tables of the second kind are only named if fewer than :data:`MIN_RESIDUAL_ROWS` cases
-    were fitted, because more cases outweigh the start.
+    If the fit uses trees of public tables, the tables of these trees are named. Otherwise, the
+    tables from whose constants the fit started are named, but only if fewer than
+    :data:`MIN_RESIDUAL_ROWS` cases were fitted. A fit to more cases hardly depends on the constants
+    from which it started.
     """
     if fit.offsets:
         return fit.offsets.source

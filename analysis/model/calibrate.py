@@ -334,15 +334,16 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
-    """Return the 90% range of errors of log time ratios that the prior implies.
+    """Return the 90% range that the prior implies for the errors of log time ratios.
 
     The range is a multiple of the combined spread of the two predictions. Until pairs are measured,
-    only this range is used. Then it is averaged with the range of the measured errors.
+    only the prior's range is used. After that, the prior's range is averaged with the range of the
+    pairs' errors.
 
     Single measured times mostly determine the scale of all times. An error in this scale cancels in
-    the ratio of two times, so single times do not refine the prior's range for pairs. They only
-    limit it: in the worst case, the errors of the two shapes lie at opposite ends of the range of
-    single times.
+    the ratio of two times, so single times do not refine the prior's range for pairs. The range of
+    single times only sets a limit: two errors differ most if they lie at the opposite ends of this
+    range.
 
     ``width`` is the width of the 90% range of log(measured / predicted) of single times, as a
     multiple of the spread.

@@ -159,7 +159,7 @@ class Inputs:
 
         - logs of M, N and K, of the estimated time, and of the ratio of the intensity to the ridge
           point;
-        - logs of the product and of the ratio of the sizes in each pair of M, N and K;
+        - for each pair of M, N and K, the logs of the product and the ratio of the two sizes;
         - the share of each limit in the estimated time;
         - logs of the sides of the estimate's tile, of the number of parts of K, and of the numbers
           of tiles and waves, then the tile efficiency and the tail efficiency;
@@ -168,8 +168,8 @@ class Inputs:
           libraries choose kernels by alignment;
         - with public tables, the log ratio that each of them predicts;
         - with public tables, the log of the ratio of the problem's bytes to the size of the
-          last-level cache, because public tables were measured with operands in this cache if
-          they fit into it, but most of Rooftile's times were measured with operands in memory;
+          last-level cache (in public tables, operands that fit into this cache were read from it,
+          but in most of Rooftile's measurements, they were read from memory);
         - for a convolution, the logs of these quantities: the number of images, the area of an
           output image, the filter's area, the product of both strides, the alignment, the ratio of
           each algorithm's time to the estimate, and the factor by which the tiles of each of

@@ -96,8 +96,8 @@ def fit_group(
     with known tiles either, because such a kernel does not change from shape to shape.
 
     Cases computed by an algorithm that the formula does not describe, such as an FFT, are not used
-    to fit constants and weights. Trees also grow from these cases. Without any case, the result is
-    that of :func:`unmeasured`.
+    to fit constants and weights, but trees also grow from such cases. Without any case, the result
+    is that of :func:`unmeasured`.
 
     Args:
         machine: the machine on which the cases were measured.

@@ -162,7 +162,10 @@ class Forest:
 
     @cached_property
     def _roots(self) -> NDArray[np.intp]:
-        """Position of each tree's root, before which the count of subtrees is a new minimum."""
+        """Position of each tree's root.
+
+        The count of :meth:`_open_subtrees` before a root is lower than before all earlier nodes.
+        """
         before = self._open_subtrees[:-1]
         # Within a tree, the count before a node is never below that before the root. The tree's
         # last leaf lowers it by one more, so the next root is the first node with a lower count.

@@ -75,9 +75,9 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
     """Compute the factors of an interval's two ends for each kind of shape.
 
     Each collection has the same weight. In a leave-one-out test over the public tables, the
-    intervals with such factors contain at least 80% of the times of every GPU. In 93 of the 100
-    pairs of a table and a kind of shape, they also contain at least 80% of the times (``model`` in
-    results/accuracy/software.json).
+    intervals with such factors contain at least 80% of the times of every GPU. The test also counts
+    the times of each kind of shape in each table separately. In 93 of these 100 combinations, the
+    intervals contain at least 80% of the times (``model`` in results/accuracy/software.json).
 
     Args:
         collections: errors of predictions by models that were not fitted to these collections.

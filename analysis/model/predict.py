@@ -35,8 +35,8 @@ class Model:
     def fit_of(self, group: str) -> Fit:
         """Return the fit of a group, or that of its prior if the model has no fit for the group.
 
-        Such a prior does not use imported tables. If a model should use imported tables, its
-        ``fits`` already contain the fits that were derived from these tables.
+        Such a prior does not use imported tables. A model that uses imported tables already has the
+        fits that were derived from these tables in ``fits``.
         """
         if group in self.fits:
             return self.fits[group]

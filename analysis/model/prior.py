@@ -372,10 +372,10 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 
     The result is None in any of these cases:
 
-    - The group's dtype is none of bf16, fp16 and tf32.
-    - The machine lacks one of the two dtypes.
-    - The two dtypes are the 16-bit dtypes, and they have different peaks.
-    - :func:`_measured_prior` returns None for the other dtype.
+    - The group's dtype is not bf16, fp16 or tf32.
+    - The machine does not support the group's dtype, or the dtype from which the prior is derived.
+    - The two dtypes are bf16 and fp16, and they have different peaks on the machine.
+    - :func:`_measured_prior` returns None for the dtype from which the prior is derived.
     """
     implementation, operation, dtype = group.rsplit(maxsplit=2)
     twin = DTYPE if dtype == "tf32" else TWINS.get(dtype)
@@ -462,12 +462,13 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
     """Return the measured machine of the same generation that is most similar to ``machine``.
 
-    The bf16 peaks of the two machines may differ by at most the largest factor between the peaks of
-    two measured machines of one generation, because the interval was learned from such pairs. The
-    same holds for their bandwidths. An L4 or an RTX 4090 therefore does not get the constants of an
-    L40S, nor does an H20 get those of an H200. If several machines qualify, the result is the
-    machine whose peak and bandwidth factors have the smallest product. The comparison ignores the
-    power limit, which is lower for a card on PCIe.
+    The interval for scaled constants was learned from pairs of measured machines of one generation.
+    A measured machine therefore qualifies only if its bf16 peak differs from that of ``machine`` by
+    at most the largest factor that occurs in such a pair. The same rule holds for its bandwidth.
+    For example, an L4 or an RTX 4090 does not get the constants of an L40S, and an H20 does not get
+    the constants of an H200. If several machines qualify, the result is the machine whose peak and
+    bandwidth factors have the smallest product. The comparison ignores the power limit, which is
+    lower for a card on PCIe.
 
     The result is None if no machine qualifies, if no two measured machines belong to one
     generation, or if the machine does not support bf16. ``measured`` has the slugs of the machines

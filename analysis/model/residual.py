@@ -134,8 +134,9 @@ def fit_residual(
             are shrunk if public tables already correct the formula, because trees then improve
             predictions so little that a few hundred cases cannot show whether to keep them.
         part_of: number of all cases if the given cases are only the training cases of a fold,
-            otherwise None. This number then decides whether there are more than :data:`MANY_ROWS`
-            cases, as in the final fit. If there are, a fold gets fewer trees than the final fit.
+            otherwise None. Instead of the number of given cases, ``part_of`` is then compared with
+            :data:`MANY_ROWS`, so that a fold follows the same rules as the final fit. If
+            ``part_of`` is larger, a fold gets fewer trees than the final fit.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():

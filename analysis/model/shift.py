@@ -1,9 +1,9 @@
 """Expected difference in time between a table's framework and other frameworks.
 
-Frameworks differ in much the same way on a machine and on its siblings, the other GPUs of its
-generation. The differences come from the cost of a launch, and from the values of operands, which
-affect the clocks. The expected difference is therefore learned from the siblings' tables, as a
-function of the time of a GEMM.
+A machine's siblings are the other GPUs of its generation. Frameworks differ in much the same way on
+a machine as on its siblings. The differences come from the cost of a launch, and from the values of
+operands, which affect the clocks. The expected difference is therefore learned from the siblings'
+tables, as a function of the time of a GEMM.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class CollectionPair(NamedTuple):
 
 @dataclass(frozen=True)
 class Shift:
-    """Expected log of the ratio of another framework's time to the time in a table.
+    """Expected log ratio of two times: another framework's time over the time in a table.
 
-    The log ratio is a function of the table's time, given by knots. It is linear in log(seconds)
-    between two knots, and constant before the first and after the last knot. Without any knot, the
-    log ratio is zero.
+    The log ratio is a function of the table's time, given by knots. The function is linear in
+    log(seconds) between two knots, and constant before the first and after the last knot. Without
+    any knot, the log ratio is zero.
     """
 
     log_seconds: tuple[float, ...] = ()

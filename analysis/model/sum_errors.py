@@ -1,9 +1,9 @@
 """Uncertainty of sums of predicted times, such as the time of all GEMMs in one step of a model.
 
-The errors of the predicted times in a step are correlated, and how strongly depends on the library.
-For each group of measured cases, steps are therefore simulated: a few cases are drawn at random,
-and the sum of their predicted times is compared with the sum of their measured times. Convolutions
-are treated like GEMMs.
+The errors of the predicted times in a step are correlated. The strength of the correlation depends
+on the library. Steps are therefore simulated for each group of measured cases: a few cases are
+drawn at random, and the sum of their predicted times is compared with the sum of their measured
+times. Convolutions are treated like GEMMs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from kernels.timemodel.estimate import Array
 
 LEVEL_CORRELATION = 0.5
-"""Assumed correlation between the errors of the predicted times of two GEMMs in a step. A kernel
-that is slower than predicted for one shape is usually slower than predicted for others, too."""
+"""Assumed correlation between the errors of two GEMMs' predicted times in a step. A kernel that is
+slower than predicted for one shape is usually slower than predicted for other shapes, too."""
 
 CHANGE_CORRELATION = 0.5
 """Assumed correlation between the errors of the predicted time ratios of two GEMMs. Such a ratio is
@@ -111,8 +111,8 @@ def change_factors(
         before: times of held-out GEMMs.
         after: times of the held-out GEMMs that may replace them.
         lower_half: width of the lower half of the 90% interval of each replacement's time, in
-            seconds. This interval is for a time that is computed from the original GEMM's measured
-            time and the predicted time ratio.
+            seconds. The replacement's time is here computed from the original GEMM's measured time
+            and the predicted time ratio.
         upper_half: width of the upper half of the same interval, in seconds.
 
     Returns:

@@ -47,7 +47,7 @@ def shown_points() -> ColumnDataSource:
 def speed_unit(machines: Sequence[Machine]) -> tuple[float, str]:
     """Return the factor from TFLOP/s to the roofline's unit, and the name of this unit.
 
-    The unit suits the highest peak of all machines, of which there is at least one.
+    The unit suits the highest peak of all machines. At least one machine is needed.
     """
     return rate_unit(max(peak / 1e12 for machine in machines for peak in machine.peaks.values()))
 
@@ -58,8 +58,8 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     Args:
         source: source of the shown points, from :func:`shown_points`.
         machines: the machines whose roofs are drawn.
-        points: all points. Only the peaks of their dtypes are drawn. The axes show the measured
-            points and these peaks.
+        points: all points. A peak is drawn only if a point has its dtype. The axes show all
+            measured points and all drawn peaks.
     """
     # 1. The axes show all measured points and the peaks of all measured dtypes.
     scale, unit = speed_unit(machines)
@@ -116,8 +116,8 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
     Args:
         chart: the roofline chart.
         machine: the machine with this roof.
-        dtype: dtype of the peak. It is also the line's tag, by which the page's script finds and
-            colours the line.
+        dtype: dtype of the peak. The page's script finds and colours the line by its tag, which is
+            this dtype.
         prefix: beginning of the label.
         scale: factor from TFLOP/s to the chart's unit.
     """

@@ -111,14 +111,14 @@ def speed(report: PageReport) -> str:
 
 
 def advice(report: PageReport) -> str:
-    """Say for how many pad and choose queries the answer is a change that saves time."""
+    """Say how many pad and choose queries are answered with a better size or implementation."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     return sizes_line(report.advice) if report.advice else "No shape was checked for a faster size."
 
 
 def accuracy(report: PageReport) -> str:
-    """Say how accurate predictions are, and for which limit their median error is largest."""
+    """Say how accurate predictions are, and name the limit with the largest median error."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = accuracy_headline(report.analysis)

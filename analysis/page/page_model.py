@@ -205,9 +205,9 @@ def _smaller_trees(
 ) -> dict[str, Any]:
     """Return small trees that imitate the corrections and spreads of large trees.
 
-    The entry ``differs`` of the result is the 90th percentile of the relative difference between
-    the times that the small and the large trees predict for held-out shapes. If there are fewer
-    than five shapes, none is held out, and all shapes are compared.
+    The small and the large trees each predict the times of held-out shapes. The result's entry
+    ``differs`` is the 90th percentile of the relative differences between the two predicted times.
+    If there are fewer than five shapes, no shape is held out, and all shapes are compared.
 
     Args:
         basis: the model as ``predict`` uses it.

@@ -30,9 +30,11 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
 
 def fleet_title(report: FleetReport) -> str:
-    """Return the title, which names the slow GPU and the reason, or counts several slow GPUs.
+    """Return the title of the plot.
 
-    If no GPU is slow, the title says how much the GPUs differ, unless the difference is unknown.
+    If only one GPU is slow, the title names the GPU and the reason. If several GPUs are slow, the
+    title gives their number. If no GPU is slow, the title says how much the GPUs differ, unless the
+    difference is unknown.
     """
     count = len(report.verdicts)
     slow = [verdict for verdict in report.verdicts if verdict.verdict == SLOW]

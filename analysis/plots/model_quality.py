@@ -178,18 +178,18 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     All cases with the same N and K, and with an M of at least 256, form a line. The result is the
     line whose predicted cliffs from M to M + 1 have the largest mean. Only predictions decide which
     line is chosen, so that the measured times are a fair test of the predictions. A pair of M and
-    M + 1 counts only if arithmetic is predicted to limit the time at M, because under other limits
-    one more wave costs little. Cases before the first counted pair of the line, and after the last
-    counted pair, are left out.
+    M + 1 counts only if arithmetic is the predicted limit at M. With any other limit, one more wave
+    costs little. Cases before the first counted pair of the line, and after the last counted pair,
+    are left out.
 
     Args:
         rows: held-out GEMMs that differ only in M, N and K.
 
     Returns:
-        The cases of this line, or an empty table if no line has enough pairs. ``step`` and
-        ``predicted_step`` are the changes of the measured and of the predicted time from M to
-        M + 1, as fractions of the time at M. They are NaN in a row that does not begin a counted
-        pair.
+        The cases of the chosen line, or an empty table if no line has enough pairs. The columns
+        ``step`` and ``predicted_step`` are the changes of the measured and of the predicted time
+        from M to M + 1, as fractions of the time at M. Both columns are NaN in a row that does not
+        begin a counted pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])

@@ -107,8 +107,9 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
     Dotted lines are at tile edges, and dashed lines at wave edges, both for the dtype with the most
     points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. Along
-    N and K, a GPU computes multiples of 8 and other sizes with different kernels, so no line joins
-    their predictions. The result is None if no dtype has enough points along any dimension.
+    N and K, a GPU computes multiples of 8 and other sizes with different kernels. The predictions
+    for multiples of 8 and for other sizes are therefore separate lines. The result is None if no
+    dtype has enough points along any dimension.
     """
     # 1. Keep the dimensions along which a dtype has enough points.
     lines = {}
@@ -169,10 +170,11 @@ def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Plot speed, relative to that at a round size, against the offset from the round size.
+    """Plot relative speed against the offset from a round size.
 
-    Each dimension has its own panel. Only the largest round size with enough points is drawn. The
-    result is None if no round size has enough points.
+    Speed is relative to the speed at the round size. Each dimension has its own panel. Only the
+    largest round size with enough points is drawn. The result is None if no round size has enough
+    points.
     """
     # The points of a plotted series are those of one dimension, round size and dtype.
     rows = enough(alignment_series(analysis.table), "along", "base", "dtype")

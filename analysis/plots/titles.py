@@ -130,10 +130,11 @@ def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
-    A count is compared only if the next multiple of 8 was measured, too: a multiple further away
-    would be faster because it is larger. The best speeds of both counts in one dtype are compared.
-    A count is slower if the interval of its speed is entirely below the interval of the multiple's
-    speed. If no count is slower, or none can be compared, the title says so.
+    A count is compared only if the next multiple of 8 was measured, too. A larger multiple is
+    not used instead, because its size would make it faster. The count and the multiple are compared
+    at their best speeds in the same dtype. A count is slower if the interval of its speed is
+    entirely below the interval of the multiple's speed. If no count is slower, or if no count can
+    be compared, the title says so.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.

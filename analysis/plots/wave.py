@@ -28,12 +28,12 @@ _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
 def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
-    """Return the cliff that the wave plot shows: that at ``size``, or the largest if it is None.
+    """Return the cliff that the wave plot shows.
 
     Args:
         line: measured GEMMs of one class.
-        size: the smaller M of the cliff; None for the largest certain cliff, whether the time rises
-            or drops there.
+        size: the smaller M of the cliff; None for the largest certain cliff, which may be a rise or
+            a drop of the time.
 
     Returns:
         A row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if there is no such
@@ -199,8 +199,8 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
 def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
     """Mark each M above which the GEMM needs another row of tiles, or another wave.
 
-    An edge counts only if the model expects the kernel of ``row`` on both sides of the edge. More
-    than 60 edges of a kind are not drawn: the legend only says how many they are.
+    An edge counts only if the model expects the kernel of ``row`` on both sides of the edge. If a
+    kind has more than 60 edges, none of its edges is drawn, and the legend only gives their number.
 
     Args:
         axes: axes to draw on.

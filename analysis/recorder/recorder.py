@@ -55,7 +55,7 @@ _MIN_PATIENCE = 90.0
 """Minimum time limit, in seconds, of a command that does not measure sweeps."""
 
 _MIN_SECONDS = 5.0
-"""Remaining seconds below which a sweep's expected time counts as used up."""
+"""Smallest rest of a sweep's expected time, in seconds, that does not count as used up."""
 
 _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
@@ -389,9 +389,10 @@ class Recorder:
         """Count the unfinished cases of a step's sweeps, and the cases that the plan left out.
 
         Returns:
-            The number of planned cases that need more samples, a check or the names of their
-            kernels, and the number of cases that the plan left out for lack of time. Both are 0 for
-            a step that has no sweeps, or whose folder has no run.
+            Two counts. The first is the number of planned cases that need more samples, a check or
+            the names of their kernels. The second is the number of cases that the plan left out for
+            lack of time. Both counts are 0 for a step that has no sweeps, or whose folder has no
+            run.
 
         Raises:
             UserError: if the folder's run.json cannot be read.
@@ -418,10 +419,10 @@ class Recorder:
     def _fits(self, step: RecorderStep, first: bool) -> bool:
         """Return True if there is enough time left to begin a step.
 
-        A sweep only needs time to start, because another slice can resume it. Any other command
-        loses its work if it is stopped, so it needs its whole expected time. The first step of a
-        slice also needs only time to start, because a small budget could otherwise never begin a
-        long command.
+        A sweep can begin if enough time is left to start it, because another slice can resume the
+        sweep. Any other command loses its work if it is stopped, so its whole expected time must be
+        left. The first step of a slice is an exception: it can begin if enough time is left to
+        start it. Otherwise, a small budget could never begin a long command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]

@@ -28,13 +28,13 @@ _REMEDY = (
 class Pair:
     """Two contenders, each a problem and its implementation, timed in blocks in the order A B B A.
 
-    New processes timed the contenders after one of them had been chosen as the faster one. The
-    samples that led to this choice are not used, because they make the chosen contender look faster
-    than it is.
+    Earlier samples led to the choice of one contender as the faster one. New processes then timed
+    both contenders. The earlier samples are not used, because they make the chosen contender look
+    faster than it is.
 
     Attributes:
-        log_ratios: one tuple for each process, with one value for each of its blocks. A value is
-            the logarithm of the ratio of the two times, ``before`` over ``after``.
+        log_ratios: one tuple for each process, with one value for each block of the process. A
+            value is the logarithm of a ratio: the time of ``before`` over the time of ``after``.
         between: standard deviation of a log time between processes, without the change that all
             cases share.
         cases: number of cases that ``between`` is based on; the assumed variance counts as two

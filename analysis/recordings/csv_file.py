@@ -1,8 +1,8 @@
 """Read a CSV table strictly, and leave out damaged lines.
 
 A file may have been cut off, edited by hand or merged. A damaged line is reported, but does not
-exclude the other lines. If too many lines are damaged, the others cannot be trusted either, so the
-whole file is refused.
+exclude the other lines. If too many lines are damaged, the undamaged lines cannot be trusted
+either, so the whole file is refused.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def lost_by_problem(recording: Recording) -> dict[str, str]:
-    """Return the reason why a case has no time, by the text of the case's problem.
+    """Return the reasons why cases have no time, by the text of each case's problem.
 
-    If several cases of a problem have no time, the last one counts.
+    If several cases of a problem have no time, the result has the reason of the last of them.
     """
     failed = _failed(recording.rows)
     problems = [str(workload) for workload in workloads_of(failed)]
@@ -77,8 +77,8 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
     ``choice`` is the config, except for a hand-written kernel with only one recorded config for the
     same problem and settings. Such a kernel is assumed to have chosen the config itself, and its
-    ``choice`` is empty. Without the config in its name, the case still matches if another version
-    of the kernel chooses a different config.
+    ``choice`` is empty. The name of the case then lacks the config, so that the case still matches
+    if another version of the kernel chooses a different config.
 
     Args:
         rows: all rows of a recording. If the rows of failed cases were missing, a problem might

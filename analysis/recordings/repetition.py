@@ -2,9 +2,10 @@
 
 A repetition interval is wider than the confidence interval of a run's median, for two reasons. The
 median of the second run is as noisy as that of the first. In addition, the second run is another
-process, which gets memory at other addresses. At its end, a run re-times some of its cases in a new
-process to measure how much medians differ between processes (``repeats`` in run.json). Comparisons,
-advice and rules make claims about later runs, so they use the wider intervals.
+process, which gets memory at other addresses. A run therefore ends by re-timing some of its cases
+in a new process. The results show how much medians differ between processes (``repeats`` in
+run.json). Comparisons, advice and rules make claims about later runs, so they use the wider
+intervals.
 
 The speed of the machine changes during a run, but it is nearly the same for all samples of a round.
 Advice therefore compares two cases by the rounds in which both were sampled, so that the changes
@@ -46,9 +47,10 @@ SINGLE_HALF = 0.051
 
 It comes from two collections of bf16 GEMMs on an H100: AIConfigurator's tables for TensorRT-LLM
 1.3.0rc10 and 1.3.0rc20. The collections have 35,700 shapes in common, and each time is the mean of
-six replays. Their times differ by at most 7.2% for 95% of the shapes. Both times contribute equally
-to the difference, so the half-width of a single time is smaller by a factor of √2. The result is
-the 95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
+six replays. The two times of a shape differ by at most 7.2% for 95% of the shapes. Both times
+contribute equally to the difference, so the half-width of a single time is smaller by a factor of
+√2. The result is the 95th percentile of the noise floor in
+results/accuracy/learning-curve-h100.txt."""
 
 Rounds = Mapping[tuple[str, int], float]
 """Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
@@ -137,8 +139,8 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 def repeated(within: Any, between: Any) -> Any:
     """Return the uncertainty of a second run's value, given the value of the first run.
 
-    Uncertainties are numbers or arrays; all of them are standard errors, or all are half-widths of
-    intervals.
+    Uncertainties are numbers or arrays. Both arguments are standard errors, or both are half-widths
+    of intervals. The result is of the same kind.
 
     Args:
         within: uncertainty of the value within a run, which is the same in both runs.

@@ -63,9 +63,8 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
 
-    If there are fewer such rows, they are only left out as damaged. A row without a schema does not
-    count as having another schema, but a row without the name of a run counts as a row of another
-    run.
+    If there are fewer such rows, they are only left out as damaged. A row that names no run counts
+    as a row of another run. A row without a schema does not count as a row with another schema.
 
     Args:
         frame: rows of the file without a fault.

@@ -11,8 +11,8 @@ or a DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:
 unambiguous part of a slug, such as ``h200``. If no machine is given, :func:`explain` uses the
 traced machine, and all other functions use the machine measured last.
 
-Bad input raises a :class:`UserError`, which is a ``ValueError``. If its message names an option
-such as ``--pad``, the option is the argument ``pad`` in Python.
+Bad input raises a :class:`UserError`, which is a ``ValueError``. The error's message may name an
+option of the command line, such as ``--pad``. In Python, this option is the argument ``pad``.
 
 No function needs a GPU, and only :func:`audit` needs PyTorch. To measure a machine, run the command
 ``rooftile run``. In a checkout, import this module with

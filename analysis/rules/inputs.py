@@ -67,7 +67,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
 
     Only recordings with the same machine, PyTorch and driver as the newest recording are used.
     Profiled steps come from the folders of these recordings. If several folders have a step of the
-    same model in the same dtype, the one in the folder of the newest recording is used.
+    same model in the same dtype, the step in the folder with the newest recording is used.
 
     Args:
         machine: name of the machine, or an unambiguous part of the name; None for the machine that

@@ -329,7 +329,7 @@ def judge_all(
 
 
 def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
-    """Return a sort key of matches: whether any has a control, then the number of matches.
+    """Return a sort key: True if any match has a control, and then the number of matches.
 
     Pairs with a control are better than any number of pairs without a control, because the rule's
     claim is about such pairs.

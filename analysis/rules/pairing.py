@@ -1,7 +1,8 @@
-"""Find pairs of cases in a run: a case against a rule's advice, and a case following it.
+"""Find pairs of cases in a run: one case against a rule's advice, and one that follows the advice.
 
-Every pairing takes the timed cases of one run, the machine that timed them, and the ``options`` of
-a rule in ``rules.toml``, and yields matches. Some pairings make no use of the machine.
+Every pairing is a function that yields matches. Its arguments are the timed cases of one run, the
+machine that timed the cases, and the ``options`` of a rule in ``rules.toml``. Some pairings do not
+use the machine.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ Pairing = Callable[..., Iterator[Match]]
 def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
-    """Pair cases that differ only on one axis, and perhaps in their implementations.
+    """Pair cases that differ on one axis; their implementations may differ, too.
 
     If several of these cases have the same value on the axis, the last one counts.
 
@@ -267,8 +268,8 @@ def _speed_ups(
 ) -> list[Match]:
     """Return the matches that were also measured in dtype ``over``, with controls in that dtype.
 
-    Matches in that dtype itself are left out. ``claim`` is the ratio that a source claims between
-    the two speed-ups over the dtype ``over``.
+    Matches whose own dtype is ``over`` are left out. Each case of a match has a speed-up over the
+    dtype ``over``, and ``claim`` is the ratio between these two speed-ups that a source claims.
     """
     # The key is equal for cases that differ only in dtype.
     keys = [_split_axis(case, "dtype")[1] for case in cases]
@@ -370,9 +371,9 @@ def _intensity_name(workload: Workload) -> str:
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
-    Each dtype of the GEMMs whose peak is known gives one pair, except on a CPU. The ratio of a pair
-    is the GEMM's FLOP/s over the layer's bytes/s, divided by the same ratio from the datasheet.
-    Several GPUs of one run may have timed the cases of a pair.
+    Each dtype of the GEMMs gives one pair if the machine's peak in this dtype is known. A CPU gives
+    no pairs. The ratio of a pair is the GEMM's FLOP/s over the layer's bytes/s, divided by the same
+    ratio from the datasheet. Several GPUs of one run may have timed the cases of a pair.
     """
     if machine.kind == "cpu":
         return
@@ -404,7 +405,7 @@ def pairs_of(
 
     Args:
         cases: timed cases of one run.
-        matches: pairs of these cases. All matches have a control, or none has one.
+        matches: pairs of these cases. Either all matches have a control, or no match has a control.
         by: kinds of words that together name the group of a pair, such as ``dtype`` or ``dim``.
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
     """

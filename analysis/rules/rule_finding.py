@@ -141,8 +141,8 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     4. The interval of a mean of independent ratios, after averaging the pairs whose controls share
        the second case.
 
-    Fewer than four pairs with measured errors are judged only by the first interval. A single pair
-    without measured errors has an infinite interval.
+    If there are fewer than four pairs, and their errors were measured, only the first interval is
+    used. A single pair without measured errors has an infinite interval.
     """
     n = len(pairs)
     ratios = pairs.log_ratio
@@ -263,11 +263,12 @@ def find_verdict(
         pairs: one or more pairs of cases that test the rule.
         largest: if True, the claim says "up to", so the effect of the best group is judged.
         tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
-            claimed), within this fraction. The verdict is then ``depends: …`` if the intervals of
-            only some groups are wholly outside the tolerance, or if there are groups on both sides
-            of the tolerance. Otherwise, the verdict is ``holds`` if the interval of all pairs is
-            within the tolerance, ``no longer`` if that interval is wholly outside, and ``holds,
-            weaker`` in all other cases.
+            claimed), within this fraction. The verdict is then ``depends: …`` in two cases: only
+            some groups have intervals that are wholly outside the tolerance, or some groups'
+            intervals are wholly below the tolerance and other groups' intervals wholly above.
+            Otherwise, the verdict is ``holds`` if the interval of all pairs is within the
+            tolerance, ``no longer`` if that interval is wholly outside, and ``holds, weaker`` in
+            all other cases.
     """
     # 1. Compute the effect of each group and of all pairs.
     by_group = pairs.by_group()
@@ -322,7 +323,7 @@ def _judge_equality(
 ) -> str:
     """Return the verdict on a rule that claims a ratio of ``claim``.
 
-    Ratios that differ from it by at most a factor of ``within`` count as equal to it.
+    A ratio counts as equal to ``claim`` if the two differ by at most a factor of ``within``.
     """
     low = claim / within
     high = claim * within

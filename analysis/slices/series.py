@@ -144,9 +144,10 @@ def mean_ratio(
     already includes errors that differ from ratio to ratio, so the interval is wider than a 95%
     interval.
 
-    ``bases`` is the number of different times that the ratios are relative to, or None if each
-    ratio has its own. The error of a time is shared by all ratios that are relative to it, so
-    averaging over these ratios does not reduce it. It is taken to be half of a ratio's variance.
+    The base of a ratio is the time that the ratio is relative to. ``bases`` is the number of
+    different bases, or None if each ratio has a base of its own. Ratios with the same base share
+    the error of that base, so averaging over these ratios does not reduce the error. The variance
+    of a base's error is taken to be half of a ratio's variance.
     """
     from scipy import stats  # slow to import, and most plots do not need it
 

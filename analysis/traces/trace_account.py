@@ -424,9 +424,9 @@ class _ProductCalls:
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
-        around: for each operation and annotation, the call in ``works`` that contains the event or
-            is the event itself. The value is NOTHING if there is no such call, and for all other
-            host events.
+        around: for each host event, the call in ``works`` that contains the event or is the event
+            itself. The value is NOTHING if there is no such call, or if the event is neither an
+            operation nor an annotation.
     """
 
     works: Mapping[int, tuple[Work, ...]]
@@ -468,8 +468,8 @@ def _by_pass(
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
-    If a kernel's name does not show which gradient the kernel computes, its time is divided in
-    proportion to the times of the kernels whose names do.
+    The name of a kernel may not show which gradient the kernel computes. The time of such a kernel
+    is divided in proportion to the total times of the kernels whose names show their gradient.
 
     Args:
         works: problems that the call computes; empty if they are not known.
@@ -551,7 +551,7 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
 
 
 def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
-    """Return, for each call of CUDA's runtime or driver, the call before it on the same thread.
+    """Map each call of CUDA's runtime or driver to the previous call on the same thread.
 
     The first call of a thread is left out.
     """

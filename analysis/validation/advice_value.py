@@ -1,9 +1,9 @@
 """Measure how much following the advice is worth, on the held-out shapes of a table.
 
 For *choose* queries, random neighbourhoods are drawn. A neighbourhood consists of one held-out
-shape and all others that differ from it only in size, by at most 15% in each dimension. The regret
-is the share of speed, in FLOP/s, that is lost if the picked shape is used instead of the fastest
-shape in the neighbourhood.
+shape, and of all other held-out shapes that differ from this shape only in size, by at most 15% in
+each dimension. The regret is the share of the highest speed (FLOP/s) in the neighbourhood that is
+lost if the picked shape is used instead of the fastest shape.
 
 For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is
 another shape in which each dimension is equal, or larger by at most 15%.
@@ -45,8 +45,12 @@ DRAWS = 4000
 hundred shapes, the mean gain depends mostly on which shapes are drawn."""
 
 _NEIGHBOURHOODS = {"choose": (-_REACH, _MIN_MEMBERS), "pad": (0.0, _MIN_PAD_MEMBERS)}
-"""Lowest relative difference of a neighbour in each dimension, and smallest number of shapes in a
-neighbourhood, including the drawn shape, for each kind of query."""
+"""Limits of a neighbourhood for each kind of query, as a pair of numbers.
+
+The first number is the lowest relative difference of a neighbour from the drawn shape in each
+dimension. The second is the smallest number of shapes in a neighbourhood, including the drawn
+shape.
+"""
 
 
 @dataclass(frozen=True)
@@ -337,7 +341,8 @@ class _HeldOutRows:
     def times_in(self, source: PublicRows) -> Array:
         """Return each shape's seconds in another table, or NaN for a shape that the table lacks.
 
-        Only times of the same implementation are used, and only the last of several times.
+        Only times of the same implementation are used. If the table has several times of a shape,
+        the last of them is used.
         """
         measured_cases = zip(source.implementations, source.problems, strict=True)
         seconds_by_case = dict(zip(measured_cases, source.seconds, strict=True))
@@ -364,7 +369,7 @@ class _HeldOutRows:
         return sorted(positions.values())
 
     def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
-        """Return the position of the advised shape, and the lower end of the interval of its gain.
+        """Return the position of the advised shape, and the lower end of its gain's interval.
 
         ``members`` are the positions of the shapes to choose from. The original shape can always be
         advised, even if it is not in ``members``.

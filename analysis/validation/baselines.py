@@ -34,13 +34,13 @@ def baseline_errors(
 ) -> dict[str, Errors | None]:
     """Return the errors of each baseline on held-out measurements.
 
-    The errors of ``four_fitted`` are None if there are no calibration measurements. Those of
-    ``physics`` are None if trees that were fitted to public tables correct the model. The constants
-    of the formula then apply only together with these trees.
+    The errors of ``four_fitted`` are None if ``calibrated`` is empty. The errors of ``physics`` are
+    None if trees that were fitted to public tables correct the model, because the formula's
+    constants then apply only together with these trees.
 
     Args:
         model: the model that the baselines are compared with.
-        calibrated: the measurements that the model was calibrated on; without rows if it was not
+        calibrated: the measurements that the model was calibrated on; empty if the model was not
             calibrated.
         tested: the held-out measurements.
         query: the same cases as ``tested``.

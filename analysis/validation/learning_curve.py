@@ -1,6 +1,6 @@
 """Measure how the error falls with more calibration rows, and estimate the noise floor.
 
-No model can have a smaller error than the noise floor: the scatter of the measurements themselves.
+The noise floor is the scatter of the measurements themselves. No model can have a smaller error.
 """
 
 from __future__ import annotations

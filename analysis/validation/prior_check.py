@@ -1,13 +1,12 @@
 """Judge predictions that combine public tables with a few measurements of a machine.
 
-A collection contains the GEMM times of one public table or file. One collection, which is not used
-as a prior, takes the place of the machine's measurements.
+A collection contains the GEMM times of one public table or file. One collection takes the place of
+the machine's measurements. All other collections serve as priors.
 
-Tested shapes are removed from all other collections, which serve as priors, because most of a
-user's shapes are not in any table. With the hold-out ``levels``, all shapes with a withheld value
-of M, N or K are removed, too. Shapes that are calibrated on are also removed. Otherwise the priors
-would predict the calibration shapes better than the tested shapes, and calibration would trust the
-priors too much.
+Tested shapes are removed from the priors, because most of a user's shapes are not in any table.
+With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed, too. Shapes
+that are calibrated on are also removed. Otherwise the priors would predict the calibration shapes
+better than the tested shapes, and calibration would trust the priors too much.
 """
 
 from __future__ import annotations
@@ -158,8 +157,8 @@ def validate_with_prior(
 
     Returns:
         The judged rows and the model that predicted them. With the hold-out ``folds``, the model,
-        its prior and the calibration rows are those of the first fold, so that model has seen most
-        of the tested rows, and no baseline is judged.
+        its prior and the calibration rows are those of the first fold. The model of the first fold
+        has seen most of the tested rows. No baseline is judged with this hold-out.
 
     Raises:
         UserError: in any of these cases:

@@ -58,9 +58,10 @@ class CollectionErrors:
         source: framework and version of the collection.
         log_ratios: log(measured / predicted) of each shape.
         spreads: expected error of the logarithm of each prediction.
-        pair_errors: errors of the time ratio between each shape and the padding that is predicted
-            to be fastest, for predicted gains above 10%, as multiples of the ratio's spread (see
-            :func:`analysis.model.calibrate.pair_errors`).
+        pair_errors: errors of predicted time ratios, as multiples of each ratio's spread (see
+            :func:`analysis.model.calibrate.pair_errors`). A ratio compares a shape with the padding
+            that is predicted to be its fastest. Only paddings with a predicted gain above 10% are
+            included.
         groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
         repeated: errors if the times measured in the imported table are taken as predictions; None
             if the collection is not compared with an imported table.
@@ -315,11 +316,12 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     - ``median_width``: median over all shapes of the interval's width, as a fraction of the
       predicted time.
     - ``coverage_by_group``: coverage of ``interval`` and number of shapes, for each kind of shape.
-    - ``coverage_90_seen``: coverage of ``interval.software``, without the factors of the kinds,
-      around the predictions of the final model, which was fitted to the same shapes.
+    - ``coverage_90_seen``: coverage of ``interval.software`` around the predictions of the final
+      model, which was fitted to the same shapes. The factors by kind of shape are not applied.
     - ``repeated``: errors if the times of an imported table are taken as predictions.
 
-    The last two are left out if the collection is not compared with an imported table.
+    The entries ``coverage_90_seen`` and ``repeated`` are left out if the collection is not compared
+    with an imported table.
     """
     inside = collection.inside(interval)
     low, high = collection.ends(interval)

@@ -138,7 +138,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
 def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
     """Describe the value of following the advice, and of measuring the best candidates first.
 
-    ``measured`` maps numbers of candidates to the value of measuring that many.
+    ``measured`` has the value of measuring the best candidates, by the number of candidates.
     """
     drawn = counted(worth.neighbourhoods, "neighbourhood")
     lines = [

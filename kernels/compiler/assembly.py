@@ -1,9 +1,9 @@
 """Work of a kernel's inner loop, read from its PTX: multiply-adds and copied bytes.
 
-A GEMM spends most of its time in the loop over K. If one iteration of the loop does more than the
-tile's bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements that they need,
-the compiled code does work that the algorithm does not need. In the PTX, LLVM marks every basic
-block of a loop with a comment that names the loop.
+A GEMM spends most of its time in the loop over K. In each iteration, a tile needs bm · bn · bk
+multiply-adds and the (bm + bn) · bk elements of its blocks of A and B. If an iteration computes or
+copies more, the compiled code does work that the algorithm does not need. In the PTX, LLVM marks
+every basic block of a loop with a comment that names the loop.
 """
 
 from __future__ import annotations

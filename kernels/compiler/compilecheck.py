@@ -361,10 +361,12 @@ _RESOURCES = re.compile(
 def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
     """Return a launch's kernel, and the log of the ``ptxas`` run that assembled the kernel.
 
-    A second run of ``ptxas`` with other options would report other numbers of registers, and the
-    resource dump of the binary does not show spills. The log is therefore kept next to the kernel
-    in Triton's cache. An ordinary launch caches a kernel without its log. If the log or the PTX is
-    missing, the kernel is compiled again.
+    The log is kept next to the kernel in Triton's cache, because the numbers that it reports cannot
+    be obtained later. A second run of ``ptxas`` with other options would report other numbers of
+    registers. The resource dump of the binary does not show spills.
+
+    An ordinary launch caches a kernel without its log. If the log or the PTX is missing, the kernel
+    is compiled again.
     """
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)

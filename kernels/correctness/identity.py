@@ -1,10 +1,11 @@
 """Test of the whole result of a GEMM or convolution, at a fraction of the operation's cost.
 
 Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
-likely. V has four columns of random ±1, and is applied to one block of 1,024 columns at a time. In
-a longer sum, the rounding errors of the correct elements would hide a single wrong element. Rows
-are summed in the same way, because the identity also holds for Yᵀ = Bᵀ·Aᵀ. In a convolution, which
-is linear in each operand, channels and images take the place of columns and rows.
+likely. V has four columns of random ±1, and is applied to one block of 1,024 columns at a time. If
+the sums ran over more columns, the rounding errors of the correct elements would hide a single
+wrong element. The rows of Y are summed in the same way, because the identity also holds for
+Yᵀ = Bᵀ·Aᵀ. A convolution is linear in each operand, so the same test applies to it: channels and
+images take the place of columns and rows.
 
 The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√N + 4).
 Here σ is the root mean square of an operand's elements. Without the 4, the expected size is the
@@ -117,9 +118,9 @@ class _Side:
     """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
     If ``folded`` is summed along ``folded_axis``, the result is summed along ``result_axis``.
-    ``kept`` may be processed in parts along its axis ``cut``, which is None for a filter, because
-    filters are small. The results of the parts are concatenated, or added if ``folded`` is cut as
-    well (``adds_up``).
+    ``kept`` is processed in parts along its axis ``cut``. For a filter, ``cut`` is None, and the
+    filter is processed whole, because it is small. If ``adds_up`` is True, ``folded`` is cut as
+    well, and the results of the parts are added. Otherwise, these results are concatenated.
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -133,10 +134,10 @@ class _Side:
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """Return the sides that sum over several elements, or one side if ``only`` is 0 or 1.
+    """Return the sides that sum over several elements.
 
-    A side whose sums have one element would compute the whole result again. Such a side is used
-    only if both sides have this fault.
+    If ``only`` is 0 or 1, return one of these sides. A side whose sums have one element would
+    compute the whole result again, so it is used only if both sides have such sums.
     """
     useful = [side for side in sides if side.folded.shape[side.folded_axis] > 1]
     if not useful:

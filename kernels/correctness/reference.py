@@ -22,8 +22,9 @@ TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
 """Largest allowed error of a result y, max |y − ref| / max |ref|, by dtype.
 
 The limit for fp32 is wide enough for a sum of 65,536 terms, but too narrow for tf32, whose error is
-about 3.5e-4. The limits for the 16-bit dtypes are about eight rounding errors of the largest result
-(2⁻¹¹ in fp16, 2⁻⁹ in bf16), which leaves room for fp16's partial sums.
+about 3.5e-4. The limits for the 16-bit dtypes are about eight times the rounding error of the
+largest result. The relative rounding error is 2⁻¹¹ in fp16 and 2⁻⁹ in bf16. A factor of eight
+leaves room for fp16's partial sums.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
@@ -40,9 +41,13 @@ _WHOLE_SLICES = 4
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. ``rel_error`` is NaN if one
-    of these entries is NaN, and 0 if all are 0 in y and in the reference. ``rel_error`` is infinite
-    if an entry of y is infinite, or if only the entries of the reference are all 0.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. In three cases, it has a
+    special value:
+
+    - NaN, if a sampled entry is NaN;
+    - 0, if the sampled entries of both y and the reference are all 0;
+    - infinity, if an entry of y is infinite, or if the entries of the reference are all 0, but not
+      those of y.
     """
 
     rel_error: float
@@ -239,7 +244,7 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Concatenate ``compute(group, channels of the group)`` for all groups along the last axis.
+    """Call ``compute(group, channels)`` for each group, and concatenate along the last axis.
 
     ``channels`` must be sorted, so that the results are in the order of the channels.
     """

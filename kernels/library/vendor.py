@@ -44,7 +44,8 @@ class LibraryConfig(Config):
     - ``fused`` computes a series of GEMMs as one GEMM.
     - ``paced`` lets launches run at the pace of the host, and includes the gaps between them in the
       measured time.
-    - ``graph`` also includes the gaps, but replays all launches of a call from one CUDA graph.
+    - ``graph`` replays all launches of a call from one CUDA graph. The measured time also includes
+      the gaps between the launches.
     """
 
     autotune: bool = False
@@ -165,9 +166,10 @@ def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None
 
     PyTorch caches all of cuDNN's plans in one table, in which the default choice and the autotuner
     share a convolution's entry. The table's key includes the precision of fp32, which 16-bit
-    convolutions ignore. Setting this precision to tf32 therefore gives the autotuner separate
-    entries for 16-bit convolutions. In fp32 and tf32, the default choice and the autotuner cannot
-    be compared in one process.
+    convolutions ignore. For a 16-bit dtype with ``autotune``, this precision is set to tf32, so
+    that the autotuner's entries are separate from those of the default choice. In fp32 and tf32,
+    the default choice and the autotuner cannot be compared in one process, because the precision
+    must not change.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)

@@ -146,9 +146,9 @@ def default_constants(generation: str, dtype: str, hand_written: bool = False) -
     A generation without measured constants gets those of a similar generation, except for the
     constants of misaligned rows (:func:`_misaligned_constants`).
 
-    ``hand_written`` is True for Triton kernels. Unlike a vendor library, they do not fall back on
-    kernels for older GPUs if rows are misaligned, so they get the ``misalignment`` of the measured
-    entry instead of that of the generation's library.
+    ``hand_written`` is True for Triton kernels. If rows are misaligned, a vendor library falls back
+    on kernels for older GPUs, but Triton kernels have no such fallback. The ``misalignment`` of
+    Triton kernels is therefore that of the measured entry, not that of the generation's library.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -243,8 +243,9 @@ def scaled_constants(
     SMs differ less than their FLOP/s. For example, the Tensor Cores of many graphics GPUs run at
     half the rate, but their SMs do not read and write at half the rate.
 
-    The constants of misaligned rows are not scaled. Those that :func:`_misaligned_constants`
-    returns for the generation of ``here`` replace the values of ``c``, even if these were fitted.
+    The constants of misaligned rows are not scaled. Instead, the result has the values that
+    :func:`_misaligned_constants` returns for the generation of ``here``. These values replace the
+    values in ``c``, even if the values in ``c`` were fitted.
 
     Raises:
         UserError: if ``here`` does not compute the dtype.
@@ -277,8 +278,8 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's constants of misaligned rows, by name.
 
     If constants.toml does not state them, ``fallback`` is 0, ``fallback_split`` is 1, and
-    ``misalignment`` is left out. The same holds in fp32, whose plain FMAs need no bulk copies and
-    run by the same kernels at any alignment.
+    ``misalignment`` is left out. In fp32, the result is the same for every generation: fp32 kernels
+    use plain FMAs, which need no bulk copies, and the same kernels run at any alignment.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":

@@ -11,8 +11,9 @@
   reach.
 - ``launch`` includes a fixed time for each helper kernel, and for the kernel that adds the parts of
   a split K.
-- ``helpers`` is the time in which the helper kernels move their bytes. Before and after the main
-  kernel, they change layouts, compute Winograd's transforms, or quantise A for an fp8 GEMM.
+- ``helpers`` is the time in which the helper kernels move their bytes. Helper kernels run before or
+  after the main kernel: they change layouts, compute Winograd's transforms, or quantise A for an
+  fp8 GEMM.
 - ``slowed`` lengthens the time of long kernels, which run into the power limit.
 
 The fourth powers let the largest term dominate. A plain maximum, a sum and other powers fitted
@@ -181,12 +182,13 @@ def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
 
     The names of the kernels in results/published/nvidia-h100-sxm show what the two libraries do:
 
-    - cuBLAS treats rows that are aligned to 8 bytes as if they were aligned to 4. It chose such a
-      kernel (``align2`` in 16 bits, ``align1`` in tf32) in all but one of 218 cases.
+    - cuBLAS treats rows that are aligned to 8 bytes as if they were aligned to 4. In all but one of
+      218 cases, cuBLAS chose a kernel for rows aligned to 4 bytes (``align2`` in 16 bits,
+      ``align1`` in tf32).
     - If the channels of an NHWC convolution on Tensor Cores are not multiples of 16 bytes, cuDNN
-      almost always (96%) runs ``nhwcAddPaddingKernel`` first, which pads the activations that the
-      pass reads. Its median rate is a sixth of the memory's bandwidth in 16 bits, and a third in
-      tf32. The main kernel is then one for aligned channels.
+      almost always (96%) first runs ``nhwcAddPaddingKernel``. This kernel pads the activations that
+      the pass reads. Its median rate is a sixth of the memory's bandwidth in 16 bits, and a third
+      in tf32. After the padding, cuDNN runs a main kernel for aligned channels.
     """
     # 1. Lower the alignment of a GEMM's rows from 8 bytes to 4.
     if isinstance(problem, Gemm):
@@ -245,12 +247,16 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> _ShapeRow:
 def priced_alignment(problem: Problem) -> int:
     """Return the alignment in bytes, at most 16, of those rows whose misalignment costs time.
 
-    For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
-    count. In the public tables, predictions without a price for the output's misaligned rows miss
-    by a median factor of only 1.12 to 1.19 if N is 1. If N is 4, predictions without the constant
-    ``fallback`` miss by a median factor of up to 2.8, so the output's rows then count
-    (results/accuracy/misalignment.json). If M is 1, the output is a single row, which begins at an
-    aligned address.
+    For a matrix-vector multiplication whose B is stored transposed, the rows of A and B count, but
+    those of the output do not:
+
+    - If M is 1, the output is a single row, which begins at an aligned address.
+    - If N is 1, predictions that ignore the output's misaligned rows miss the times in the public
+      tables by a median factor of only 1.12 to 1.19.
+
+    The output's rows count in all other GEMMs. With N = 4, for example, predictions without the
+    constant ``fallback`` miss by a median factor of up to 2.8. These factors are recorded in
+    results/accuracy/misalignment.json.
     """
     # If B is not stored transposed, its rows also have N elements, so they must count.
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
@@ -391,12 +397,15 @@ def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Cons
 def candidate_times(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
 ) -> tuple[Array, Array]:
-    """Return two arrays, shapes (rows) by tiles (columns): seconds, and the number of parts of K.
+    """Return two arrays, each with a row for each shape and a column for each tile.
 
-    The number of parts is the one with the smallest estimated time for the shape and the tile. If
-    K is split, the seconds include the kernel that adds the parts. The seconds do not include the
-    launch and the helper kernels, which take the same time for all tiles, or the slowdown of long
-    kernels, which hardly changes the ranking. There must be at least one shape.
+    The first array has the estimated seconds, and the second has the number of parts into which K
+    is split. For each shape and tile, this is the number with the smallest estimated time. If K is
+    split, the seconds include the kernel that adds the parts.
+
+    The seconds leave out the launch and the helper kernels, because these take the same time for
+    all tiles. The seconds also leave out the slowdown of long kernels, because it hardly changes
+    the ranking. There must be at least one shape.
     """
     # 1. Estimate the time of every candidate without splitting K.
     shape_column = shapes.take((slice(None), np.newaxis))

@@ -4,10 +4,10 @@ These functions take a matrix as a pointer and its strides (row, column) in elem
 BM × BN, and a K step is BK deep. The offset of a tile is a 64-bit number, because an operand may
 have more than 2³¹ elements.
 
-The kernels that call these functions take sizes and strides in units of a known number of elements,
-because Triton detects only which arguments are multiples of 16. In a row whose length is a multiple
-of 16 bytes, the number of elements may be a multiple of only 8 or 4. Without the units, Triton
-would copy such a row one element at a time.
+The kernels that call these functions take sizes and strides in units of a known number of elements.
+Without the units, Triton would copy many aligned rows one element at a time, because it detects
+only whether an argument is a multiple of 16. An aligned row is a multiple of 16 bytes long, but its
+number of elements may be a multiple of only 8 or 4.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the kernel's seconds with each config, for :func:`_computed_problem`."""
+        """Estimate the seconds that :func:`_computed_problem`'s problem takes with each config."""
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
@@ -240,8 +240,8 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 def _computed_problem(conv: Conv) -> Problem:
     """Return the problem that the kernel computes: the convolution, or a GEMM for all its phases.
 
-    Only the input's gradient of a strided convolution has phases. Each phase of each group is one
-    GEMM of a batch.
+    Only the input's gradient of a strided convolution has phases. The result is then a batch of
+    GEMMs, with one GEMM for each phase of each group.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:

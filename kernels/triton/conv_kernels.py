@@ -35,8 +35,8 @@ def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: 
     ``phase`` is the position of the destinations modulo the stride, and 0 in the forward pass.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
-    padding − t · dilation`` is a multiple of the stride. These taps are ``tap_step`` apart:
-    the stride divided by the greatest common divisor of stride and dilation.
+    padding − t · dilation`` is a multiple of the stride. The distance between two of these taps is
+    ``tap_step``: the stride divided by the greatest common divisor of stride and dilation.
     """
     if BACKWARD:
         # A loop over scalars finds the first tap, not a reduction of a block. The compiler would

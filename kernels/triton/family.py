@@ -267,10 +267,10 @@ _ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp3
 
 
 def wide_unit(dtype: str, *values: int) -> int:
-    """Return the largest unit that divides all values, in elements.
+    """Return the largest unit, in elements, that divides all values.
 
-    The unit is a power of two, and has at most 16 bytes. If a value is 2³¹ or more, the unit is 1,
-    so that Triton still passes the value as a 64-bit argument.
+    The unit is a power of two, and is at most 16 bytes long. If a value is 2³¹ or more, the unit is
+    1, so that Triton still passes the value as a 64-bit argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -299,8 +299,8 @@ def input_precision(dtype: str) -> str:
 def _missing_for_interpreter() -> str | None:
     """Return why Triton's interpreter cannot run, or None if it can.
 
-    Before Triton 3.7, the interpreter converts one-element arrays to integers, which NumPy 2.4
-    refuses.
+    The interpreter of Triton 3.6 and earlier converts one-element arrays to integers. NumPy 2.4 and
+    later versions refuse this conversion.
     """
     triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
     numpy_version = tuple(map(int, np.__version__.split(".")[:2]))

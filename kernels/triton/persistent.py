@@ -104,8 +104,8 @@ def matmul_persistent(
     - STORE: C is a descriptor, too; otherwise it is a pointer.
     - HALVES: a tile of C is stored as two blocks, each with half of the columns.
     - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides
-      the blocks of a specialised kernel among groups of warps, which it cannot do if the host built
-      the descriptors.
+      the blocks of a specialised kernel among groups of warps. Triton cannot divide blocks whose
+      descriptors the host built.
     - FLATTEN: the loops over tiles and over K become one pipeline.
 
     The other options are as in :func:`kernels.triton.blocks.product` and
@@ -202,8 +202,8 @@ class TritonPersistent(GemmFamily):
         instead, so that no iteration of the loop waits for a transposition in shared memory.
 
         Specialised tf32 tiles above 128×128 spill on sm_100, so they are left out on all GPUs. If
-        the rows of C are misaligned, all specialised tiles spill except on sm_90. A single K step
-        makes no loop that could be specialised.
+        the rows of C are misaligned, all specialised tiles spill except on sm_90. If a tile covers
+        K in a single step, it has no loop over K to specialise.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.

@@ -29,8 +29,8 @@ On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
 def read_counters(out_ptr):
     """Store three int64 numbers in this CTA's row of ``out`` (CTAs, 3).
 
-    The numbers are that of the CTA's SM, the cycle counter of this SM, and the GPU's time in
-    nanoseconds.
+    The numbers are the index of the SM on which the CTA runs, the cycle counter of this SM, and the
+    GPU's time in nanoseconds.
     """
     place = out_ptr + tl.program_id(0) * 3
     cycles = tl.inline_asm_elementwise(

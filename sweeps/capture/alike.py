@@ -1,4 +1,4 @@
-"""Trace only one of several identical layers, and count the calls to the others."""
+"""Trace one of several identical layers, and only count the calls to the other layers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 @dataclass(eq=False)  # two layers differ even if their numbers agree
 class TracedLayer:
-    """A traced call to a layer, which also stands for the skipped calls that are like it.
+    """A traced call to a layer, which also represents skipped calls of the same kind.
 
     Attributes:
         input_bytes: bytes of the storages of the floating-point inputs in one call. The layer can
             be recomputed from these inputs.
-        calls: number of calls like the traced one, to this layer and to all layers that are
-            identical to it.
+        calls: number of calls of this kind, including the traced call. Calls to identical layers
+            are counted, too.
     """
 
     input_bytes: int = 0

@@ -71,9 +71,9 @@ class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
     A torch function mode intercepts even the calls of code that imported the function by name.
-    The mode does not affect the modules of PyTorch itself, which call the function while no mode is
-    active, or take a fused path that does not call the function. For these modules, the function is
-    also replaced in ``torch.nn.functional``, and the fused path is switched off.
+    The mode does not affect the modules of PyTorch itself. These modules either call the function
+    while no mode is active, or take a fused path that does not call the function. Therefore the
+    function is also replaced in ``torch.nn.functional``, and the fused path is switched off.
     """
 
     def __enter__(self) -> OneAttention:

@@ -164,9 +164,9 @@ def _dimension(
 ) -> Dimension | None:
     """Return a size with its effect on the sizes of the products, or None if it has no effect.
 
-    The result is also None if, with each new value that is tried, the model fails or has different
-    products. ``unit`` is an increase after which the size is still divisible by every number of
-    heads.
+    Several new values of the size are tried. The result is also None if each of these values makes
+    the model fail, or gives products that cannot be matched with the original products. ``unit`` is
+    an increase after which the size is still divisible by every number of heads.
     """
     # Most models allow the first value. Others allow only a change by 64 or 8, or by a factor of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)

@@ -145,8 +145,8 @@ class Product:
         input_id: number that is the same for all forward products that read the same input; -1 in
             the backward pass.
         forward_position: position in :attr:`Captured.products` of the forward product whose
-            gradient the product computes. For a forward product, and for a gradient whose forward
-            product is not known, it is the position of the product itself.
+            gradient the product computes. If the product is a forward product, or a gradient whose
+            forward product is not known, this attribute is the product's position.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
         recomputed: True if a checkpoint of the model recomputes the product in the backward pass.
@@ -230,7 +230,7 @@ class Dimension:
     """A size of the model that can be changed, and its effect on the sizes of the products.
 
     Each key of ``slopes`` is the position of a product and the name of one of the product's sizes.
-    The value is the growth of this size if the dimension grows by 1.
+    The value is the amount by which this product size grows if the dimension grows by 1.
     """
 
     name: str

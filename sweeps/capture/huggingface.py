@@ -176,10 +176,10 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
 
 
 def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
-    """Return the class of a model: one that the file names, or else the family's default.
+    """Return the class of a model: a class that the file names, or else the family's default.
 
-    The default is the family's causal language model or, if it has none, its base model.
-    ``entries`` are the entries of the ``config.json`` from which ``config`` was built.
+    The default is the family's causal language model or, if the family has none, the family's base
+    model. ``entries`` are the entries of the ``config.json`` from which ``config`` was built.
 
     Raises:
         UserError: if transformers has no such class.
@@ -205,7 +205,7 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
 
 
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
-    """Build a model, if possible with attention as one operation and experts as grouped GEMMs.
+    """Build a model with attention as one operation and experts as grouped GEMMs, where supported.
 
     If the family does not support the attention operation, the model uses PyTorch's attention or
     the attention code of transformers. If the family does not support grouped GEMMs, the model uses

@@ -148,7 +148,7 @@ def find_source(
     Raises:
         UserError: in any of these cases:
 
-            - The model is none of these.
+            - ``model`` is not a known name, a ``config.json``, its folder or ``module:factory``.
             - The model cannot be read or imported.
             - A known model or a ``config.json`` has no size of a given name. The names of a
               factory's sizes are only checked when the factory is called.

@@ -100,8 +100,9 @@ class ModelSource(Protocol):
 def default_seq(positions: int | None, mode: str, tokens: int) -> int:
     """Return the sequence length for a model if the user gives none.
 
-    The length is 2,048 tokens, or the model's number of positions if that is smaller, but at least
-    1. In a decoding step, the new tokens are subtracted from the positions.
+    The length is 2,048 tokens. If the model has fewer positions, the length is the number of
+    positions. In a decoding step, the new tokens are subtracted from the positions first. The
+    length is never less than 1.
 
     Args:
         positions: number of positions of the model; None if it is unknown.

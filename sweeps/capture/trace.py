@@ -41,11 +41,11 @@ class TracedOperation:
 
     Attributes:
         name: name of the operation, such as ``aten::mm``.
-        module: path of the innermost module that called the operation. For a gradient, it is the
-            path of the innermost module that called the forward operation.
-        node: number of the newest autograd node after the operation; the first operation with this
-            number made the node. If ``backward`` is True, ``node`` is the number of the node whose
-            gradient the operation computes.
+        module: path of the innermost module that called the operation. A gradient has the path of
+            the innermost module that called the forward operation.
+        node: number of the newest autograd node that exists after the operation. The first
+            operation with this number made the node. If ``backward`` is True, ``node`` is the
+            number of the node whose gradient the operation computes.
         backward: True if the operation computes a gradient.
         recomputed: True if a checkpoint recomputes the operation in the backward pass.
         layers: traced layers that the operation runs in, the outermost one first.

@@ -45,10 +45,10 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
     Operations of the kind ``nothing``, such as ``empty``, are left out.
 
-    If ``fused`` is True, consecutive operations of a layer without a matrix operation between them
-    count as one kernel, which reads each tensor once and writes only the results that are used
-    later. The bytes are then a lower bound, because a compiler may be unable to keep all
-    intermediate results on the chip.
+    If ``fused`` is True, consecutive operations count as one kernel if they are in the same layer
+    and no matrix operation comes between them. The kernel reads each tensor once, and writes only
+    the results that are used later. The bytes are then a lower bound, because a compiler may be
+    unable to keep all intermediate results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -147,7 +147,8 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the reads of an operation.
 
-    A lookup reads at most as many bytes of each tensor as the result of the lookup has.
+    A lookup, such as an embedding, need not read a whole tensor. At most the size of the lookup's
+    result is therefore counted for each tensor.
     """
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads

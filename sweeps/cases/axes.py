@@ -122,7 +122,7 @@ def parse_size_axis(declared: Any, location: str, along: str, sizes: Sequence[st
 
 
 def _check_value(value: Any, location: str, along: str) -> None:
-    """Refuse a value of an axis of sizes that is neither a size nor, where allowed, a pair."""
+    """Refuse a value of an axis of sizes if it is not a size or, for some axes, a pair."""
     # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
     takes_pairs = along in PAIRS
     is_pair = takes_pairs and isinstance(value, str) and _PAIR.fullmatch(value) is not None
@@ -166,7 +166,7 @@ def resolution_order(axes: Mapping[str, Axis], location: str = "") -> list[str]:
 
 
 def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
-    """Return the names of the axes that depend on one another, without axes that only use them."""
+    """Return the names of the axes in a cycle, without axes that only depend on such axes."""
     # Remove the axes that no remaining axis needs, until every remaining axis is needed.
     cyclic = set(axes)
     while True:

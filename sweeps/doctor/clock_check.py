@@ -193,8 +193,9 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
     """Time the cases with the sampler and with a standard timer.
 
-    Return a mapping whose entry ``timers`` has, for each timer, the ``seconds`` of its whole pass
-    and ``medians_us``, the median µs per launch by problem.
+    Return a mapping with the entry ``timers``, which has a mapping for each timer. Each of these
+    mappings has two entries: ``seconds``, the time of the timer's whole pass, and ``medians_us``,
+    the median µs per launch by problem.
     """
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
@@ -217,8 +218,9 @@ def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
 def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[dict[str, Any]]:
     """Sample at most ``count`` short cases, before and after one of them runs in a profiler.
 
-    The cases with the fewest FLOPs are chosen from four times as many :func:`clock_cases`. On a
-    CPU, the verbose mode of the vendor libraries takes the place of the profiler.
+    First, up to 4 · ``count`` cases are taken from :func:`clock_cases`. The ``count`` cases with
+    the fewest FLOPs are chosen from them. On a CPU, the verbose mode of the vendor libraries takes
+    the place of the profiler.
 
     Return rows with ``problem``, ``before_us`` and ``after_us`` (the median µs per launch before
     and after the profiler). A case without one of the two times is left out.

@@ -32,8 +32,8 @@ at most ``1 + TOLERANCE`` and at least ``1 / (1 + TOLERANCE)``."""
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
     """Return ``count`` recorded cases, evenly spaced by the rank of their times.
 
-    The candidates are the GEMMs and convolutions in burst mode that a vendor library computed and
-    that have a time. If at least ``count`` candidates have converged, only converged ones are
+    A candidate is a GEMM or convolution in burst mode that was computed by a vendor library and has
+    a time. If at least ``count`` candidates have converged, only converged candidates are
     chosen. If there are fewer than ``count`` candidates, all of them are chosen. Each case is
     returned with its recorded seconds per launch.
     """
@@ -100,7 +100,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
 
 
 def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
-    """Judge by the ratios of present to recorded times whether the machine is as fast as recorded.
+    """Judge whether the machine is as fast as recorded, from ratios of present to recorded times.
 
     Returns:
         A mapping with these entries. If ``ratios`` is empty, all except ``cases`` are None.

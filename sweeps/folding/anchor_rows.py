@@ -115,7 +115,7 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return a key that is equal for two anchors of one GPU that differ only in their mode."""
+        """Return a key that identifies the GPU and the anchor, but not the anchor's mode."""
         identity = [row.get(name) for name in IDENTITY if name != "mode"]
         return row["worker"], row["gpu"], *identity
 

@@ -94,10 +94,10 @@ def confirmed_table(
     A row has the log ratios of one process of a pair, one for each block. A ratio is the time of
     the pair's first case divided by the time of its second case.
 
-    A process counts if it completed all blocks (:data:`BLOCKS` in number) on the same worker and
-    GPU as the latest process that completed all of them. Each pair has rows for the latest
-    :data:`PROCESSES` processes that count. A pair with fewer such processes is left out, and so is
-    a pair with a case that was refused or failed.
+    A process is complete if it has all :data:`BLOCKS` blocks of the pair. A complete process counts
+    if it ran on the same worker and GPU as the latest complete process. Each pair has rows for the
+    latest :data:`PROCESSES` processes that count. A pair with fewer such processes is left out, and
+    so is a pair with a case that was refused or failed.
     """
     # 1. Collect the blocks of each pair, by the process that timed them. A process is identified by
     # its start time.

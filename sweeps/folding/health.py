@@ -14,9 +14,9 @@ A run is also noisy if the median half-width of its intervals is 5% or more, if 
 cases have an interval, or if other processes used the GPU.
 
 The verdict on a merged recording is never better than the worst verdict on the recordings from
-which it was made. The load of the host does not affect the verdict. If a run is not quiet, other
-processes and virtual machines that used much of the cores' time are listed as likely causes, unless
-the run is known to have measured a GPU.
+which it was made. The load of the host does not affect the verdict. If a run on a CPU, or on an
+unknown machine, is not quiet, likely causes are listed: other processes and virtual machines that
+used much of the cores' time.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def health(
 ) -> dict[str, Any]:
     """Return the entry ``health`` of run.json: the verdict on a run, and its reasons, worst first.
 
-    If the run is not quiet, the reasons end with likely causes, unless the run is known to have
-    measured a GPU.
+    If the run is not quiet, and its machine is a CPU or is not known, the reasons end with likely
+    causes.
 
     ``record`` has the entries of run.json. ``machine`` is None if its facts are not recorded, and
     ``speeds`` has one element for each worker and GPU.
@@ -139,7 +139,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Judge the variation of re-timed medians or, if they are too few, of the canary's times."""
+    """Judge the variation of re-timed medians, or of the canary's times if medians are too few."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (

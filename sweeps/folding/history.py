@@ -101,9 +101,9 @@ class History:
     def rank(self) -> tuple[bool, bool, int, bool, int]:
         """Key that ranks several workers' histories of a case; the highest-ranked history is used.
 
-        A wrong result ranks highest, because a time from another worker must not hide it. The
-        further criteria are, in this order: whether there is a time, the number of trusted samples,
-        whether the case failed, and the number of samples, including those with launch gaps.
+        A wrong result ranks highest, because a time from another worker must not hide the error.
+        The further criteria are, in this order: whether the case has a time, the number of trusted
+        samples, whether the case failed, and the number of samples with and without launch gaps.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
@@ -160,9 +160,8 @@ class History:
 def histories(events: Iterable[Event]) -> dict[str, History]:
     """Return the history of each case, by case id. Events without a case form the history ``""``.
 
-    Several workers may have timed a case, as in a merged recording. In that case, only the history
-    with the highest :attr:`History.rank` is returned. If ranks are equal, the first history is
-    returned.
+    If several workers have timed a case, as in a merged recording, only the history with the
+    highest :attr:`History.rank` is returned. If ranks are equal, the first history is returned.
     """
     by_case: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:

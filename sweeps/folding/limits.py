@@ -1,7 +1,7 @@
 """Compute a lower limit of a launch's time, and find measured times that are below it.
 
-If the limit is right, a time below it is a measuring error, or the time of something other than the
-launch.
+If the limit is right, no launch can be faster. A shorter time is then a measuring error, or
+something other than the launch was timed.
 
 The limit is the longer of two times:
 

@@ -1,9 +1,10 @@
 """Raise the ceilings of a CPU (peak FLOP/s by dtype, and memory bandwidth) after a run.
 
 A shared machine may be slow when its ceilings are measured. A run that is long enough therefore
-measures them again in the middle and at its end, and uses the highest values. If the whole interval
-of a GEMM's speed was above the peak in two processes, the peak is raised to the lower of the GEMM's
-two speeds. Without this correction, the tables would show more than 100% of the peak.
+measures the ceilings again, in the middle and at the end of the run, and the highest values are
+used. A GEMM may still be faster than the peak. If the whole interval of the GEMM's speed was above
+the peak in each of two processes, the peak is raised to the lower of the two measured speeds.
+Without this correction, the tables would show more than 100% of the peak.
 """
 
 from __future__ import annotations

@@ -105,16 +105,16 @@ def choose_repeats(
     other cases. As many candidates are chosen as fit in :func:`repeating_seconds` of the run's
     ``budget``, but at most 24. The chosen cases are spread evenly over the plan.
 
-    No case is chosen, not even a required one, if a case that counts was re-timed before, if there
-    are fewer than four candidates, or if fewer than four of them fit. Fewer than four cases would
-    not show how well medians repeat.
+    No case is chosen if a case that counts was re-timed before, or if fewer than four candidates
+    fit. Required cases are then left out, too. Fewer than four cases would not show how well
+    medians repeat.
 
     Args:
         planned: the plan.
         history_by_case: histories by case id.
         budget: budget of the run in seconds.
-        required: cases that another process has to confirm, such as those above a measured peak.
-            Neither the limit of time nor that of 24 cases applies to them.
+        required: cases that another process has to confirm, such as GEMMs above a measured peak.
+            These cases are added to the chosen candidates, beyond the limits of time and number.
     """
     # 1. Find the candidates. Cases for advice are left out if possible, because the most promising
     # of them are re-timed in pairs anyway.
@@ -153,12 +153,12 @@ def choose_repeats(
 def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
-    For each re-timed case, the median of the other process is divided by the original median;
-    ``ratio`` is the median of these quotients. ``between`` is the part of the standard deviation of
-    the quotients' logarithms that the noise of both medians does not explain. ``between_cases`` is
-    computed like ``between``, but without the change that all cases share. That change does not
-    affect the ratio of two cases. Return None if fewer than four cases have at least six samples
-    from each process.
+    The quotient of a re-timed case is the median of the other process divided by the original
+    median; ``ratio`` is the median of the quotients. The logarithms of the quotients vary more than
+    the noise of the medians explains. ``between`` is the unexplained part, as a standard deviation.
+    ``between_cases`` is computed like ``between``, but without the change that all cases share,
+    which does not affect the ratio of two cases. Return None if fewer than four cases have at least
+    six samples from each process.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long in
     that process. Deviations are clipped at three robust standard deviations, so that such a case

@@ -1,9 +1,9 @@
 """Time the anchors of a run on one GPU: a few cases that are the same on every GPU.
 
 The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
-node measure at the same time, each of them first times the burst anchors while the others are idle.
-Then all of them time all anchors at once. The difference between the two times of a burst anchor
-shows how the GPUs affect one another.
+node measure at the same time, each GPU first times the burst anchors while the other GPUs are idle.
+Then every GPU times all anchors while the other GPUs do the same. The difference between the two
+times of a burst anchor shows how the GPUs affect one another.
 """
 
 from __future__ import annotations

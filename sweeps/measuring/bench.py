@@ -75,9 +75,9 @@ class Bench(Protocol):
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Yield, in any order, the columns that name each case's kernels.
 
-        If the profiler loses the records of a case's launch, the case is left out, because a
-        profiler in another process may still show its kernels. A case whose kernels cannot be named
-        has an empty ``kernel``.
+        If the profiler loses the records of a case's launch, the case is left out, so that it can
+        be profiled again in another process. A case whose kernels cannot be named has an empty
+        ``kernel``.
 
         Raises:
             Exception: any error from the profiler, for example if profiling is not permitted.

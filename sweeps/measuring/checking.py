@@ -78,9 +78,9 @@ class ResultChecker:
     def poison(self, changed: int | None) -> None:
         """Fill every result buffer with a wrong value, so that unwritten elements are found.
 
-        The value is NaN. If ``changed`` is the index of a set, that set's first operand is negated
-        until :meth:`release`, so that a result from an earlier launch is wrong, too. In that case,
-        the value is 0, because a kernel might compute only where it finds NaN.
+        If ``changed`` is None, the value is NaN. If ``changed`` is the index of a set, the value is
+        0, because a kernel might compute only where it finds NaN. The first operand of this set is
+        then negated until :meth:`release`, so that a result from an earlier launch is wrong, too.
         """
         self.release()  # if the batch is timed a second time, an operand is still negated
         if changed is not None:

@@ -143,10 +143,10 @@ def work(connection: Connection) -> None:
 
 
 def _detach_fork(connection: Connection) -> None:
-    """Close the pipe in a forked copy of this process, and let the copy end with this process.
+    """Close the pipe in a forked copy of the child, and make the copy end when the child ends.
 
-    If the copy kept the pipe open, the parent would not notice that the real child has died. A copy
-    that wants to send a message ends, because it must not measure.
+    If the copy kept the pipe open, the parent would not notice that the real child has died. The
+    copy must not measure, so it exits when it tries to send a message.
     """
     connection.close()
     die_with_parent()  # Linux clears this setting in a forked copy

@@ -278,9 +278,10 @@ class KernelTimer:
     def _set_count(self, nbytes: int, seconds: float) -> int:
         """Return the number of copies of the arguments that a cold batch needs.
 
-        Each launch gets a copy, unless the copies would exceed :data:`_MAX_SETS` or the share
-        :data:`_COPIES_SHARE` of the free memory. The result is at least 1. ``nbytes`` is the size
-        of a copy in bytes, and ``seconds`` is the estimated time of a launch.
+        Each launch gets a copy, within two limits: the number of copies is at most
+        :data:`_MAX_SETS`, and all copies together take at most the share :data:`_COPIES_SHARE` of
+        the free memory. The result is at least 1. ``nbytes`` is the size of a copy in bytes, and
+        ``seconds`` is the estimated time of a launch.
         """
         if self._gpu is None:
             # Other processes may use the other half. A host may report 0 bytes.

@@ -343,8 +343,8 @@ def _storage_of(case: Case) -> Storage:
 def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
     """Return the columns that name a launch's kernels; ``kernel`` is empty if none is known.
 
-    Unlike a profiler on a GPU, the tracer does not slow later launches, so this process may
-    continue to measure.
+    The launch runs in the CPU tracer. A profiler on a GPU slows later launches, but the CPU tracer
+    does not, so the same process may continue to measure.
     """
     named: list[Kernel] = []
     # Names are optional, and a launch that fails here fails again when the case is timed.

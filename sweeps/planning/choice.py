@@ -83,11 +83,12 @@ def _chosen_configs(
     """Return, as strings, the configs with which a sweep times a problem.
 
     ``sweep`` is the name of the sweep, and ``declared`` is the value of its axis ``config``, such
-    as ``best 4``. An empty string is the implementation's default config, or stands for a problem
-    that the implementation does not support. The list is empty if the sweep requests experimental
-    configs, and the implementation supports the problem but has no experimental config for it. The
-    list is also empty for a hand-written kernel if Triton is not installed; ``sweeps doctor``
-    reports that Triton is missing.
+    as ``best 4``. An empty string stands for the implementation's default config. If the
+    implementation does not support the problem, the list has a single empty string, unless
+    ``declared`` is itself a config. The list is empty if the sweep requests experimental configs,
+    and the implementation supports the problem but has no experimental config for it. The list is
+    also empty for a hand-written kernel if Triton is not installed; ``sweeps doctor`` reports that
+    Triton is missing.
 
     Raises:
         UserError: if the implementation is unknown or the config is invalid.
@@ -126,8 +127,9 @@ def _candidate_count(declared: str) -> int | None:
     """Return how many of an implementation's configs the word ``declared`` selects.
 
     ``""`` selects one config, which the implementation chooses. ``best 4`` selects the four configs
-    that the implementation ranks first. For ``all`` and ``experimental``, return None: there is no
-    limit. For any other word, which must be a config itself, return 0.
+    that the implementation ranks first. Return None for ``all`` and ``experimental``, which do not
+    limit the number of configs. Return 0 for any other word, because such a word must itself be a
+    config.
     """
     if declared == "":
         return 1

@@ -40,10 +40,10 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
 def kernel_key(case: Case) -> tuple[object, ...] | None:
     """Return an approximate key of the kernels that Triton compiles for a case.
 
-    Cases with equal keys are assumed to share their kernels. If they do not, for example because
-    the operands of one need 64-bit addresses, the missing kernel is compiled when its case is
-    timed. Return None if the case does not run a hand-written kernel, or if its config has a block
-    size of 0.
+    Cases with equal keys are assumed to share their kernels. The assumption fails, for example, if
+    the operands of only one of the cases need 64-bit addresses. The missing kernel is then compiled
+    when its case is timed. Return None if the case does not run a hand-written kernel, or if its
+    config has a block size of 0.
 
     Raises:
         UserError: if the config is invalid.

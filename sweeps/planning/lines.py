@@ -29,8 +29,8 @@ from sweeps.cases.case import Case
 NEAR = 1 / (1 - 0.15)
 """Largest ratio of two sizes that a recommendation compares.
 
-The choose query of the recommendation table considers sizes that are up to 15% smaller or larger,
-and the ratio to a size that is 15% smaller is the largest."""
+The choose query of the recommendation table considers sizes that are up to 15% smaller or larger.
+Two sizes have the largest ratio if one of them is 15% smaller than the other."""
 
 # Columns that say how a problem is computed and timed, as opposed to its sizes.
 _OPTIONS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")
@@ -80,8 +80,8 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     A line has the cases of one sweep whose sizes differ in only one dimension. It includes every
     dtype, layout, implementation and other option that is timed at those sizes. The longest lines
     are chosen first. A further line is chosen only if it has sizes that no chosen line has. Two
-    lines that cross share the cases where they meet. The cases at sizes that are on no line form a
-    separate group for each combination of sizes.
+    lines that cross share the cases where they meet. If a combination of sizes is on no line, the
+    cases with these sizes form a separate group.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them. The points of a line are the keys of a dictionary, which is used as an ordered set.
@@ -118,17 +118,17 @@ def share_out(
     """Return the shard of each case, counted from 1.
 
     Whole series are assigned, the longest first, each to the shard with the least work. If no case
-    has a shard yet, the busiest shard takes at most 4/3 of the time that the busiest shard would
-    take in the best assignment of whole series (Graham 1969).
+    has a shard yet, the time of the busiest shard is at most 4/3 of the shortest time that any
+    assignment of whole series allows (Graham 1969).
 
     Args:
         cases: the cases of a plan, including those that already have a shard.
         seconds: expected seconds of each case.
         shards: number of shards.
         together: groups of sweeps that are needed together.
-        assigned: shards of the cases that already have a shard, by case id. The other cases of such
-            a case's series go to the same shard. If such cases of one series have different shards,
-            each keeps its own, and the other cases go to the shard of the first.
+        assigned: shards of the cases that already have a shard, by case id. These cases keep their
+            shards. The other cases of a series go to the shard of the first of its cases that
+            already has a shard.
     """
     assigned = assigned or {}
     # 1. Add up the seconds of each series. A series with a case that has a shard goes to that

@@ -143,14 +143,16 @@ class Costs:
 
     A check of a GEMM or a convolution takes about 60 to 140 PyTorch operations."""
     passes: float = 1.0
-    """Time of a check's passes over the operands, divided by the passes' time at full bandwidth."""
+    """Factor by which a check's passes over the operands take longer than at full bandwidth."""
     slower: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """Corrections of the estimated launch time for each kind of case (:func:`kind_of`), as pairs of
     FLOPs and a factor.
 
     The pairs are in ascending order of FLOPs. A launch with the FLOPs of a pair takes the estimated
-    time multiplied by the pair's factor. Between two pairs, the factor is interpolated in the
-    logarithms of both. Below the first pair and above the last, it is the factor of that pair."""
+    time multiplied by the pair's factor. Between two pairs, the logarithm of the factor is
+    interpolated linearly in the logarithm of the FLOPs. Launches with fewer FLOPs than the first
+    pair have the factor of the first pair, and launches with more FLOPs than the last pair have the
+    factor of the last pair."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs for run.json."""
@@ -238,7 +240,7 @@ def make_plan(
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
     On a GPU, up to a tenth of the budget is reserved for naming kernels. Only 92% of the rest is
-    filled. The sweeps in :data:`_PREFERRED` get six times as much time as others.
+    filled. Each sweep in :data:`_PREFERRED` gets six times as much time as any other sweep.
 
     If no line of a sweep fits the budget, single problems of that sweep are admitted as long as
     they fit. All affordable implementations and configs of a problem are admitted together, because
@@ -422,7 +424,7 @@ def _cost_limit(entries: Iterable[PlanEntry], limit: float) -> float:
 def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
     """Return values in bit-reversal order; eight values come in the order 0, 4, 2, 6, 1, 5, 3, 7.
 
-    Any number of values from the front are spread nearly evenly over all values.
+    For every n, the first n values of the result are spread nearly evenly over all values.
     """
     bits = max(1, (len(values) - 1).bit_length())
 

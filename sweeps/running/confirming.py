@@ -1,8 +1,8 @@
 """Measure candidates for advice together with the original shape, then re-time the best ones.
 
-The candidate that looks fastest in its samples looks faster than it is, because chance helped to
-choose it. The gain that advice claims therefore comes from samples that were taken after the
-choice, in other processes.
+The candidate with the shortest measured time tends to be slower than this time suggests, because
+chance contributed to the choice. The gain that advice claims therefore comes from samples that were
+taken after the choice, in other processes.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def seconds_of(
 ) -> dict[Contender, tuple[float, float]]:
     """Return two expected times for each contender, in seconds.
 
-    The first is the time to measure the contender as a candidate. The second is the time to re-time
-    it as half of a pair. If the machine is a CPU, its ceilings must have been measured.
+    The first is the time to measure the contender as a candidate. The second is the contender's
+    part of the time to re-time a pair. If the machine is a CPU, its ceilings must have been
+    measured.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.
@@ -90,8 +91,8 @@ def explore(
 
     Return the run, which :func:`confirm_choices` needs. If the request has a budget, six samples of
     one candidate may take up to half of the budget. If the recording does not say how well medians
-    repeat, that is measured as well. If ``quickly``, naming the kernels is left to a later call,
-    because the user is waiting. ``note`` is called with each sentence for the user.
+    repeat, some cases are re-timed to find out. If ``quickly`` is True because the user is
+    waiting, a later call names the kernels. ``note`` is called with each sentence for the user.
 
     Raises:
         UserError: if the run cannot be opened (:func:`sweeps.running.opening.begin`) or carried out

@@ -142,9 +142,10 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return the record after adding cases of the sweeps to its plan.
 
-    If these cases are timed for advice, the plan's budget stays the same. Otherwise the budget is
-    raised, if necessary, to include the time to measure the cases, and the time that the plan keeps
-    for advice becomes the time already spent on advice plus the time that the request keeps for it.
+    If these cases are timed for advice, the plan's budget stays the same. Otherwise, the budget is
+    raised, if necessary, to include the time to measure the cases. The time that the plan keeps for
+    advice is then also replaced: the new value is the time already spent on advice plus the time
+    that the request keeps for advice.
     """
     request, sweeps = opening.request, opening.sweeps
     if opening.for_advice:
@@ -163,7 +164,8 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
     """Return the record with as many further cases of its sweeps as fit the larger ``budget``.
 
-    The time that the plan keeps for advice becomes what the request adds to that budget for advice.
+    The time that the plan keeps for advice is replaced by the time that the request keeps for
+    advice in addition to ``budget``.
     """
     plan = record["plan"]
     # A sweep from a user's file is known only if the request names the file again.
@@ -175,7 +177,10 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return a run of a shard's cases, or only of those in the sweeps that the request names."""
+    """Return the run of the requested shard.
+
+    If the request names sweeps, the run has only the shard's cases of these sweeps.
+    """
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -281,8 +286,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     """Find the run to resume.
 
     Returns:
-        If a run is resumed, its record and an empty string. Otherwise, None and the reason why the
-        caller must set the old run aside; the reason is empty if there is no old run.
+        The record of the run to resume, and an empty string. If no run is resumed, None and the
+        reason why the caller must set the old run aside. The reason is empty if no old run exists.
 
     Raises:
         UserError: in any of these cases:
@@ -596,10 +601,10 @@ def _recorded_sweeps(
 ) -> list[str]:
     """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
-    A sweep is returned if the recording there has a time for every case of the sweep and of the
-    other sweeps in its group. The list is empty if the folder or its recording does not exist, if
-    the recording is unusable, or if it cannot be resumed with this version of Rooftile and the
-    software of this machine.
+    A sweep is returned if the machine's recording in that folder has a time for every case of the
+    sweep and of the other sweeps in its group. The list is empty if the folder has no recording of
+    the machine, if the recording is unusable, or if the recording cannot be resumed with this
+    version of Rooftile and the software of this machine.
     """
     results = request.skip_recorded
     if results is None:

@@ -40,8 +40,10 @@ class Request:
     dtypes: tuple[str, ...] = ()
     """Dtypes to measure, including emulated ones; empty for the dtypes that the sweeps declare."""
     skip_recorded: Path | None = None
-    """Folder of other results; None to measure all sweeps. A sweep is left out if this machine's
-    recording there is usable and has times for all cases of the sweep and of its group."""
+    """Folder of other results; None to measure all sweeps.
+
+    A sweep is left out if this folder has a usable recording of this machine, and the recording has
+    times for all cases of the sweep and of its group."""
     add: bool = False
     """True to add the sweeps to the plan and measure only them, for another ``budget`` seconds."""
     stop_at: float | None = None
@@ -52,7 +54,9 @@ class Request:
     identify: bool = True
     """True to list a hash of each GPU in run.json."""
     fresh_since: float | None = None
-    """Earliest start of a run that counts as fresh, in seconds since 1970; None if no old run does.
+    """Earliest start of a run that counts as fresh, in seconds since 1970.
+
+    If None, no old run counts as fresh.
 
     With :attr:`fresh`, a run that began earlier is set aside, and any other run is resumed.
     Fractions of a second are ignored. If several nodes request a fresh run, one of them begins it,

@@ -85,7 +85,7 @@ def confirm(
 ) -> None:
     """Re-time pairs of the run's cases in new processes, then fold the samples.
 
-    Each pair has the case of the original shape and that of the candidate, in this order. The
+    The first case of each pair times the original shape, and the second times the candidate. The
     samples are folded even after an error or an interrupt, unless the run has peers.
 
     Raises:
@@ -294,8 +294,8 @@ class _Supervisor:
     def _repeat(self) -> None:
         """Re-time some cases in another process, to see how well their medians repeat.
 
-        Do nothing if the run does not repeat cases, if :func:`choose_repeats` chooses none, or if
-        too little time is left for those that it chooses.
+        Do nothing if the run does not repeat cases, if :func:`choose_repeats` chooses no case, or
+        if too little time is left to re-time the chosen cases.
         """
         if not self._run.repeats:
             return
@@ -384,8 +384,8 @@ class _Supervisor:
     def _run_child(self, assignment: Assignment) -> str | None:
         """Run one child, and return what :meth:`_listen` returns.
 
-        If the child has not ended by then, it is killed. While a child measures, the host is
-        watched.
+        If the child is still running when :meth:`_listen` ends, the child is killed. While a child
+        measures, ``self._watch`` observes the host.
         """
         child = Child.start(assignment)
         if assignment.work == "measure":
@@ -492,8 +492,9 @@ class _Supervisor:
         feature, it is given up at once, together with all unfinished cases that have this feature.
 
         Unless exactly one case was in flight, no case is blamed. If several cases were in flight,
-        the next child prepares them one by one. Such crashes could go on forever. They therefore
-        end the run once several children in a row, for whatever reason, crashed without a sample.
+        the next child prepares them one by one. Crashes without a case to blame could repeat
+        forever. Such a crash therefore ends the run if several children in a row, the last one
+        included, crashed without a sample. Earlier crashes with a case to blame count as well.
 
         Raises:
             UserError: if no single case is to blame, and several children in a row crashed without

@@ -69,7 +69,9 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Record how others have used the host since the last look, if that is known.
+        """Record how processes outside the run have used the host since the last look.
+
+        Nothing is recorded if this use is not known.
 
         The measuring process must still be running, because the CPU time of a process cannot be
         read after the process has ended.

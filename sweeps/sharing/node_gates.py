@@ -73,10 +73,11 @@ class Gates:
         )
 
     def _next_alone(self) -> list[int]:
-        """Return the next worker that may time its anchors while all others wait, in a list.
+        """Return a list with the next worker that may time its anchors while all others wait.
 
         The list is empty until all workers have come to the first gate, because a worker that is
-        still preparing would disturb the times, and while another worker is at it.
+        still preparing would disturb the times. It is also empty while another worker times its
+        anchors.
         """
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):

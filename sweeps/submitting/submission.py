@@ -195,8 +195,9 @@ class _Submission:
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
         """Submit jobs for nodes in ``due``, and return the nodes that are left for a later call.
 
-        On Slurm, no node is left, because Slurm distributes the jobs to nodes. Elsewhere all jobs
-        run on this machine, so each job is submitted only after the previous job has ended.
+        Slurm itself finds a machine for each job, so on Slurm all jobs are submitted at once, and
+        no node is left. The other clusters run all jobs on this machine, so each job is submitted
+        only after the previous job has ended.
         """
         is_slurm = self._cluster.kind == "slurm"
         if is_slurm:
@@ -231,7 +232,8 @@ class _Submission:
         """Show the progress of the nodes for a few seconds, and then ask which jobs are left.
 
         Return the nodes whose jobs are still queued or running. If the cluster does not answer,
-        return ``living``, or all nodes that have had a job if ``living`` is empty.
+        return ``living`` instead. If ``living`` is empty, too, return all nodes that have had a
+        job.
 
         Raises:
             NoAnswerError: if the cluster has failed to answer many times in a row.
@@ -347,8 +349,8 @@ class _NodeRun:
     def is_open(self, budget: float) -> bool:
         """Return True if any of the node's shards needs a job.
 
-        A shard needs a job until it has ended with a budget of at least ``budget`` or the plan's
-        budget, whichever is larger. Both budgets are in seconds for each shard.
+        A shard needs no job once it has ended with a sufficient budget: at least ``budget``, and at
+        least the plan's budget. All budgets are in seconds for each shard.
         """
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:

@@ -90,7 +90,9 @@ class Clock(Protocol):
 
 
 class CpuClock:
-    """Clock of a CPU: ``perf_counter_ns`` around a loop of calls, which return when they are done.
+    """Clock of a CPU, which reads ``perf_counter_ns`` before and after a loop of launches.
+
+    On a CPU, a launch returns when its work is done.
 
     Batches are short because the speed of a virtual machine changes from second to second. Many
     short batches sample more moments than a few long ones, so their median is more repeatable.
@@ -133,13 +135,15 @@ class CpuClock:
 
 
 class CudaClock:
-    """Clock of a GPU: CUDA events around launches behind a closed gate (:mod:`sweeps.timing.gate`).
+    """Clock of a GPU, which records one CUDA event before a batch's launches and one after them.
 
-    If the GPU began a batch before the last launch was queued, gaps between the launches may show.
-    The batch is then timed again, including ``before``, up to four times in total. Before the
-    second attempt, one launch runs with the gate open. That launch allocates any memory that
-    PyTorch has returned to the device since the last batch; behind a closed gate, the allocation
-    would wait for the device. CUDA events take about 1 µs, which is under 0.5% of a batch.
+    The launches are usually queued behind a closed gate (:mod:`sweeps.timing.gate`). If the GPU
+    began a batch before the last launch was queued, gaps between the launches may show. In that
+    case, ``before`` is called again, and the batch is timed again. A batch gets at most four
+    attempts. Before the second attempt, one launch runs with the gate open. That launch allocates
+    any memory that PyTorch has returned to the device since the last batch; behind a closed gate,
+    the allocation would wait for the device. CUDA events take about 1 µs, which is under 0.5% of a
+    batch.
     """
 
     batch_seconds = 3e-4

@@ -57,8 +57,8 @@ class HostWatch:
     ) -> None:
         """Read the counters for the first time.
 
-        ``our_processes`` returns the ids of our processes. These processes, and the children that
-        they have reaped, are not counted as others.
+        ``our_processes`` returns the ids of our processes. The CPU time of these processes, and of
+        the children that they have reaped, does not count as use by others.
         """
         self._our_processes = our_processes
         self._proc = proc

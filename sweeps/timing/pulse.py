@@ -1,10 +1,10 @@
-"""Detect when Ctrl-Z, SIGSTOP, a cgroup freezer or the suspension of its VM stops this process.
+"""Detect stops of this process by Ctrl-Z, SIGSTOP, a cgroup freezer or a suspension of its VM.
 
 A batch during which the process was stopped says nothing about the device, and the lost time must
 not be charged to the budget. The signal SIGCONT reports most stops when the process resumes. Other
 stops show as a gap between two beats of a background thread, during which the whole process used
-almost no CPU time. A process that was merely busy, or whose background thread had to wait for
-another thread, did use CPU time.
+almost no CPU time. A gap with more CPU time is not a stop: the process was merely busy, or its
+background thread had to wait for another thread.
 """
 
 from __future__ import annotations

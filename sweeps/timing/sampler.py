@@ -33,7 +33,7 @@ MAX_EXPOSED = CHECKPOINTS[0]
 """Number of samples with visible launch gaps after which a case is given up."""
 
 CHECKED_EVERY, LATE = 12, 10
-"""Samples whose results are checked: a case's first, its eleventh, and every twelfth from there on.
+"""Samples of a case whose results are checked: the first, the 11th, the 23rd, the 35th and so on.
 
 ``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
 sample, so not every sample is checked. From the eleventh sample on, one operand set of each checked
@@ -353,11 +353,11 @@ class Sampler:
     def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
         """Return the indices of a batch's operand sets, in order.
 
-        A warm burst uses only set 0. Other batches start one set further than the batch before, so
-        that batches of one launch also use all sets. The batch after every twelfth is an exception:
-        it starts one set further than the batch twelve before it. From the eleventh batch on,
-        checked batches are twelve apart, so with two sets they would otherwise all start at the
-        same set.
+        A warm burst uses only set 0. All other batches are divided into groups of twelve. Within a
+        group, each batch starts one set further than the previous batch, so that batches of one
+        launch also use all sets. The first batch of a group starts one set further than the first
+        batch of the previous group. Without this shift, checked batches, which are twelve apart
+        from the eleventh batch on, would all start at the same set if the case has two sets.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches

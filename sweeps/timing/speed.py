@@ -62,8 +62,9 @@ class MachineSpeed:
         """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
         ``seconds`` has the time per launch in each of the case's samples, and ``moments`` the time
-        at which each sample was taken, in seconds since 1970. The interval covers both the interval
-        of the measured samples and the interval of the samples corrected for the machine's speed.
+        at which each sample was taken, in seconds since 1970. The result is an interval
+        that covers two others: that of the measured samples, and that of the samples after they are
+        corrected for the machine's speed.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):

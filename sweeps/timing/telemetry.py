@@ -160,9 +160,10 @@ class NvmlTelemetry(Telemetry):
     def _milliwatts(self) -> float | None:
         """Return the power in milliwatts, or None if no power is reported.
 
-        If the GPU, the driver and pynvml have the field ``NVML_FI_DEV_POWER_INSTANT``, this is the
-        power at this moment. Otherwise it is the value of ``nvmlDeviceGetPowerUsage``: the average
-        over a second from Ampere on (except GA100), and the power at this moment on older GPUs.
+        If the GPU, the driver and pynvml have the field ``NVML_FI_DEV_POWER_INSTANT``, the result
+        is the power at this moment. Otherwise, the result is what ``nvmlDeviceGetPowerUsage``
+        returns. On GPUs from Ampere on, except GA100, that function returns the average power over
+        a second. On GA100 and on older GPUs, it returns the power at this moment.
         """
         nvml = self._nvml
         try:
