@@ -155,24 +155,25 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def _write_changed(path: Path, content: str) -> None:
-    """Replace a file atomically, unless it already has that content."""
+    """Write ``content`` to a file atomically, unless the file already has this content."""
     with suppress(OSError):
         if path.read_bytes() == content.encode(errors="replace"):
             return
     write_whole(path, content)
 
 
-def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return why a run cannot be resumed with the software in use, or "" if it can be.
+def why_software_differs(recorded: Mapping[str, str], current: Mapping[str, str]) -> str:
+    """Return a clause on the component that does not have its recorded version, or "".
 
-    ``then`` has the recorded version of each component, and ``now`` the version in use.
+    Only the components of :func:`differing_software` count. Each argument has the versions by
+    component.
     """
-    name = differing_software(then, now)
+    name = differing_software(recorded, current)
     if not name:
         return ""
-    version_now = now.get(name, "(version unknown)")
-    version_then = then.get(name, "(version unknown)")
-    return f"{name} is {version_now}, but the recorded run used {version_then}"
+    current_version = current.get(name, "(version unknown)")
+    recorded_version = recorded.get(name, "(version unknown)")
+    return f"{name} is {current_version}, but the recorded run used {recorded_version}"
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:

@@ -347,7 +347,9 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
-    """Return True if a dimension is the number of heads or of key/value heads that ``size`` names.
+    """Return True if a dimension sets the number of heads or of key/value heads.
+
+    ``size`` is ``heads`` for the number of heads, and ``kv_heads`` for that of key/value heads.
 
     If such a dimension grows by 1, at least one head is added. A hidden size can also determine the
     number of heads, but then less than one head is added per unit of the hidden size.

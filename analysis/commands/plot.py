@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,6 +145,9 @@ def _draw_recording(
             - The machine is unknown or has no recording, or its recording cannot be read.
             - The recording has no measured case, or none with the dtype and the sweep.
             - The recording has too little data for any of the plots.
+            - A file cannot be written.
+
+    If only some of the named plots have too little data, these plots are named on stderr.
     """
     from analysis.plots import PLOTS, write_plots
 
@@ -160,18 +164,30 @@ def _draw_recording(
     if table.empty:  # the table has both values, but no case has both
         raise UserError(f"sweep {sweep} has no case in {dtype}; give another --dtype.")
     written = write_plots(replace(analysis, table=table), names, file_formats)
-    if not written:
-        wanted = " or ".join(names) or "any plot"
-        fault = f"{analysis.recording.folder} has too little data for {wanted}"
-        other_plots = "name other plots, or " if names else ""
+    drawn = {path.stem for path in written}
+    lacking = [name for name in names if name not in drawn]
+    if lacking or not written:
         given = {column: value for column, value in filters.items() if value is not None}
-        if given:
-            options = " and ".join(f"--{column} {value}" for column, value in given.items())
-            option_names = " or ".join(f"--{column}" for column in given)
-            raise UserError(f"{fault} with {options}; {other_plots}leave {option_names} out.")
-        raise UserError(f"{fault}; {other_plots}run more sweeps.")
+        sentence = _too_little_data(analysis.recording.folder, lacking, given)
+        if not written:
+            raise UserError(sentence)
+        note(sentence)
     for path in written:
         print(path)
+
+
+def _too_little_data(folder: Path, names: Sequence[str], filters: Mapping[str, str]) -> str:
+    """Say that a recording has too little data for the named plots, or for any plot if none is.
+
+    ``filters`` has the given options that leave out cases, by the name of the column.
+    """
+    fault = f"{folder} has too little data for {' or '.join(names) or 'any plot'}"
+    other_plots = "name other plots, or " if names else ""
+    if not filters:
+        return f"{fault}; {other_plots}run more sweeps."
+    options = " and ".join(f"--{column} {value}" for column, value in filters.items())
+    option_names = " or ".join(f"--{column}" for column in filters)
+    return f"{fault} with {options}; {other_plots}leave {option_names} out."
 
 
 def _draw_wave_plot(

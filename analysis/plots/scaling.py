@@ -107,9 +107,9 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
     Dotted lines are at tile edges, and dashed lines at wave edges, both for the dtype with the most
     points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. Along
-    N and K, a GPU computes multiples of 8 and other sizes with different kernels. The predictions
-    for multiples of 8 and for other sizes are therefore separate lines. The result is None if no
-    dtype has enough points along any dimension.
+    N and K, a GPU runs different kernels for sizes that are multiples of 8 and for other sizes,
+    except in fp32. The predictions for these two kinds of sizes are therefore separate lines. The
+    result is None if no dtype has enough points along any dimension.
     """
     # 1. Keep the dimensions along which a dtype has enough points.
     lines = {}

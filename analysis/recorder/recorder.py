@@ -24,10 +24,11 @@ from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
 from sweeps.store import (
+    differing_software,
     make_folder,
-    other_software,
     read_run,
     set_aside,
+    why_software_differs,
     write_json,
     write_whole,
 )
@@ -133,7 +134,7 @@ class RecorderState:
             document = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return cls(path)
-        if misfit(document, _STATE) or other_software(document["software"], place.software):
+        if misfit(document, _STATE) or differing_software(document["software"], place.software):
             return cls(path)
         return cls(path, document["slices"], document["ended"])
 
@@ -229,9 +230,9 @@ class Recorder:
         self._run = run
         # Why the folder's run cannot be resumed; empty if it can be. Only record() sets it aside,
         # because plan() must not change any file.
-        self._other_software = ""
+        self._why_set_aside = ""
         if (place.folder / "run.json").exists():
-            self._other_software = other_software(
+            self._why_set_aside = why_software_differs(
                 read_run(place.folder)["software"], place.software
             )
         self._state = RecorderState.read(place)
@@ -253,10 +254,10 @@ class Recorder:
         """
         began = self._now()
         place = self._place
-        if self._other_software:
+        if self._why_set_aside:
             old_run = set_aside(place.folder)
-            self._note(f"{self._other_software}. The old recording is kept in {old_run}.")
-            self._other_software = ""
+            self._note(f"{self._why_set_aside}. The old recording is kept in {old_run}.")
+            self._why_set_aside = ""
         slices = self._state.slices
         make_folder(place.folder)
         # Anchors are cases of an earlier slice that are timed again to compare this slice with it.

@@ -144,7 +144,7 @@ def repeated(within: Any, between: Any) -> Any:
 
     Args:
         within: uncertainty of the value within a run, which is the same in both runs.
-        between: uncertainty that the change of process adds.
+        between: uncertainty that is added because the second run is another process.
     """
     return np.hypot(math.sqrt(2) * within, between)
 

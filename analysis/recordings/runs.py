@@ -33,7 +33,7 @@ from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from sweeps.folding.health import NOISY, UNUSABLE, VERDICTS, health_sentence
 from sweeps.schema import IDENTITY
-from sweeps.store import other_software
+from sweeps.store import differing_software
 
 _LARGE_ERROR = 0.15  # smallest median error of held-out predictions at which a report warns
 _AS_FAST = 0.10  # largest median difference between two runs of one machine in one state
@@ -150,8 +150,8 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
             run = load_run(folder)
             is_same_machine = run["machine"]["slug"] == slug
             is_new = run["run"] not in yielded_names
-            is_other_software = bool(other_software(run["software"], folder_run.run["software"]))
-            if not is_same_machine or not is_new or is_other_software:
+            other_software = differing_software(run["software"], folder_run.run["software"])
+            if not is_same_machine or not is_new or other_software:
                 continue
             recording = load(folder)
         except (UserError, KeyError, TypeError, AttributeError):

@@ -105,10 +105,15 @@ class Library:
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return None (the default) and, for a series or a cuDNN convolution, an alternative."""
+        """Return None, which is the default config, and an alternative to it, if any.
+
+        The alternative is ``fused`` for a series, and ``autotune`` for a cuDNN convolution in a
+        16-bit dtype. In fp32 and tf32, the autotuner cannot be compared with the default
+        (:func:`library_settings`).
+        """
         if isinstance(problem, Series):
             return [None, LibraryConfig(fused=True)]
-        if self.name == "cudnn" and isinstance(problem, Conv):
+        if self.name == "cudnn" and isinstance(problem, Conv) and DTYPE_BYTES[problem.dtype] == 2:
             return [None, LibraryConfig(autotune=True)]
         return [None]
 

@@ -101,7 +101,8 @@ class ResultChecker:
         what the last launch returned.
 
         Raises:
-            WrongResultError: if a result is wrong or, after a negation, an operand has changed.
+            WrongResultError: if the last launch did not return a tensor, if a result is wrong, or
+                if :meth:`poison` has negated an operand and a launch has changed an operand.
         """
         sets = self._launch.sets
         final = indices[-1]

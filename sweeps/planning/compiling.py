@@ -96,7 +96,10 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 def _specialised(size: int) -> str:
-    """Return the class that Triton gives a size: ``1``, ``multiple of 16`` or ``other``."""
+    """Return the class in which Triton's specialisation puts a size.
+
+    The classes are ``1``, ``multiple of 16`` and ``other``.
+    """
     if size == 1:
         return "1"
     return "multiple of 16" if size % 16 == 0 else "other"

@@ -31,13 +31,13 @@ from sweeps.schema import SCHEMA
 from sweeps.store import (
     Event,
     make_folder,
-    other_software,
     planning,
     read_events,
     read_run,
     read_timed,
     refuse_if_running,
     set_aside,
+    why_software_differs,
     write_run,
 )
 from sweeps.timing.sampler import PROTOCOL
@@ -379,7 +379,7 @@ def _why_outdated(record: dict[str, Any], device: Device) -> str:
     """Return why this version of Rooftile cannot resume the run on this device, or "" if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return "the timing protocol or the file format has changed since the recorded run"
-    return other_software(record["software"], software(device))
+    return why_software_differs(record["software"], software(device))
 
 
 def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:

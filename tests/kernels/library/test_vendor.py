@@ -189,6 +189,8 @@ def test_cudnns_autotuner_is_a_config() -> None:
     cudnn = all_implementations()["cudnn"]
     conv = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp16")
     assert cudnn.configs(conv, known_machine("nvidia-h200")) == [None, LibraryConfig(autotune=True)]
+    in_fp32 = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp32")  # where both would share their plans
+    assert cudnn.configs(in_fp32, known_machine("nvidia-h200")) == [None]
     assert str(LibraryConfig(autotune=True)) == "autotune=on"
     assert cudnn.parse_config("autotune=on") == LibraryConfig(autotune=True)
     assert cudnn.parse_config("") is None
