@@ -423,7 +423,7 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
 def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
     """Refuse a request for sweeps other than those of a recorded run's plan.
 
-    A request that names no sweeps is accepted.
+    A request that names no sweeps is accepted, and resumes the sweeps of the plan.
 
     Raises:
         UserError: if the request names sweeps, and they are not exactly those of the plan.
@@ -432,14 +432,17 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     # A damaged plan may have no sweeps. begin() refuses it.
     planned = [name for name in plan.get("sweeps", named) if name != CONFIRM]
     if named and named != {*planned}:
-        # Only a submission refuses to change a run with one shard. It submits jobs for unfinished
-        # shards, so it would submit none for new sweeps of a finished run.
-        refusal = "cannot be changed by a submission"
         if plan.get("shards", 1) > 1:
             refusal = "cannot be changed, because the run has several shards"
+        else:
+            # Only a submission refuses to change a run with one shard. It submits jobs for
+            # unfinished shards, so it would submit none for new sweeps of a finished run.
+            refusal = "cannot be changed by a submission"
+        # A run that only measured for advice has no sweeps to name.
+        remedy = f"Name exactly its sweeps ({', '.join(planned)}), or use" if planned else "Use"
         raise UserError(
-            f"the sweeps of the run in {folder} {refusal}. Name exactly its sweeps "
-            f"({', '.join(planned)}), or use {USE_FRESH} to set the run aside and start a new one."
+            f"the sweeps of the run in {folder} {refusal}. {remedy} {USE_FRESH} to set the run "
+            "aside and start a new one."
         )
 
 
