@@ -145,7 +145,7 @@ RULES = sorted(PUBLISHED.glob("*/rules.json"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RULES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", quick_and_long(RULES), ids=lambda path: path.parent.name)
 def test_recorded_rules_are_judged_so_again(path: Path) -> None:
     inputs = rule_inputs(path.parent.name, PUBLISHED.parent)
     rows = {row.id: row for row in judge_inputs(inputs)}
