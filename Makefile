@@ -43,7 +43,7 @@ sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="
 	&& { "$$py" -m analysis recommend --measure $(on_gpus) || test $$? -ne 130; } \
 	&& "$$py" -m analysis report $(of_machine)
 
-test:  ## every test that is not slow, in four minutes (PYTEST="-k name" narrows it)
+test:  ## every test that is not slow (PYTEST="-k name" narrows it)
 	@$(call python,test page?); $(pytest)
 
 test-all:  ## the slow tests too, as CI runs them
