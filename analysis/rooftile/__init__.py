@@ -21,6 +21,7 @@ No function needs a GPU, and only :func:`audit` needs PyTorch. To measure a mach
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -390,7 +391,9 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
     from analysis.recordings.load import recording_folder
     from analysis.recordings.runs import load_runs
 
-    return load_runs(recording_folder(None if place is None else str(place), Path(results)))
+    folder = recording_folder(None if place is None else str(place), Path(results))
+    # Rooftile keeps the recording for later calls, so the user gets a copy.
+    return copy.deepcopy(load_runs(folder))
 
 
 def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import pyplot as plt
 from matplotlib.text import Annotation
 
 from analysis.model.fitted import Analysis, analyse
@@ -25,6 +27,12 @@ from kernels.timemodel.estimate import LIMITS
 from sweeps.cases.case import Case
 from tests.support.published import RECORDED
 from tests.support.synthetic import H100, model_law, problems, record
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_stays_open() -> Iterator[None]:
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,15 @@ def test_rows_of_one_shape_on_all_machines_are_adjacent(tmp_path: Path) -> None:
     assert list(rows["problem"].str.partition(",")[0]) == ["2048", "2048", "64", "64"]
 
 
+def test_a_loaded_recording_may_be_changed() -> None:
+    first = rooftile.load(RECORDED)
+    first.rows["time_us"] = 1.0
+    first.run["machine"]["name"] = "mine"
+    second = rooftile.load(RECORDED)
+    assert second.rows["time_us"].max() > 1.0
+    assert second.run["machine"]["name"] != "mine"
+
+
 def test_advice_is_the_commands(tmp_path: Path) -> None:
     (row,) = rooftile.recommend(
         SHAPE, H100, choose=0.15, change=["N"], multiple=64, results=tmp_path
