@@ -349,8 +349,8 @@ def from_properties(properties: DeviceProperties) -> Machine:
             known_machines()[slug], name=properties.name, memory_bytes=properties.memory_bytes
         )
 
-    # 2. Derive the peaks. A capability that the table of rates lacks uses the rates of the next
-    # older one, or of 7.0 if there is no older one.
+    # 2. Derive the peaks. If the table of rates lacks the capability, the rates of the next older
+    # capability are used, or those of 7.0 if the table has no older one.
     rates_capability = max(
         (listed for listed in _FLOPS_PER_CLOCK if listed <= properties.capability), default=(7, 0)
     )

@@ -193,8 +193,8 @@ class Fit:
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """Return the fit for users of a framework other than the measured one.
 
-        Call this only on the fit of the measured framework, whose ``scale`` is 1 and whose
-        ``beside`` is 0.
+        Call this only on the fit of the measured framework. The fields ``scale`` and ``beside`` of
+        this fit are 1 and 0.
 
         Args:
             software: 90% ranges for other frameworks, as multiples of the returned fit's spread.

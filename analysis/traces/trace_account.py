@@ -425,8 +425,8 @@ class _ProductCalls:
     Attributes:
         works: the problems that each such call computes, by the call's host event.
         around: for each host event, the call in ``works`` that contains the event or is the event
-            itself. The value is NOTHING if there is no such call, or if the event is neither an
-            operation nor an annotation.
+            itself. The value is NOTHING if no call does so, or if the event is neither an operation
+            nor an annotation.
     """
 
     works: Mapping[int, tuple[Work, ...]]

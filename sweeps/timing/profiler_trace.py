@@ -219,7 +219,7 @@ class _Marks:
     def number_around(self, event: Mapping[str, Any]) -> int | None:
         """Return the number of the mark during which a host event began on the mark's thread.
 
-        Return None if there is no such mark.
+        Return None if the event began outside of all marks, or on another thread.
         """
         if "ts" not in event:
             return None
