@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,15 +14,17 @@ from analysis.advice.findings import kind_of_change
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import DO_IT, EVIDENCE, LEAVE_IT, LIKELY, VERDICTS
 from analysis.model.fitted import Analysis
-from analysis.recordings.load import bursts
 from analysis.recordings.runs import health_lines
 from analysis.slices.series import (
+    LEAST_COMPARED,
     NEARLY,
     alignment_series,
     fast_from,
+    fastest_gemms,
     layout_series,
     mean_alignment,
     mean_ratio,
+    roofline_series,
     square_series,
 )
 from analysis.units import percent_range, rate
@@ -34,7 +36,6 @@ UNUSABLE_LINE = (
     "These times do not support any conclusion. Run the sweep again, on a quieter machine if "
     "possible."
 )
-_LEAST = 8  # fewest cases or pairs that a comparison may rest on
 _CHANGES = 3  # maximum number of changed shapes to report
 _MOST = 8  # maximum number of headlines in a summary
 _WIDE = 8  # elements: a multiple of this is aligned in every dtype but fp8
@@ -101,7 +102,8 @@ def peak(analysis: Analysis) -> Headline | None:
     Dtypes with too few cases are left out. The value, the interval and the count are those of the
     fastest dtype. Return None if no dtype has enough cases.
     """
-    fastest = fastest_gemms(analysis)
+    plotted = roofline_series(analysis.table, analysis.recording.cache)
+    fastest = fastest_gemms(plotted, analysis.recording.machine)
     if not fastest:
         return None
     texts = []
@@ -127,43 +129,6 @@ def peak(analysis: Analysis) -> Headline | None:
         best.hi,
         best.cases,
     )
-
-
-class FastestGemm(NamedTuple):
-    """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
-
-    ``share`` is at most 1, even if the GEMM was measured to be faster than the peak.
-    ``cases`` is the number of GEMMs of this dtype that were compared.
-    """
-
-    dtype: str
-    tflops: float
-    lo: float
-    hi: float
-    share: float
-    cases: int
-
-
-def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
-    """Return the fastest GEMM of each dtype that has enough cases.
-
-    Only the cases in the roofline plot are used, so that headlines agree with the plot's title.
-    """
-    plotted = bursts(analysis.table, analysis.recording.cache)
-    gemms = plotted[plotted["op"] == "gemm"]
-    fastest = []
-    for dtype, rows in gemms.groupby("dtype", sort=False):
-        if len(rows) < _LEAST:
-            continue
-        row = rows.loc[rows["tflops"].idxmax()]
-        ceiling = analysis.recording.machine.peak(str(dtype)) / 1e12
-        # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
-        share = min(1.0, row["tflops"] / ceiling)
-        # FLOPs per µs are 1e-6 TFLOP/s. The longest time gives the lowest speed.
-        lo = row["flops"] / row["time_hi_us"] / 1e6
-        hi = row["flops"] / row["time_lo_us"] / 1e6
-        fastest.append(FastestGemm(str(dtype), row["tflops"], lo, hi, share, len(rows)))
-    return fastest
 
 
 def steady(analysis: Analysis) -> Headline | None:
@@ -211,11 +176,11 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     if rows.empty:
         return None
     misaligned = rows[rows["offset"] % _WIDE != 0]
-    if len(misaligned) < _LEAST:
+    if len(misaligned) < LEAST_COMPARED:
         return None
     # A group is named by its dimension; if all dimensions are reported together, its name is empty.
     groups = {along.upper(): group for along, group in misaligned.groupby("along")}
-    if min(map(len, groups.values())) < _LEAST:
+    if min(map(len, groups.values())) < LEAST_COMPARED:
         groups = {"": misaligned}
     means = {name: mean_alignment(group) for name, group in groups.items()}
     texts = [
@@ -269,7 +234,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
     Return None if too few convolutions were measured in both layouts.
     """
     pairs = layout_series(table)
-    if len(pairs) < _LEAST:
+    if len(pairs) < LEAST_COMPARED:
         return None
     mean, lo, hi = mean_ratio(pairs, "ratio")
     faster = int((pairs["ratio_lo"] > 1).sum())
@@ -297,7 +262,7 @@ def size(table: pd.DataFrame) -> Headline | None:
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
     figures = []  # value, interval and count of the headline, for each dtype
     for dtype, group in rows.groupby("dtype", sort=False):
-        if len(group) < _LEAST:
+        if len(group) < LEAST_COMPARED:
             continue
         # The upper ends of the speeds' intervals give the lower end of the size, and vice versa.
         # A size is None if even the largest measured size is too slow.
@@ -353,7 +318,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
     """
     errors = analysis.errors.dropna()
     interval = median_interval(errors.tolist())
-    if len(errors) < _LEAST or interval is None:
+    if len(errors) < LEAST_COMPARED or interval is None:
         return None
     lo, hi = interval
     canary = analysis.recording.run.get("canary")

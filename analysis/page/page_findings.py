@@ -9,7 +9,6 @@ from typing import NamedTuple
 from analysis.advice.headlines import (
     UNUSABLE_LINE,
     alignment,
-    fastest_gemms,
     health_of,
     layout,
     peak,
@@ -24,7 +23,7 @@ from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED, RuleResult
 from analysis.rules.rules_report import SHARES
 from analysis.slices.cliffs import steepest
-from analysis.slices.series import DIMENSIONS
+from analysis.slices.series import DIMENSIONS, fastest_gemms, roofline_series
 from analysis.units import rate
 from kernels.common.counts import counted
 from sweeps.schema import problem_of
@@ -60,9 +59,10 @@ def tiles(report: PageReport) -> list[Tile]:
     analysis = report.analysis
     if analysis.recording.unusable:
         return []
+    plotted = roofline_series(analysis.table, analysis.recording.cache)
     figures = [
         Tile(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the peak")
-        for gemm in fastest_gemms(analysis)[:2]
+        for gemm in fastest_gemms(plotted, analysis.recording.machine)[:2]
     ]
     # A headline is None if too few cases were measured for it.
     misaligned_speed = alignment(analysis.table)

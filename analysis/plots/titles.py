@@ -7,29 +7,34 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.slices.cliffs import steepest
-from analysis.slices.series import NEARLY, fast_from, layout_summary, mean_alignment
+from analysis.slices.series import (
+    NEARLY,
+    fast_from,
+    fastest_gemms,
+    layout_summary,
+    mean_alignment,
+)
 from kernels.common.counts import enumerated
 from kernels.config import ceil_div
 from kernels.machine import Machine
 
 
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
-    """Return a title with the share of peak FLOP/s that the fastest GEMM in each dtype reaches.
+    """Return a title with the share of the peak that the fastest GEMM in each dtype reaches.
+
+    Dtypes with too few GEMMs are left out, as in :func:`analysis.slices.series.fastest_gemms`.
 
     Args:
         rows: table from :func:`analysis.slices.series.roofline_series`.
         machine: the measured machine.
 
     Returns:
-        The title, or an empty string if no GEMM was measured.
+        The title, or an empty string if no dtype has enough GEMMs.
     """
-    best_tflops = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
     phrases: list[str] = []
-    for dtype, tflops in best_tflops.items():
-        # A measured peak is uncertain, so no GEMM is reported to exceed it.
-        share = min(1.0, tflops * 1e12 / machine.peak(str(dtype)))
+    for gemm in fastest_gemms(rows, machine):
         of_peak = "" if phrases else " of the peak"
-        phrases.append(f"{share:.0%}{of_peak} in {dtype}")
+        phrases.append(f"{gemm.share:.0%}{of_peak} in {gemm.dtype}")
     return f"The fastest GEMMs reach {enumerated(phrases)}" if phrases else ""
 
 

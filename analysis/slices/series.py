@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from statistics import geometric_mean
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.repetition import places_of, steady_ratio
+from kernels.machine import Machine
 from sweeps.timing.statistics import Z95
 
 DIMENSIONS = ("m", "n", "k")
@@ -20,6 +22,7 @@ NEARLY = 0.9
 """Share of the best speed from which a size is called fast."""
 ENDS = ["tflops_lo", "tflops_hi"]
 """Columns with the speeds at the two ends of a time's interval."""
+LEAST_COMPARED = 8  # fewest cases or pairs that a comparison may rest on
 LARGEST_OFFSET = 16
 """Largest difference between a size and its base that the sweep ``alignment`` measures."""
 _STEADY = ["steady_log", "steady_error"]
@@ -263,3 +266,45 @@ def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
     }
     rows = table[[*names, "group"]].rename(columns=names)
     return rows.assign(error=rows["predicted"] / rows["measured"] - 1)
+
+
+class FastestGemm(NamedTuple):
+    """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
+
+    ``share`` is at most 1, even if the GEMM was measured to be faster than the peak.
+    ``cases`` is the number of GEMMs of this dtype that were compared.
+    """
+
+    dtype: str
+    tflops: float
+    lo: float
+    hi: float
+    share: float
+    cases: int
+
+
+def fastest_gemms(rows: pd.DataFrame, machine: Machine) -> list[FastestGemm]:
+    """Return the fastest GEMM of each dtype that has at least :data:`LEAST_COMPARED` GEMMs.
+
+    Args:
+        rows: table from :func:`roofline_series`.
+        machine: the measured machine.
+    """
+    fastest = []
+    for dtype, gemms in rows[rows["op"] == "gemm"].groupby("dtype", sort=False):
+        if len(gemms) < LEAST_COMPARED:
+            continue
+        row = gemms.loc[gemms["tflops"].idxmax()]
+        # A measured peak is itself uncertain, so no GEMM is reported to exceed it.
+        share = min(1.0, row["tflops"] * 1e12 / machine.peak(str(dtype)))
+        fastest.append(
+            FastestGemm(
+                str(dtype),
+                row["tflops"],
+                row["tflops_lo"],
+                row["tflops_hi"],
+                share,
+                len(gemms),
+            )
+        )
+    return fastest

@@ -343,9 +343,9 @@ def test_the_keyboard_reaches_every_control(here: Opened) -> None:
 
 
 def test_the_first_screen_says_how_fast_how_sure_and_what_to_change(here: Opened) -> None:
-    from analysis.advice.headlines import fastest_gemms
     from analysis.model.fitted import analyse
     from analysis.recordings.runs import load_runs
+    from analysis.slices.series import fastest_gemms, roofline_series
 
     here.page.set_viewport_size({"width": 1400, "height": 900})
     for selector in (".tiles", "#filters", "#roofline .bk-Figure"):
@@ -354,7 +354,9 @@ def test_the_first_screen_says_how_fast_how_sure_and_what_to_change(here: Opened
         assert box["y"] + box["height"] <= 900, selector
     tiles = here.page.locator(".tiles li").all_inner_texts()
     assert 4 <= len(tiles) <= 6
-    for gemm in fastest_gemms(analyse(load_runs(RECORDED))):
+    recorded = analyse(load_runs(RECORDED))
+    plotted = roofline_series(recorded.table, recorded.recording.cache)
+    for gemm in fastest_gemms(plotted, recorded.recording.machine):
         (tile,) = [tile for tile in tiles if f"fastest {gemm.dtype} GEMM" in tile]
         assert f"{gemm.share:.0%} of the peak" in tile
     assert here.text(".verdict") == "noisy run"

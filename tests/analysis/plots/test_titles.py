@@ -14,10 +14,12 @@ H100 = known_machine("nvidia-h100-sxm")
 
 def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
     peak = H100.peak("bf16") / 1e12
-    rows = pd.DataFrame({
-        "dtype": ["bf16", "bf16", "fp32", "fp32"], "op": ["gemm", "gemm", "gemm", "conv"],
-        "tflops": [0.1, peak * 0.8, 66.9 / 2, 70.0],  # a convolution may exceed the peak
+    fastest = pd.DataFrame({
+        "dtype": ["bf16", "fp32", "fp16", "fp32"], "op": ["gemm", "gemm", "gemm", "conv"],
+        "tflops": [peak * 0.8, 66.9 / 2, peak, 70.0],  # a convolution may exceed the peak
     })  # fmt: skip
+    slow = [fastest[:2].assign(tflops=0.1)] * 7  # fp16 has one GEMM, which is too few
+    rows = pd.concat([*slow, fastest], ignore_index=True).assign(tflops_lo=np.nan, tflops_hi=np.nan)
     assert titles.roofline_title(rows, H100) == (
         "The fastest GEMMs reach 80% of the peak in bf16 and 50% in fp32"
     )
