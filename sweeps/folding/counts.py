@@ -56,7 +56,7 @@ def counts_sentence(record: Mapping[str, Any]) -> str:
     sentence = ", ".join(clauses)
     left_out = sum(record["plan"]["left_out"].values())
     if left_out:
-        sentence += f"; {left_out:,} more did not fit the budget"
+        sentence += f"; {left_out:,} more need a larger budget"
     return f"{sentence}."
 
 

@@ -229,6 +229,18 @@ def test_a_single_run_is_read_as_it_is(tmp_path: Path) -> None:
     assert line == "Health: not judged, because the recording predates the health check."
 
 
+def test_only_a_file_of_others_is_suspected_of_wrong_times(tmp_path: Path) -> None:
+    measured = load(record(tmp_path / H100.slug, CASES, [1e-5] * 4))
+    imported = replace(measured, run={**measured.run, "public": {"source": "file.csv"}})
+    advice = (
+        "The median error of held-out predictions is 30%; check that each time belongs to its "
+        "shape."
+    )
+    assert advice not in health_lines(measured, 0.3)
+    assert health_lines(imported, 0.3) == [advice]
+    assert health_lines(imported, 0.1) == []
+
+
 @pytest.mark.parametrize("canary", [None, {"median_us": 1000.0, "spread": 0.01}])
 def test_another_machine_of_the_same_name_is_left_out(
     canary: dict[str, Any] | None, tmp_path: Path
