@@ -1,5 +1,5 @@
-"""Fit a model to measured times, and derive advice, verdicts on rules, and plots.
+"""Fit a model to measured times; derive advice, plots, and verdicts on rules of thumb from it.
 
-PyTorch is needed only to audit a model and to measure. Reading a recording and predicting need
-neither a GPU nor Triton.
+PyTorch is needed only to audit a model and to measure. Recordings can be read, and times predicted,
+without a GPU and without Triton.
 """

@@ -36,6 +36,6 @@ def signed_percent(share: float) -> str:
 
 
 def percent_range(lo: float, hi: float) -> str:
-    """Format a range of shares, such as ``86–91%``, or ``-2% to 4%`` if ``lo`` is below 0."""
+    """Format a range of shares, such as ``86–91%``, or ``-2% to 4%`` with a negative lower end."""
     low, high = round(100 * lo), round(100 * hi)
     return f"{low}% to {high}%" if low < 0 else f"{low}–{high}%"

@@ -53,14 +53,14 @@ def list_command(
     rows: list[dict[str, Any]] = []
     for name, implementation in implementations().items():
         for op in implementation.ops:
-            # For each dtype, the reason why it is not supported, or None if it is.
+            # Reason why each dtype is not supported, or None for a supported dtype.
             refusals = {
                 dtype: implementation.supports(_plain_problem(op, dtype), machine)
                 for dtype in TIMED_DTYPES
             }
             supported = [dtype for dtype, refusal in refusals.items() if refusal is None]
-            # Every machine computes fp32, so the reason for fp32 holds for the implementation as a
-            # whole.
+            # Every machine computes fp32, so the reason for fp32 concerns the operation or the
+            # device, and not the dtype.
             reason = None if supported else refusals["fp32"]
             rows.append({"implementation": name, "op": op, "supports": supported, "reason": reason})
     if json:
@@ -179,8 +179,8 @@ def compile_command(
 ) -> None:
     """Compile the Triton kernels for GPU architectures; no GPU is needed.
 
-    The exit code is 1 if a kernel has a problem, the new table differs from that of ``--compare``,
-    or nothing was compiled.
+    The exit code is 1 if a kernel has a problem, if the new table differs from the table given to
+    ``--compare``, or if nothing was compiled.
     """
     from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
     from kernels.compiler.compiletable import compile_markdown, differing_cells
@@ -229,8 +229,8 @@ def compile_command(
     for line in differences:
         note(line)
     if differences:
-        accepting = target(f"compile-check WRITE={compare}", f"compile --write {compare}")
-        note(f"To accept the changes, run: {accepting}")
+        accept_command = target(f"compile-check WRITE={compare}", f"compile --write {compare}")
+        note(f"To accept the changes, run: {accept_command}")
     if failures or differences or not rows:
         raise typer.Exit(1)
 

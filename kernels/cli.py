@@ -67,8 +67,8 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     """Parse a time such as ``90s``, ``10m``, ``1.5h`` or ``90`` (seconds) into seconds.
 
-    Without a text, the result is None. ``option`` is the name of the command-line option,
-    without dashes; only error messages use it.
+    If ``text`` is None or empty, the result is None. ``option`` is the name of the command-line
+    option, without dashes; only error messages use it.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.
@@ -123,7 +123,8 @@ def run(app: typer.Typer, program: str) -> None:
     command = get_command(app)
     exit_code = 0
     try:
-        # The command's ``main`` would exit with code 1 if the reader of a pipe has exited.
+        # The command's ``main`` is not called, because it would exit with code 1 if the reader of a
+        # pipe has exited.
         with command.make_context(program, arguments) as context:
             command.invoke(context)
     except typer.Exit as requested_exit:
@@ -137,7 +138,7 @@ def run(app: typer.Typer, program: str) -> None:
             with suppress(BrokenPipeError):  # the reader of stderr may have exited
                 text = traceback.format_exc().rstrip() if debug else explanation
                 print(text, file=sys.stderr, flush=True)
-    # 2. Print the rest of the output, which may fail because the reader has exited or the disk is
+    # 2. Print the remaining output. Printing may fail because the reader has exited or the disk is
     # full.
     try:
         sys.stdout.flush()

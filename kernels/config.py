@@ -1,8 +1,8 @@
 """Settings (configs) of the implementations, and the arithmetic of tiles and waves.
 
 A tile is the block of the result that one CTA computes at a time. A wave is the set of tiles that a
-machine computes at the same time. Except for :func:`next_wave_edge`, the arithmetic works on
-numbers and on NumPy arrays.
+machine computes at the same time. The arithmetic works on numbers and on NumPy arrays; only
+:func:`next_wave_edge` needs integers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Config:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text that :meth:`__str__` writes; keys that are left out keep their default.
+        """Parse the text that :meth:`__str__` writes; a missing key means the setting's default.
 
         Raises:
             UserError: if the text is empty, if a key is not known, or if a value does not fit its

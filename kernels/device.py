@@ -17,7 +17,8 @@ from kernels.common.program import OTHER_TORCH, USE_CPU
 from kernels.machine import DeviceProperties, Machine, cpu_machine, cpu_threads, from_properties
 
 _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Oldest driver that supports each CUDA major version (NVIDIA's compatibility table)."""
+"""Major version of the oldest driver that supports each CUDA major version, from NVIDIA's
+compatibility table."""
 
 
 @dataclass(frozen=True)
@@ -218,9 +219,9 @@ def _initialisation_error() -> str:
 def software(device: Device) -> dict[str, str]:
     """Return the versions of the software on which measured times depend, by name.
 
-    On a GPU, these include CUDA, cuDNN and the driver. On a CPU, they include MKL and oneDNN,
-    if PyTorch has these libraries. There, the entry ``threads`` is PyTorch's number of threads. No
-    entry contains a host name, a user name or a path.
+    For a GPU, the result includes CUDA, cuDNN and the driver. For a CPU, it includes MKL and oneDNN
+    if PyTorch has these libraries, and PyTorch's number of threads as ``threads``. No entry
+    contains a host name, a user name or a path.
     """
     versions = {
         "python": platform.python_version(),

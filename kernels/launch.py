@@ -86,5 +86,5 @@ class Implementation(Protocol):
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile the kernels of the cases, which are problems with configs, in parallel."""
+        """Compile in parallel the kernels of all cases; a case is a problem with a config."""
         ...

@@ -1,7 +1,7 @@
 """Facts about machines, such as peak rates, bandwidth and caches, with their sources.
 
-The facts about known GPUs come from ``machines.toml``. Those about other GPUs are derived from what
-their drivers report (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
+The facts about known GPUs come from ``machines.toml``. The facts about other GPUs are derived from
+what the drivers report (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
 (:func:`cpu_machine`).
 """
 
@@ -55,7 +55,7 @@ class Machine:
     """Facts about one device: rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
     For a CPU, ``sms`` is the number of threads used, and ``l2_bytes`` is the size of its last-level
-    cache. ``sources`` says where the facts come from. ``emulated`` lists the dtypes that are slow,
+    cache. ``sources`` says where the facts come from. ``emulated`` lists the dtypes that are slow
     because the machine has no instructions for them.
     """
 
@@ -142,7 +142,7 @@ class Machine:
 
 
 def _fault_of(data: Any) -> str:
-    """Say which fact of a machine is missing or impossible, or return "" if none is."""
+    """Describe the first missing or impossible fact of a machine; return "" if all are valid."""
     fault = misfit(data, _FACTS, "machine")
     if fault:
         return fault
@@ -310,8 +310,8 @@ class DeviceProperties:
         return 2 * self.memory_mhz * 1e6 * self.bus_bits / 8
 
 
-# FLOPs per clock and SM, from the architecture whitepapers (the sources in machines.toml). 16-bit
-# operands accumulate in fp32. A dtype that is missing has no units on that chip.
+# FLOPs per clock and SM, from the architecture whitepapers (the sources in machines.toml). Products
+# of 16-bit operands are added in fp32. A dtype that is missing has no arithmetic units on the chip.
 _FLOPS_PER_CLOCK: dict[tuple[int, int], dict[str, int]] = {
     (7, 0): {"fp32": 128, "fp16": 1024},
     (7, 5): {"fp32": 128, "fp16": 1024},
@@ -560,7 +560,7 @@ def _quota_cores() -> float:
 
 
 def cpu_slug(model: str, instructions: str, threads: int) -> str:
-    """Return the slug of a CPU.
+    """Return the slug of a CPU: its model, its instruction set and the number of threads used.
 
     >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", "amx", 8)
     'cpu-intel-xeon-platinum-8480c-amx-8t'

@@ -1,7 +1,8 @@
-"""Facts in a kernel's name: its kind, tile, stages, cluster, split and use of Tensor Cores.
+"""Facts about a kernel that its name shows, such as its kind, its tile and its number of stages.
 
 A vendor library does not report how its kernels are tuned, but the kernels' names show most of
-these facts. A fact that a name does not show is None, but an unknown kind is ``other``.
+these facts. A fact that a name does not show is None. A kind that a name does not show is
+``other``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ KINDS = (*_MULTIPLYING_KINDS, "reduce", "transform", "elementwise", "other")
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has two sizes, in the order in which the name lists them. In the names of cuBLAS's
-    kernels, the two sizes are those of a tile in a column-major result.
+    ``tile`` has two sizes, in the order in which the name lists them. cuBLAS computes a
+    column-major result, so the names of its kernels list the columns of a row-major result first.
     """
 
     kind: str
@@ -39,8 +40,8 @@ class KernelName:
     def tile_text(self) -> str:
         """Return the tile of a row-major result as ``ROWSxCOLUMNS[xDEPTH]``, or "" if unknown.
 
-        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the names of cuBLAS's GEMM kernels, some of which are
-        CUTLASS kernels, list the columns first.
+        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the names of cuBLAS's GEMM kernels list the columns
+        first. Some of these kernels are CUTLASS kernels.
         """
         if self.tile is None:
             return ""
@@ -102,7 +103,7 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 
 @functools.lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
-    """Return the facts in a kernel's name, given in the form that a profiler prints."""
+    """Return the facts in ``name``, which is a kernel's name as a profiler prints it."""
     # 1. Recognise the kind and the library by the first pattern that matches.
     lowered = name.lower()
     kind = _first_match(_KIND_PATTERNS, lowered) or "other"
@@ -130,7 +131,10 @@ def read_name(name: str) -> KernelName:
 
 
 def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | None:
-    """Return the word of the first (word, pattern) whose pattern matches ``lowered``, or None."""
+    """Return the word of the first pair whose pattern matches ``lowered``, or None if none does.
+
+    ``patterns`` has pairs (word, pattern).
+    """
     for word, pattern in patterns:
         if re.search(pattern, lowered):
             return word
@@ -150,8 +154,8 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 
     Winograd's algorithm counts as ``winograd-2x2`` unless a name contains ``winograd_nonfused``, or
     ``4x4`` after ``winogradForward``. The three digits in the name of a fused Winograd kernel, as
-    in ``tile148`` or ``tile442``, are not used. Their product is 32 in every name, so they are not
-    the size of an output tile.
+    in ``tile148`` or ``tile442``, do not tell the size of the output tile: their product is 32 in
+    all known names.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:

@@ -2,8 +2,8 @@
 
 A GEMM's operands are A (m, k) and B (k, n). If the batch is above 1, both operands have a batch
 axis in front of these two axes. A convolution's operands are the two tensors that its pass reads:
-(x, w) for fprop, (dy, w) for dgrad, (x, dy) for wgrad. Any other operation has an input and
-parameters.
+(x, w) for fprop, (dy, w) for dgrad, (x, dy) for wgrad. The operands of any other operation are its
+inputs and its parameters; some layers have no parameters.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TORCH_DTYPES = {
 
 
 _CONV_TENSORS = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("x", "y", "w")}
-"""Names of the two operands and the result of each pass, as keys of :func:`conv_shapes`.
+"""Names of the two operands and the result of each pass, as in :func:`conv_shapes`.
 
-A gradient has the shape of the tensor that it belongs to.
+A gradient is listed under the name of its tensor, which has the same shape.
 """
 
 
@@ -42,13 +42,16 @@ class Operands(NamedTuple):
 
 
 def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
-    """Return how many elements each input and the result occupy, including gaps and the offset."""
-    a, b, out = _without_offset(problem, storage)
+    """Return how many elements of memory each input and the result occupy.
+
+    The offset and the gaps between rows, which ``storage`` describes, are included.
+    """
+    a, b, out = _counts_without_offset(problem, storage)
     return a + storage.offset, b + storage.offset, out + storage.offset
 
 
-def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Return how many elements each input and the result occupy, without the offset."""
+def _counts_without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
+    """Return the numbers of :func:`element_counts` without the offset of ``storage``."""
     if isinstance(problem, Gemm):
         counts = []
         for rows, columns, letter in _matrices(problem):
@@ -67,7 +70,7 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
 def view_operands(
     problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
 ) -> Operands:
-    """View three flat tensors with the sizes of :func:`element_counts` as operands."""
+    """View three flat tensors as operands; :func:`element_counts` returns their sizes."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
         matrices = [
@@ -86,7 +89,7 @@ def view_operands(
 
 
 def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Operands:
-    """View three flat tensors as the operands of a layer, a series or an LSTM."""
+    """View three flat tensors as the operands of a layer, a series of GEMMs or an LSTM."""
     if isinstance(operation, Layer):
         shape = (operation.n, operation.c, operation.h, operation.w)
         image = _image(a, shape, operation.layout)
@@ -153,10 +156,11 @@ def _row_stride(row_length: int, ld_multiple: int) -> int:
 def _matrix(
     flat: Tensor, rows: int, columns: int, letter: str, batch: int, ld_multiple: int
 ) -> Tensor:
-    """View flat memory as a matrix (rows, columns) without the gaps, or as a batch of matrices.
+    """View flat memory as a matrix (rows, columns) or, if ``batch`` is above 1, as a batch.
 
-    The view of a single matrix has no batch dimension. ``letter`` is the matrix's letter in the
-    layout, and ``ld_multiple`` is described in :class:`kernels.config.Storage`.
+    The view of a single matrix has no batch dimension. The view leaves out the gaps that
+    ``ld_multiple`` creates between stored rows (:class:`kernels.config.Storage`). ``letter`` is the
+    matrix's letter in the layout.
     """
     stored_rows, row_length = _stored(rows, columns, letter)
     row_stride = _row_stride(row_length, ld_multiple)

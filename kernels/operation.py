@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.common.checks import check_bytes, check_positive, check_word
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
@@ -244,7 +245,11 @@ class Lstm(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """Pairs (number of times, GEMM): one GEMM for all inputs, and one per step."""
+        """GEMMs of the layer, as pairs (number of times, GEMM).
+
+        The first GEMM multiplies all inputs at once. The second GEMM multiplies one hidden state,
+        and runs once per step.
+        """
         gate_columns = GATES * self.hidden
         rows = self.steps * self.minibatch
         return (
@@ -275,7 +280,8 @@ class Lstm(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Return the values of the LSTM's columns in measurements.csv.
 
-        The columns describe the GEMM that computes the gates from the input of one step.
+        ``m``, ``n`` and ``k`` are the sizes of the GEMM that computes the gates from the input of
+        one step, and ``batch`` is the number of steps.
         """
         return {
             "op": self.op,
@@ -297,8 +303,8 @@ class Lstm(_OperationBase):
 
     def __str__(self) -> str:
         return (
-            f"lstm {self.steps} steps of {self.minibatch}×{self.features} -> {self.hidden} "
-            f"{self.dtype}"
+            f"lstm {counted(self.steps, 'step')} of {self.minibatch}×{self.features} -> "
+            f"{self.hidden} {self.dtype}"
         )
 
 
@@ -310,8 +316,10 @@ The Triton families and :mod:`kernels.timemodel.estimate` accept only GEMMs and 
 """
 
 _KINDS: dict[str, type[Layer] | type[Series] | type[Lstm]] = {
-    **dict.fromkeys(LAYERS, Layer), **dict.fromkeys(SERIES, Series), Lstm.op: Lstm,
-}  # fmt: skip
+    **dict.fromkeys(LAYERS, Layer),
+    **dict.fromkeys(SERIES, Series),
+    Lstm.op: Lstm,
+}
 
 OPERATIONS = tuple(_KINDS)
 """Names of all operations other than ``gemm`` and ``conv``."""

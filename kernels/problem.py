@@ -255,7 +255,7 @@ class Conv:
     def flops(self) -> int:
         """Number of floating-point operations, the same for all passes.
 
-        The usual convention also counts multiplications by the zeros of the padding.
+        Multiplications by the zeros of the padding are counted, as is usual.
         """
         return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
 
@@ -339,14 +339,14 @@ class Conv:
 
     @property
     def row_dimensions(self) -> tuple[str, ...]:
-        """Names of the numbers of channels of an input pixel and of an output pixel."""
+        """Names of the sizes that are the numbers of input channels and of output channels."""
         return "c", "kout"
 
     @property
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of one group's channels.
 
-        The channels of an input pixel and those of an output pixel both count.
+        The result divides the bytes of these channels in an input pixel and in an output pixel.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
@@ -482,10 +482,11 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
 def _parse_whole(text: str, name: str, form: str) -> int:
     """Parse a whole number of at least 1.
 
-    The error message names the number (``name``) and shows the form of the whole text (``form``).
+    ``name`` is the name of the number in the error message. ``form`` is the form of the whole
+    command-line value, which the message also shows.
 
     Raises:
-        UserError: if the text is not such a number.
+        UserError: if the text is not a whole number, or if the number is below 1.
     """
     if not is_whole(text) or int(text) < 1:
         raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")

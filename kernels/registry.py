@@ -39,8 +39,8 @@ def _triton_families() -> list[Implementation]:
 def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the vendor library that PyTorch calls for a problem.
 
-    If no vendor library supports the problem on the machine, return the first library for this kind
-    of machine that computes the operation in at least one dtype. There is always such a library.
+    If no vendor library supports the problem on the machine, return the first library that computes
+    the operation on this kind of machine in at least one dtype. Such a library always exists.
     """
     from kernels.library.vendor import libraries
 

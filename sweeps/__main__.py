@@ -41,6 +41,7 @@ app.command("submit")(submit_command)
 
 _AGAIN_CASES = 8  # default number of cases that `doctor --again` re-times
 _CLOCK_CASES = 60  # default number of cases that `doctor --clock` times
+_UNLIMITED_SECONDS = 1e9  # budget that has room for every case
 
 ResultsOption = Annotated[
     Path, typer.Option("--results", help="Folder with the results of all machines.")
@@ -118,9 +119,9 @@ def show_command(
 
 
 def _list_sweeps(json: bool) -> None:
-    """Warn about sweep files that cannot be read, and print the other sweeps with their questions.
+    """Print each sweep with the question that it answers, and warn about files that cannot be read.
 
-    With ``json``, print also whether each sweep is a default sweep.
+    With ``json``, also print whether each sweep is a default sweep.
     """
     sweeps = all_sweeps().values()
     note_broken()
@@ -144,8 +145,7 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     (sweep,) = choose_sweeps([name]).values()  # one name selects exactly one sweep
     cases = sweep_cases(sweep, machine)
     launch_seconds = expected_seconds([case.problem for case in cases], machine)
-    # A budget of 1e9 seconds has room for every case.
-    plan = make_plan({sweep.name: cases}, machine, 1e9)
+    plan = make_plan({sweep.name: cases}, machine, _UNLIMITED_SECONDS)
     total_seconds = sum(entry.expected for entry in plan.planned)
     if json:
         rows: list[dict[str, Any]] = [
@@ -448,7 +448,7 @@ def run_command(
         identify=gpu_ids,
     )
     if gpus and gpu:
-        raise UserError("--gpu names one GPU and --gpus several; give only one of them.")
+        raise UserError("--gpu and --gpus cannot be combined; give only one of them.")
     if gpus and add:
         raise UserError(
             "--add works only on one GPU; leave out --gpus, or start a new run of all sweeps."

@@ -2,16 +2,16 @@
 
     python3 sweeps/bootstrap.py [EXTRA …] [EXTRA? …]
 
-This script runs before anything is installed, so it uses only the standard library. It takes the
-first of these choices that applies:
+This script runs before anything is installed, so it uses only the standard library. Below, *this
+interpreter* is the one that runs the script: the Makefile's ``PYTHON``. The script takes the first
+of these choices that applies:
 
-1. Use ``.venv``, if the interpreter that runs this script (the Makefile's ``PYTHON``) is the one in
-   ``.venv``, or if ``.venv`` was made for that interpreter and the current ``constraints.txt``.
-   Install the requirements that ``.venv`` lacks.
-2. Use the interpreter that runs this script, if the interpreter has every requirement, and if its
-   PyTorch sees the GPU when a GPU is needed.
-3. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
-   missing, or if only an optional extra is missing. Keep the interpreter's PyTorch, because on a
+1. Use ``.venv``, if this interpreter is the one in ``.venv``, or if ``.venv`` was made for this
+   interpreter and the current ``constraints.txt``. Install the requirements that ``.venv`` lacks.
+2. Use this interpreter, if it has every requirement, and if its PyTorch sees the GPU when a GPU is
+   needed.
+3. Make ``.venv`` on top of this interpreter, if its PyTorch sees the GPU but other requirements are
+   missing, or if only an optional extra is missing. Keep this interpreter's PyTorch, because on a
    GPU node it matches the driver.
 4. Make ``.venv`` with all requirements, at the versions that ``constraints.txt`` pins.
 """
@@ -170,13 +170,13 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
             print its folders.
     """
     if Path(sys.prefix).resolve() == VENV.resolve():
-        # This interpreter is the one in .venv, for example because the user activated .venv. A new
-        # .venv would remove the packages of this interpreter, so the missing ones are added here.
+        # 1. Use .venv if this interpreter is in it, for example because the user activated .venv. A
+        # new .venv would remove the packages of this interpreter, so the missing ones are added.
         missing_here, _ = probe(sys.executable, wanted)
         return str(PYTHON) if _added_to_venv(missing_here, optional, offline) else None
     recorded_digest, installed = read_stamp()
     if recorded_digest == _venv_digest():
-        # 1. If .venv was made for this interpreter, install the requirements that .venv lacks.
+        # Also use .venv if it was made for this interpreter, after adding what .venv lacks.
         missing_in_venv = [requirement for requirement in wanted if requirement not in installed]
         if not _added_to_venv(missing_in_venv, optional, offline):
             return None
@@ -187,13 +187,13 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
     missing_here, sees_gpu = probe(sys.executable, wanted)
     if not missing_here and (sees_gpu or not needs_gpu()):
         return sys.executable
-    # 3. Otherwise make .venv: on top of this interpreter if its PyTorch sees the GPU or if no
-    # package may be replaced, else with all requirements.
     if offline:
         return None
     if sees_gpu or optional:
+        # 3. Otherwise make .venv on top of this interpreter, to keep its PyTorch.
         is_made = replace_venv(sys.executable, missing_here, optional)
     else:
+        # 4. Otherwise make .venv with all requirements.
         is_made = replace_venv(None, wanted, optional)
     if not is_made:
         return None
@@ -212,7 +212,7 @@ def _added_to_venv(missing: list[str], optional: bool, offline: bool) -> bool:
 
 
 def _write_stamp(requirements: list[str]) -> None:
-    """Record what ``.venv`` depends on (:func:`_venv_digest`), and its requirements."""
+    """Record what ``.venv`` depends on (:func:`_venv_digest`), and which requirements it has."""
     STAMP.write_text("\n".join([_venv_digest(), *requirements]), encoding="utf-8")
 
 
@@ -416,9 +416,9 @@ def _venv_digest() -> str:
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """Return the :func:`_venv_digest` of ``.venv``, and the requirements that are installed in it.
+    """Return the digest and the requirements that :func:`_write_stamp` recorded for ``.venv``.
 
-    Both results are empty if ``.venv`` does not exist or was not completed.
+    Both are empty if ``.venv`` does not exist or was not completed.
     """
     try:
         digest, *installed = STAMP.read_text(encoding="utf-8").splitlines()

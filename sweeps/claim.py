@@ -1,13 +1,15 @@
 """Lock a run's files by claims, which also work across nodes that share a file system.
 
-Some network file systems reject the operating system's locks (flock, lockf). On others, a lock is
-visible only on the node that took it. A claim is therefore a file that only one process can create
-(O_EXCL). The process that owns a claim renews it regularly, until that process exits or releases
-the claim. If a claim has not been renewed for a minute, any process may take it over. If the owner
-has exited, another process on the same machine may take the claim over at once.
+Some network file systems reject the operating system's locks (flock, lockf). On other network file
+systems, a lock is visible only on the node that took the lock. A claim is therefore a file that
+only one process can create (O_EXCL). The process that creates the file owns the claim. It renews
+the claim regularly, until it exits or releases the claim. If a claim has not been renewed for a
+minute, any process may take the claim over. If the owner has exited, another process on the owner's
+machine may take the claim over at once.
 
-Versions of filelock before 3.30 do not provide such claims. :mod:`sweeps.plain_lease` then provides
-simpler claims, which are not renewed and which no process on another machine takes over.
+Versions of filelock before 3.30 do not provide such claims. With these versions, the simpler claims
+of :mod:`sweeps.plain_lease` are used. Those claims are not renewed, and a process on another
+machine never takes them over.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class Claim:
                 :data:`SUFFIX` added to the name.
             refusal: error message if another process has claimed the file.
             wait: True to wait up to 15 minutes until the other process releases the file. If False,
-                do not wait for a process on this node. A process on another node may have ended
-                without releasing the file, so wait up to 90 s for such a process.
+                do not wait for a process on this node. If the file is claimed on another node, wait
+                up to 90 s, because that process may have ended without releasing the file.
 
         Raises:
             UserError: if another process still claims the file after that time, or the claim cannot

@@ -26,8 +26,8 @@ def die_with_parent() -> None:
 def is_stopped(pid: int | None) -> bool:
     """Return True if a process is stopped (SIGSTOP, Ctrl-Z).
 
-    Return False if there is no such process, if ``pid`` is None because the process has not
-    started, and on systems other than Linux.
+    Return False if no such process exists, or if ``pid`` is None because the process has not
+    started. On systems other than Linux, always return False.
     """
     if pid is None:
         return False
@@ -42,7 +42,8 @@ def is_stopped(pid: int | None) -> bool:
 def fields_after_name(stat: str) -> list[str]:
     """Return the fields of ``/proc/PID/stat`` that follow the name: state, parent, …
 
-    The name is in parentheses, and may contain spaces and parentheses itself.
+    The name is in parentheses, and may itself contain spaces and parentheses. Only the last closing
+    parenthesis is therefore sure to end it.
     """
     return stat.rpartition(")")[2].split()
 
@@ -105,7 +106,7 @@ def undisturbed() -> Iterator[None]:
     """Run a short block, such as a file write, undisturbed by signals that end the process.
 
     Raises:
-        KeyboardInterrupt: after the block, if a signal arrived while the block ran.
+        KeyboardInterrupt: after the block, if SIGINT, SIGTERM or SIGHUP arrived while it ran.
     """
     received: list[int] = []
 

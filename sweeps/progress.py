@@ -23,10 +23,9 @@ class Reporter(Protocol):
         """Begin a phase.
 
         Args:
-            phase: name of the phase; the phase ``Measuring`` takes further samples after every case
-                has its first sample.
-            seconds: longest time in seconds that the phase is expected to take; None if it is not
-                known.
+            phase: name of the phase. The phase ``Measuring`` continues after all its cases are
+                done, to take more samples of them.
+            seconds: longest expected duration of the phase in seconds; None if it is not known.
             after: seconds that all later phases together are expected to take.
         """
         ...
@@ -90,7 +89,7 @@ class LiveReporter:
         self._bar.add_task(phase, total=None, until=self._until)
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
-        """Redraw the bar, or print a line if the last one is at least ten seconds old."""
+        """Redraw the bar; without a terminal, print a line at most every ten seconds instead."""
         now = time.monotonic()
         if left is not None:
             self._until = now + left + self._after
@@ -111,8 +110,8 @@ class LiveReporter:
         else:
             state = "the case is timed"
         line = f"  {self._phase}: {state}"
-        if words_left := _words_left(left, repeating):
-            line += f", {words_left}"
+        if time_left := _time_left_phrase(left, repeating):
+            line += f", {time_left}"
         print(line, file=sys.stderr, flush=True)
 
 
@@ -125,8 +124,8 @@ def _repeats(phase: str, done: float, total: float | None) -> bool:
     return phase == _MEASURING and bool(total) and done == total
 
 
-def _words_left(seconds: float, repeating: bool) -> str:
-    """Return the time left in words, or "" if ``seconds`` is infinite, which means unknown."""
+def _time_left_phrase(seconds: float, repeating: bool) -> str:
+    """Return a phrase with the time left, or "" if it is unknown (``seconds`` is infinite)."""
     if seconds == math.inf:
         return ""
     at_most = f"at most {max(0.0, seconds):,.0f} s"
@@ -134,8 +133,8 @@ def _words_left(seconds: float, repeating: bool) -> str:
 
 
 class _TimeLeft(ProgressColumn):
-    """Column of the bar with the longest time that the call may still take."""
+    """Column of the progress bar that shows the longest time that the call may still take."""
 
     def render(self, task: Task) -> Text:
         repeating = _repeats(task.description, task.completed, task.total)
-        return Text(_words_left(task.fields["until"] - time.monotonic(), repeating))
+        return Text(_time_left_phrase(task.fields["until"] - time.monotonic(), repeating))

@@ -257,7 +257,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
 
 def _size(value: Any) -> int:
-    """Return a size as an int. Unlike ``int``, refuse a fraction instead of cutting it off.
+    """Convert a size to an int, and refuse a fraction, which ``int`` would cut off.
 
     Raises:
         TypeError: if the value is None.
@@ -269,7 +269,7 @@ def _size(value: Any) -> int:
 
 
 def fault_of_event(event: Any) -> str:
-    """Return a clause that says why a line's JSON document is not a valid event, or "" if it is."""
+    """Return a clause that says why a parsed line is not a valid event, or "" if it is valid."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"

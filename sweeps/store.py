@@ -65,7 +65,7 @@ START_OVER = (
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder of results and those above it, unless they exist.
+    """Create a folder of results and its parent folders, unless they exist.
 
     Raises:
         UserError: if the path, or a path above it, exists and is not a folder, or if a folder
@@ -87,9 +87,9 @@ def make_folder(folder: Path) -> None:
 
 
 def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
-    """Return the run.json of a folder, with the cases of its plan.
+    """Return the content of a folder's run.json, with the cases of the plan.
 
-    ``remedy`` tells the user what to do if a file is damaged.
+    ``remedy`` tells the user what to do if a file is damaged or cannot be read.
 
     Raises:
         UserError: if run.json or plan.jsonl cannot be read, or if together they do not have the
@@ -163,10 +163,10 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def why_software_differs(recorded: Mapping[str, str], current: Mapping[str, str]) -> str:
-    """Return a clause on the component that does not have its recorded version, or "".
+    """Return a clause that says which version differs from the recorded one, or "" if none does.
 
-    Only the components of :func:`differing_software` count. Each argument has the versions by
-    component.
+    Only the components that :func:`differing_software` compares count. Each argument has the
+    versions by component.
     """
     name = differing_software(recorded, current)
     if not name:
@@ -177,10 +177,10 @@ def why_software_differs(recorded: Mapping[str, str], current: Mapping[str, str]
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    """Return the first component whose version must not differ between two runs but does.
+    """Return the first component that needs the same version in two runs but has different ones.
 
-    Return an empty string if there is no such component. Each argument has the versions of one run,
-    by component.
+    Only PyTorch and the driver are compared. Return an empty string if both have equal versions.
+    Each argument has the versions of one run, by component.
     """
     return next((name for name in _SAME_SOFTWARE if first.get(name) != second.get(name)), "")
 
@@ -471,7 +471,7 @@ def set_aside(folder: Path) -> Path:
     """Move an old run's files to the subfolder ``runs/<time>/``, and return the new folder.
 
     ``<time>`` is the time at which the run was planned, or the present time if run.json has no
-    valid time. A number is appended if that folder exists.
+    valid time. If that folder already exists, a number is appended to its name.
 
     Raises:
         UserError: if the new folder cannot be created.

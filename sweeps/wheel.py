@@ -3,8 +3,9 @@
 Many environments have another package that is called ``kernels``, so the wheel must use only one
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
-for the references in docstrings. Apart from ``kernels/common/program.py``, which finds out its own
-name, strings must therefore not contain a module's name; ``tests/test_wheel.py`` checks this.
+for the references in docstrings. Other strings must therefore not contain a module's name, as
+``tests/test_wheel.py`` checks. Only ``kernels/common/program.py`` may contain such strings, because
+it finds out its own name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answer pad/choose queries: return advice on each problem, with the source of its data."""
+"""Answer pad/choose queries with advice on each problem, and name the data behind the advice."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from analysis.advice.verdict import PREDICTED
 from analysis.model.basis import Basis
 from kernels.problem import Problem
 
-# Measurements are looked up as if no size shrank to less than this share of itself. Without such a
-# limit, an allowance of 100% would divide by zero.
+# When measurements are looked up, this is the smallest share to which a size is assumed to shrink.
+# Without a smallest share, an allowance of 100% would cause a division by zero.
 _SMALLEST_SHARE = 0.1
 
 

@@ -59,22 +59,23 @@ def parse_attention(text: str) -> Attention:
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
     """Return the row that ``predict --json`` prints for an attention call.
 
-    ``framework`` is the framework that computes the attention, or None if it is unknown.
+    ``framework`` is the framework that computes the attention; None stands for an unknown
+    framework.
 
     Raises:
         UserError: in any of these cases:
 
             - The machine is a CPU.
-            - The dtype is neither bf16 nor fp16, or the machine does not support it.
-            - The attention fits of the machine's import cannot be read.
+            - The dtype is neither bf16 nor fp16, or is not supported by the machine.
+            - The file with the fits to the machine's imported attention times cannot be read.
             - The given framework is unknown or was not measured.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.attention_folder)
     if attention_basis is None:
         raise UserError(
-            f"attention in {work.dtype} was not measured on any machine like {machine.slug}; give "
-            "another dtype (bf16 or fp16) or another --machine (a GPU)."
+            f"attention in {work.dtype} cannot be predicted for {machine.slug}; give a GPU as "
+            "--machine, and bf16 or fp16 as the dtype in --attention."
         )
     peak = machine.peak(work.dtype)
     if framework is not None:

@@ -8,8 +8,8 @@ the machine. The expectation and the interval then stay valid for any selection 
 measurements (Dawid, "Selection paradoxes of Bayesian inference", 1994).
 
 The distribution of gains is a mixture, as in Stephens, "False discovery rates: a new deal",
-Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
-gain, with scale parameters of 0.25–64%. The others are normal densities around gains of 1–16%,
+Biostatistics 18, 2017. Most components are half-normal densities on either side of zero gain, with
+scale parameters of 0.25–64%. The other components are normal densities around gains of 1–16%,
 because the measured changes were chosen for their expected gains. The weights of the components are
 fitted to all measured gains by maximum likelihood, with a tenth of an observation added to the
 count of each component.
@@ -21,12 +21,12 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
-_WIDTHS = 0.0025 * 2.0 ** np.arange(9)  # standard deviations of the half-normal components
+_WIDTHS = 0.0025 * 2.0 ** np.arange(9)  # scale parameters of the half-normal components
 _CENTRES = 0.01 * 2.0 ** np.arange(5)  # log gains around which the normal components lie
 _PSEUDO = 0.1  # pseudo-observations that are added to those of each component
 _ITERATIONS = 300  # maximum number of iterations that fit the weights
@@ -34,8 +34,8 @@ _CONVERGED = 1e-5  # the fit ends once every weight changes by less than this in
 _LEAST_ERROR = 2e-4  # smallest standard error of a log ratio
 _FARTHEST = 5.0  # log ratios are expected to lie between this value and its negative
 _CUT = 1  # number of sorted blocks of a process that are left out at each end
-# Maximum degrees of freedom of an error that is estimated from many pairs. More of them would make
-# large errors of single pairs too improbable.
+# Maximum degrees of freedom of an error that is estimated from many pairs. A larger number would
+# make large errors of single pairs too improbable.
 _DEGREES = 10
 
 
@@ -63,13 +63,14 @@ class ExpectedRatio:
 def from_processes(
     pairs: Sequence[Sequence[Sequence[float]]], between: Sequence[float], cases: Sequence[int]
 ) -> list[MeasuredRatio]:
-    """Estimate the ratio of the two times of each re-timed pair, from samples of several processes.
+    """Estimate the time ratio of each re-timed pair from samples of several processes.
 
-    All samples of a process share an error, and only the differences between processes show it. One
-    pair is not enough to estimate this error, so the estimates from all pairs are averaged. The
-    average also includes a deviation between processes, which each run measured by re-timing cases.
-    The cases are re-timed minutes later, so this deviation includes slow changes that two
-    consecutive processes do not show.
+    All samples of a process share an error, which shows only in the differences between processes.
+    One pair is not enough to estimate this error, so the estimates from all pairs are averaged.
+
+    Each run also measured the deviation between processes, by re-timing cases minutes later. This
+    deviation is included in the average, because it contains slow changes that two consecutive
+    processes do not show.
 
     Args:
         pairs: for each pair and each of its processes, the log ratios of the process's blocks. A
@@ -79,8 +80,9 @@ def from_processes(
         cases: for each pair, the number of cases from which this standard deviation was computed.
 
     Returns:
-        One ratio per pair. A pair's ratio is a mean over the pair's processes. For each process,
-        the mean of the blocks is taken, without the smallest and the largest block.
+        One log ratio per pair, with its standard error. The log ratio is a mean over the pair's
+        processes, and each process counts with the mean of its blocks without the smallest and the
+        largest block.
     """
     if not pairs:
         return []
@@ -88,25 +90,25 @@ def from_processes(
     #    say little about their scatter, so the estimate is averaged with the median of all pairs.
     means = [[float(np.mean(_trimmed(blocks))) for blocks in pair] for pair in pairs]
     process_counts = np.array([len(pair) for pair in pairs])
-    process_errors = [np.mean([_squared_error(blocks) for blocks in pair]) for pair in pairs]
-    block_scatter = np.array(process_errors) / process_counts
-    block_scatter = (block_scatter + np.median(block_scatter)) / 2
+    mean_variances = [np.mean([_squared_error(blocks) for blocks in pair]) for pair in pairs]
+    block_variance = np.array(mean_variances) / process_counts
+    block_variance = (block_variance + np.median(block_variance)) / 2
     # 2. Estimate the same squared error from the scatter of the processes' means, which includes
     #    the error that all samples of a process share.
-    process_scatter = np.array(
+    process_variance = np.array(
         [np.var(pair_means, ddof=1) / len(pair_means) for pair_means in means]
     )
     # 3. Take the squared shared error from the runs. It is doubled, because a ratio has the errors
     #    of two log times. This estimate counts as ``weight`` further pairs.
-    run_error = 2 * np.square(between) / process_counts
+    run_variance = 2 * np.square(between) / process_counts
     weight = float(np.mean(cases))
-    # 4. Pool both estimates of the shared error over all pairs, and add the result to each pair's
-    #    scatter. By chance, the result may be below 0; it then counts as 0.
-    shared_error = (np.sum(process_scatter - block_scatter) + weight * np.mean(run_error)) / (
-        len(pairs) + weight
-    )
+    # 4. Pool both estimates of the squared shared error over all pairs, and add the result to each
+    #    pair's own squared error. By chance, the result may be below 0; it then counts as 0.
+    shared_variance = (
+        np.sum(process_variance - block_variance) + weight * np.mean(run_variance)
+    ) / (len(pairs) + weight)
     degrees = min(len(pairs) + weight, _DEGREES)
-    errors = np.sqrt(block_scatter + max(shared_error, 0.0))
+    errors = np.sqrt(block_variance + max(shared_variance, 0.0))
     return [
         MeasuredRatio(float(np.mean(pair_means)), float(error), degrees)
         for pair_means, error in zip(means, errors, strict=True)
@@ -184,8 +186,8 @@ def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
 def _sinh_spaced(scale: float, end: float) -> NDArray[np.float64]:
     """Return 401 increasing values from ``-end`` to ``end``, which are densest around 0.
 
-    Values are about evenly spaced between ``-scale`` and ``scale``. Farther from 0, the distance of
-    neighbouring values grows in proportion to the values.
+    Values are about evenly spaced between ``-scale`` and ``scale``. Farther from 0, the distance
+    between neighbouring values grows in proportion to the values.
     """
     positive = np.sinh(np.linspace(0, math.asinh(end / scale), 201)) * scale
     # The negative half mirrors the positive one without its 0.
@@ -226,7 +228,18 @@ def _component_densities(grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the density of each component (rows) at each log ratio of ``grid`` (columns)."""
     # Log ratio 0 belongs half to the components on either side of it.
     above = np.heaviside(grid, 0.5)
-    half_normals = 2 * stats.norm.pdf(grid, 0.0, _WIDTHS[:, None])
+    half_normals = 2 * _normal_density(grid, 0.0, _WIDTHS[:, None])
     # The standard deviation of a density around a gain is half that gain.
-    around_gains = stats.norm.pdf(grid, _CENTRES[:, None], _CENTRES[:, None] / 2)
+    around_gains = _normal_density(grid, _CENTRES[:, None], _CENTRES[:, None] / 2)
     return np.concatenate([half_normals * above, half_normals * (1 - above), around_gains])
+
+
+def _normal_density(
+    values: NDArray[np.float64],
+    mean: float | NDArray[Any],
+    deviation: NDArray[Any],
+) -> NDArray[np.float64]:
+    """Return the density of a normal distribution at the ``values``."""
+    # Every command would take half a second longer to import scipy.stats for this formula.
+    scaled = (values - mean) / deviation
+    return np.exp(-(scaled**2) / 2) / (math.sqrt(2 * math.pi) * deviation)

@@ -14,7 +14,7 @@ from analysis.units import percent_range
 from kernels.common.counts import counted
 
 MAX_FINDINGS = 10
-_UNIT = 8  # smallest multiple that is advised for alignment; fp32 needs only multiples of 4
+_UNIT = 8  # least multiple advised for alignment, unless a new size is a multiple of only 4
 _CLEAR_STEP = 32  # smallest multiple that is named if alignment is not the cause
 _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # multiples that a set of sizes is tested for
 _QUERY_WORDS = {"pad": "when padding", "choose": "when choosing freely"}
@@ -37,14 +37,14 @@ class AdviceFinding:
         return sum(answer.gain.value for answer in self.advice)
 
     def text(self) -> str:
-        """Format the finding, with the shape that has the largest gain in brackets.
+        """Format the finding as a sentence, and name the shape with the largest gain as an example.
 
         Example: ``**likely** when padding, fp32, N: make it a multiple of 64; gain 4–8% (…).``
         """
         best = self.best
         gains = sorted(answer.gain.value for answer in self.advice)
-        is_one = f"{gains[0]:.0%}" == f"{gains[-1]:.0%}"
-        gain_range = f"{gains[0]:.0%}" if is_one else percent_range(gains[0], gains[-1])
+        smallest, largest = f"{gains[0]:.0%}", f"{gains[-1]:.0%}"
+        gain_range = smallest if smallest == largest else percent_range(gains[0], gains[-1])
         example = f"{best.problem} with {best.change or best.implementation}"
         if len(gains) > 1:
             example = f"{len(gains):,} shapes, such as {example}"
@@ -85,7 +85,10 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides every new size in the text, or None."""
+        """Return the largest of :data:`_STEPS` that divides the new size of every named dimension.
+
+        Return None if no number of :data:`_STEPS` divides all these sizes.
+        """
         new_sizes = [
             getattr(answer.instead, name) for answer in self.advice for name in _dimensions(answer)
         ]
@@ -117,7 +120,7 @@ def kind_of_change(answer: Advice) -> tuple[object, ...]:
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
-    """Return a Markdown list of at most ten findings, with counts of the rest.
+    """Format at most ten findings as a Markdown list, with counts of further findings and queries.
 
     The last line counts the queries whose answer is to leave the shape as it is, and names up to
     four reasons, the most frequent first.

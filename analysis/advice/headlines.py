@@ -70,8 +70,12 @@ class Headline:
 
     def to_json(self) -> dict[str, Any]:
         """Return a record for findings.json, with null for a missing interval."""
-        # JSON has no NaN, which is the only value that is not equal to itself.
-        return {name: None if value != value else value for name, value in asdict(self).items()}
+        record = asdict(self)
+        # JSON has no NaN.
+        for name in ("value", "lo", "hi"):
+            if math.isnan(record[name]):
+                record[name] = None
+        return record
 
 
 def health_of(analysis: Analysis) -> list[str]:
@@ -254,9 +258,9 @@ def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed.
 
     Dtypes with too few square GEMMs are left out. The value, the interval and the count are those
-    of the first dtype that is not left out. If no measured size is fast enough for the value or for
-    an end of the interval, the largest measured size is used instead. Return None if no dtype has
-    enough square GEMMs.
+    of the first dtype that is not left out. If no measured size is fast enough, the value or the
+    end of the interval is the largest measured size. Return None if no dtype has enough square
+    GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
@@ -300,9 +304,9 @@ def size(table: pd.DataFrame) -> Headline | None:
 
 
 def _size_interval(lo: int | None, hi: int | None) -> str:
-    """Return the interval of a size as text, such as `` (512–1024)``, or "" if its ends are equal.
+    """Format the interval of a size, such as `` (512–1024)``; "" if both ends are equal.
 
-    An end is None if the size may be larger than every measured size.
+    An end is None if it would be larger than every measured size.
     """
     if lo == hi:
         return ""
@@ -340,7 +344,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report up to three changes of shapes or implementations; no shape or kind is repeated.
+    """Report up to three changes, each of a different shape and of a different kind.
 
     Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
     """
@@ -350,7 +354,7 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
     kinds: set[tuple[object, ...]] = set()
     for answer in sorted(changing, key=_sort_key, reverse=True):
         kind = kind_of_change(answer)
-        # Queries of both kinds, pad and choose, usually advise similar changes of a shape.
+        # The pad query and the choose query of one shape usually lead to similar changes.
         if answer.problem not in shapes and kind not in kinds:
             best_changes.append(answer)
             shapes.add(answer.problem)

@@ -67,8 +67,8 @@ class Measurements:
                 option, other_implementation = after
                 if implementation == other_implementation:
                     self._confirmed[kind, problem, option] = ratio
-                # Other implementations are only re-timed at the original sizes, so both kinds of
-                # queries compare them alike. They are therefore stored only once.
+                # Other implementations are re-timed only at the original sizes, where both kinds of
+                # queries compare times. The ratios for pad queries are therefore used for both.
                 elif kind == "pad":
                     self._other_implementations.setdefault(before, []).append(
                         (other_implementation, ratio)
@@ -126,7 +126,7 @@ class Measurements:
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
-        """Return the ratio of re-timed times (``problem`` over ``option``) with its interval.
+        """Return the time ratio of a re-timed pair (``problem`` over ``option``) with its interval.
 
         The ratio is an expected value, given all re-timed pairs that answer this kind of query
         (``pad`` or ``choose``). Return None if the two problems were not re-timed together with the
@@ -150,13 +150,11 @@ class Measurements:
         None if no implementation computed both problems, if the two times were not measured in the
         same place, or if the interval is unknown.
         """
-        before_times, after_times = self.times_of(problem), self.times_of(option)
-        common = before_times.keys() & after_times.keys()
-        if not common:
+        contenders = self._fastest_common(problem, option)
+        if contenders is None:
             return None
-        before_name = min(common, key=lambda name: before_times[name].time)
-        after_name = min(common, key=lambda name: after_times[name].time)
-        return self._compared((problem, before_name), (option, after_name))
+        before, after = contenders
+        return self._compared(before, after)
 
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
         """Return the ratio of two times without intervals (``problem`` over ``option``).
@@ -165,16 +163,31 @@ class Measurements:
         :meth:`ratio`. Return None if no implementation computed both problems, if one of the times
         has an interval, or if the times come from different places.
         """
-        before_times, after_times = self.times_of(problem), self.times_of(option)
-        common = before_times.keys() & after_times.keys()
-        if not common:
+        contenders = self._fastest_common(problem, option)
+        if contenders is None:
             return None
-        before = min((before_times[name] for name in common), key=_seconds)
-        after = min((after_times[name] for name in common), key=_seconds)
+        (_, before_name), (_, after_name) = contenders
+        before = self.times_of(problem)[before_name]
+        after = self.times_of(option)[after_name]
         has_interval = not (math.isnan(before.lo) and math.isnan(after.lo))
         if has_interval or before.place != after.place:
             return None
         return before.time / after.time
+
+    def _fastest_common(
+        self, problem: Problem, option: Problem
+    ) -> tuple[Contender, Contender] | None:
+        """Return each problem with the fastest of the implementations that computed both problems.
+
+        Return None if no implementation computed both problems.
+        """
+        before_times, after_times = self.times_of(problem), self.times_of(option)
+        common = before_times.keys() & after_times.keys()
+        if not common:
+            return None
+        before_name = min(common, key=lambda name: before_times[name].time)
+        after_name = min(common, key=lambda name: after_times[name].time)
+        return (problem, before_name), (option, after_name)
 
     def _compared(self, before: Contender, after: Contender) -> Ratio | None:
         """Return the ratio of two contenders' times, from the place with the narrowest intervals.
@@ -223,11 +236,6 @@ class Measurements:
             return library
         _, lo, _ = ratio
         return fastest if lo > 1 else library
-
-
-def _seconds(time: MeasuredTime) -> float:
-    """Return a measured time without its interval, as a sort key."""
-    return time.time
 
 
 def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, Contender], Ratio]:

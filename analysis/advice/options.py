@@ -73,8 +73,8 @@ def question_of(
     """Return the query for a pad or a choose allowance; by default, pad by up to 12.5%.
 
     Raises:
-        UserError: if both allowances are given, or if the given allowance is ambiguous or is not a
-            share from 0 to :data:`MOST`.
+        UserError: if both allowances are given, if the given allowance is ambiguous (``1`` may mean
+            1% or 100%), or if it is not a share from 0 to :data:`MOST`.
     """
     if pad is not None and choose is not None:
         raise UserError("--pad and --choose are different queries; give one of them, not both.")
@@ -98,8 +98,8 @@ def options_of(
 ) -> Options:
     """Return the problem, its variants with other sizes, and the model's prediction of each.
 
-    The sizes and FLOPs of all variants are within the limits of the query. If there are few
-    combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all of them are tried.
+    The sizes and FLOPs of all variants are within the limits of the query. If the sizes from
+    :func:`analysis.advice.sizes.sizes_near` have few combinations, all combinations are tried.
     Otherwise, the dimensions are first changed one at a time, and then the best of these changes
     are combined. Measured problems nearby are tried, too. Dimensions that are the length of one
     sequence change together.
@@ -133,8 +133,8 @@ def options_of_each(
             for start, end in itertools.pairwise(bounds)
         ]
 
-    # 1. Predict all options of a problem if there are few, else the measured ones and those that
-    #    change a single group of sizes.
+    # 1. Predict all options of a problem if they are few. Otherwise, predict only measured options,
+    #    and options that change a single group of dimensions.
     first_options: list[list[Problem]] = []
     are_complete: list[bool] = []
     for problem in problems:
@@ -165,10 +165,11 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return the first options of a problem, and True if these are all of its options.
+    """Return the options of a problem that are predicted first, and whether they are complete.
 
-    If there are few combinations of sizes, all options are returned. Otherwise, only the measured
-    options and those that change a single size are returned. The problem itself comes first.
+    If there are few combinations of sizes, all options are returned. Otherwise, only measured
+    options, and options that change a single group of dimensions, are returned. The problem itself
+    comes first.
     """
     smallest_growth = -question.allowance if question.choose else 0.0
     near = [
@@ -228,9 +229,9 @@ def _combinations_of_best(
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:
-    """Return the sizes of the vendor library's tiles, without powers of two.
+    """Return the edges of the vendor library's tiles, in increasing order.
 
-    Multiples of powers of two are tried anyway.
+    Edges that are powers of two are left out, because their multiples are tried anyway.
     """
     edges = {edge for tile in library_tiles(model.machine.generation, dtype) for edge in tile}
     return sorted(edge for edge in edges if edge.bit_count() > 1)

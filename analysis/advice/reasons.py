@@ -36,7 +36,7 @@ def why(
     measured: bool = False,
     kind: str = "gpu",
 ) -> str:
-    """Attribute the percentage points of a gain to causes, such as fuller tiles or alignment.
+    """Explain a gain: name its causes, such as fuller tiles or alignment, and the points of each.
 
     The logarithm of one plus the gain is a sum of parts, one for each cause. If arithmetic is the
     limit, the model computes the parts that are due to tiles and waves. If memory is the limit, the
@@ -64,7 +64,8 @@ def why(
         kind: kind of the machine, ``gpu`` or ``cpu``. On a CPU, tiles are divided among threads
             instead of being computed in waves.
     """
-    # 1. Compute the parts of the causes in the model, and attribute the remainder to a cause.
+    # 1. Compute the parts that the model explains, and attribute the remainder to one further
+    #    cause.
     log_gain = math.log1p(gain)
     log_work = math.log(option.flops / problem.flops)
     parts = _known_parts(before, after, log_work, choose, kind)
@@ -83,7 +84,7 @@ def why(
     least_points = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
     causes = {cause: value for cause, value in points.items() if value >= least_points}
     costs = {cause: value for cause, value in points.items() if value <= -least_points}
-    # 3. Write the causes, the largest first, and then what reduces the gain.
+    # 3. List the causes of the gain, the largest first, and then the causes that reduce the gain.
     if not causes:
         return "many small causes"
     if len(causes) == 1 and not costs:

@@ -1,7 +1,9 @@
 """Recommend other sizes of a GEMM or convolution, another implementation, or no change.
 
-There are two kinds of queries. *pad*: "I need at least these sizes. Which slightly larger sizes
-take less time?" *choose*: "I may pick sizes within ±15%. Which sizes compute the most per second?"
+A query is of one of two kinds:
+
+- *pad*: "I need at least these sizes. Which slightly larger sizes take less time?"
+- *choose*: "I may pick sizes within ±15%. Which sizes compute the most per second?"
 
 A gain comes from the first of these kinds of evidence that exists:
 
@@ -142,7 +144,7 @@ def advise(
     library: str,
     question: Question | None = None,
 ) -> Advice:
-    """Recommend the best other sizes of a problem, another implementation, or no change.
+    """Return advice on a problem: use other sizes, use another implementation, or change nothing.
 
     ``library`` is the implementation whose times are predicted.
 
@@ -375,7 +377,8 @@ def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tupl
 
     The true time of the misaligned shape may differ from the predicted time by a factor of two.
     Misalignment never saves time, so the error of the price is also limited to the predicted gain.
-    ``spread`` is the spread of the aligned shape, and is used for the misaligned shape, too.
+    ``spread`` is the value of :meth:`Fit.spread` for the aligned shape; the same value is used for
+    the misaligned shape.
     """
     low, high = fit.ratio_range(near=True, spreads=(spread, spread))
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
@@ -445,11 +448,11 @@ def advise_all(
     """
     answers = []
     for start in range(0, len(problems), _TOGETHER):
-        batch = dict(itertools.islice(problems.items(), start, start + _TOGETHER))
-        options_of_batch = options_of_each(batch, model, measured, question)
+        chunk = dict(itertools.islice(problems.items(), start, start + _TOGETHER))
+        options_of_chunk = options_of_each(chunk, model, measured, question)
         answers += [
             _advise_among(options, model, measured, library, question)
-            for options, library in zip(options_of_batch, batch.values(), strict=True)
+            for options, library in zip(options_of_chunk, chunk.values(), strict=True)
         ]
     # The problem's text decides between equal gains, so that the order is always the same.
     return sorted(

@@ -21,7 +21,7 @@ _OF_VOCABULARY = (512, 1024)  # for a vocabulary; each GPU's part then consists 
 _WINDOW_SIZES = 6  # the sizes spread over a window are at least a sixth of the window apart
 _EVERY = 16  # widest window in which every size is tried, if any size may be recommended
 _MIN_VOCABULARY = 30_000  # this many or more output features are assumed to be a vocabulary
-# Ends of windows are computed in binary fractions: 15% of 800 more would be just below 920.
+# Tolerance of the ends of a window, because rounding may move them: 800 × 1.15 is just below 920.
 _ROUNDING = 1e-6
 
 
@@ -88,7 +88,10 @@ class SizeConstraints:
         return [sequence, *((name,) for name in free if name not in sequence)]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
-        """Return True if an option changes only allowed dimensions, and only to allowed sizes."""
+        """Return True if an option changes only allowed dimensions, and only to allowed sizes.
+
+        The dimensions of each group in :meth:`groups` must also have one common size.
+        """
         free = self.free(problem)
         sizes_fit = all(
             name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
@@ -274,10 +277,12 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
     These sizes are the multiples of a step, and the step is a multiple of ``multiple``.
     """
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
-    # A very wide window has too many multiples even of the largest step, so it needs a larger step.
-    largest_step = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
     wide_enough = [step for step in steps if high - low <= _WINDOW_SIZES * step]
-    step = wide_enough[0] if wide_enough else largest_step
+    if wide_enough:
+        step = wide_enough[0]
+    else:
+        # A very wide window has too many multiples even of the last step, which is the largest.
+        step = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
     first = int(ceil_div(low, step)) * step
     return set(range(first, high + 1, step))
 

@@ -51,7 +51,7 @@ _LEGEND = (
 _MAX_LISTED = 40  # maximum number of changes in one table of the Markdown page
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
 _MOST = 2500  # problems; up to this many, the table has answers about all of them
-_DRAWN = 500  # size of the random sample of problems that the table has if there are more
+_DRAWN = 500  # problems in the random sample that the table answers if there are more than _MOST
 _REACH = 1.2  # largest ratio of a recommended size to the original size, or the reverse
 
 
@@ -78,7 +78,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
 
 
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
-    """Return the trials that may improve the table if they are measured.
+    """Return trials whose measurements may improve the advice in the table.
 
     ``count`` is described in :func:`analysis.advice.trials.trial_of`. Trials whose expected gain
     would not be worth a change are left out.
@@ -183,7 +183,7 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
     """Return the text of recommendations.md: a list of changes, and counts of all verdicts."""
-    # 1. Introduce the recording. The caption of its plots separates its parts by dots.
+    # 1. Introduce the recording with the caption of its plots, whose parts are separated by dots.
     caption = plain(analysis.recording.caption()).replace("  ·  ", ", ")
     lines = [
         f"# Which shapes to use on {plain(analysis.recording.machine.name)}",

@@ -17,6 +17,7 @@ from analysis.model.predict import explain
 from analysis.model.query import group_of
 from analysis.recordings.repetition import MeasuredTime
 from analysis.recordings.runs import load_runs
+from analysis.units import three_digits
 from kernels.common.counts import counted
 from kernels.problem import FP8_INCLUDES, WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import priced_alignment
@@ -33,8 +34,8 @@ def measurements_near(
 ) -> Measurements:
     """Return a machine's measurements near the problems, as :func:`rows_near` chooses them.
 
-    The measurements are those of the basis's folders. The result is empty if the machine has no
-    recording.
+    The measurements are read from the folders of ``basis``. The result is empty if the machine has
+    no recording.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine has no recording and
@@ -45,8 +46,8 @@ def measurements_near(
     measured = _read_near(basis.folder, problems, factor)
     if basis.model_folder is not None:
         measured = measured.with_older(_read_near(basis.model_folder, problems, factor))
-    # Options that were not measured are predicted in the model's cache state, warm or cold. The
-    # state of the recording may differ from it.
+    # Options that were not measured are predicted in the cache state of the model (warm or cold),
+    # which may differ from that of the recording.
     measured.warm = basis.warm
     return measured
 
@@ -60,9 +61,9 @@ def _read_near(folder: Path, problems: Sequence[Problem], factor: float) -> Meas
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks about misaligned GEMMs, fp8 and too little memory, each after ``; ``.
+    """Return remarks about misalignment, fp8 and too little memory, for the end of a sentence.
 
-    Return "" if none applies.
+    Each remark begins with ``; ``. Return "" if no remark applies.
     """
     machine = basis.model.machine
     remarks = ""
@@ -77,11 +78,12 @@ def _remarks(problem: Problem, basis: Basis) -> str:
             )
     if problem.dtype == "fp8":
         remarks += f"; {FP8_INCLUDES}"
-    memory = machine.memory_bytes  # 0 if it is unknown
-    if 0 < memory < problem.bytes:
-        needed = f"{problem.bytes / 1e9:,.0f} GB"
+    memory_bytes = machine.memory_bytes  # 0 if the size of the memory is unknown
+    if 0 < memory_bytes < problem.bytes:
+        needed_gb = three_digits(problem.bytes / 1e9)
+        available_gb = three_digits(memory_bytes / 1e9)
         remarks += (
-            f"; the problem needs {needed} of memory, and the machine has {memory / 1e9:,.0f} GB"
+            f"; the problem needs {needed_gb} GB of memory, and the machine has {available_gb} GB"
         )
     return remarks
 

@@ -122,7 +122,8 @@ def pairs_to_confirm(
     """Yield pairs to re-time together: the original problem of a trial, and an alternative.
 
     The alternatives of a trial are the best other size and the best other implementation, provided
-    that their gains are worth a change. Gains are computed from ``explored``, the trials' samples.
+    that their gains are worth a change. Gains are computed from ``explored``, which has the times
+    of the trials' contenders.
     """
     yielded: set[tuple[Contender, Contender]] = set()
     for trial in trials:
@@ -139,7 +140,8 @@ def pairs_to_confirm(
                 implementation_gains[contender] = gain
             else:
                 size_gains[contender] = gain
-        # 2. Yield the best of each. Trials of two queries may share a pair.
+        # 2. Yield the best size and the best implementation. Trials of two queries may share a
+        #    pair.
         for gains in (size_gains, implementation_gains):
             if not gains:
                 continue
@@ -150,7 +152,7 @@ def pairs_to_confirm(
 
 
 def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -> float | None:
-    """Return a contender's gain after costs in the trial's samples, or None if it is unknown."""
+    """Return a contender's gain after costs, computed from measured times; None if unknown."""
     problem, name = contender
     ratio = explored.contender_ratio((trial.problem, trial.library), (problem, name))
     if ratio is None:
@@ -193,11 +195,11 @@ def affordable(
         new_contenders = [
             contender for contender in trial.contenders if contender not in already_explored
         ]
-        exploring = sum(seconds_to_explore[contender] for contender in new_contenders)
-        cost = exploring + pair_seconds(trial, seconds)
-        # A trial that does not fit is skipped, because a cheaper one may still fit.
-        if cost <= remaining_seconds:
-            remaining_seconds -= cost
+        exploring_seconds = sum(seconds_to_explore[contender] for contender in new_contenders)
+        needed_seconds = exploring_seconds + pair_seconds(trial, seconds)
+        # A trial that does not fit is skipped, because a cheaper trial may still fit.
+        if needed_seconds <= remaining_seconds:
+            remaining_seconds -= needed_seconds
             already_explored.update(new_contenders)
             chosen.append(trial)
     return chosen

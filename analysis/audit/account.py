@@ -93,7 +93,7 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs and its interval in a sum, as (time, lo, hi).
+        """Time of all instances in µs with the interval that counts in a sum, as (time, lo, hi).
 
         Both halves of the interval are scaled by ``in_sums``.
         """
@@ -106,7 +106,7 @@ class AccountLine:
 
 @dataclass(frozen=True)
 class OtherOperations:
-    """Bytes that all other operations of one kind move, and the time in µs that moving takes."""
+    """Bytes that other operations of one kind move, and the time in µs of moving these bytes."""
 
     what: str
     bytes: int
@@ -381,7 +381,7 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
     Only forward passes were measured. A backward pass is assumed to take :data:`BACKWARD` times as
     long. Because this is an assumption, each end of the backward pass's interval is moved outwards
     by the factor :data:`ATTENTION_RANGE`. ``framework`` is the framework that computes the
-    attention, or None if it is unknown.
+    attention; None stands for an unknown framework.
 
     Raises:
         UserError: if attention was not measured with the framework.

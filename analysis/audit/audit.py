@@ -186,7 +186,8 @@ def audit(
             )
         machine = basis.model.machine
         memory = memory_of(captured, runtime, machine, trains)
-        # The inputs of a factory's module have a batch of their own, which --batch does not change.
+        # The inputs of a factory's module determine their own batch size, and --batch has no
+        # effect.
         batch = None if isinstance(source, Factory) else step.batch
         remedies = [] if memory.fits else what_fits(captured, runtime, machine, trains, batch)
         report = AuditReport(
@@ -213,8 +214,8 @@ def _check_options(
         UserError: in any of these cases:
 
             - Layers are to be recomputed in a step that does not train.
-            - Values are given together with an option that would limit a search.
-            - Values are given for an unknown dimension.
+            - ``--try`` is given together with an option that would limit a search.
+            - ``--try`` names an unknown dimension.
     """
     if runtime.recompute and not trains:
         raise UserError(
@@ -273,7 +274,7 @@ def _title(source: ModelSource, step: ModelStep, batch: int | None) -> str:
 
 
 def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
-    """Return the warnings: one if a sequence has more tokens than the model has positions."""
+    """Return a list with a warning if sequences exceed the model's positions, otherwise []."""
     tokens, option = step.seq, "--seq"
     if step.mode == "decode":
         tokens, option = step.seq + step.tokens, "--seq or --tokens"

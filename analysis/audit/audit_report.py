@@ -29,8 +29,8 @@ class AuditReport:
     Attributes:
         title: model, mode, batch size (except for a factory) and, for decoding, the number of
             earlier tokens.
-        fits_with: command-line options, each of which would make the step fit in memory; there are
-            none if the step fits already, or if no option would help.
+        fits_with: command-line options, each of which would make the step fit in memory; empty if
+            the step already fits, or if no option would help.
         levers: changes of dimensions. The joint change, if there is one, comes first, followed by
             the other changes from best to worst. If the user gave the changes, they are in the
             user's order instead.
@@ -286,10 +286,10 @@ def sources(report: AuditReport) -> str:
 def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role.
 
-    A paragraph lists at most :data:`_COMPARED_LEVERS` levers. If there are more, the paragraph says
-    how many are left out.
+    A paragraph lists at most :data:`_COMPARED_LEVERS` levers. The paragraph also says how many
+    further levers are left out.
 
-    There is at least one report, and all reports are about the same step, so the warnings and
+    ``reports`` has at least one report. All reports are about the same step, so the warnings and
     assumptions of the first report apply to every report.
     """
     # 1. Build the table, with one column for each machine.

@@ -21,8 +21,12 @@ _SMALL_MULTIPLES = (8, 16, 32)
 
 _OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for a vocabulary
 _VOCABULARY = 30_000  # smallest size at which a dimension may be assumed to be a vocabulary
-_FEWER_HEADS = 4  # an eighth of the 32 heads of many models
-_MORE_HEADS = 8  # enough to reach the next multiple of 8, which up to 8 GPUs can share
+_FEWER_HEADS = 4  # largest decrease of a number of heads: an eighth of the 32 heads of many models
+_MORE_HEADS = 8  # largest increase: reaches the next multiple of 8, which up to 8 GPUs can share
+# Largest decrease and increase of a number of heads that changes together with the hidden size. For
+# GPT-2 XL, 28 heads instead of 25 are an even number, and about an eighth more (REACH).
+_FEWER_JOINT_HEADS = 2
+_MORE_JOINT_HEADS = 3
 _GATED = 8 / 3
 _GATED_MULTIPLE = 256
 """The usual width of a gated feed-forward layer is 8/3 of the hidden size, rounded up to a multiple
@@ -116,9 +120,13 @@ def candidates(
 def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
     """Yield joint changes of dimensions that belong together.
 
-    One kind changes the hidden size and the number of heads, at an unchanged head width. The other
-    kind changes the number of heads and the head width, at an unchanged total width. A model
-    without attention has no such changes. Each of ``tp`` GPUs gets the same number of heads.
+    A joint change is of one of two kinds:
+
+    - The hidden size and the number of heads change, and the head width stays the same.
+    - The number of heads and the head width change, and their product stays the same.
+
+    A model without attention has no joint changes. Each of ``tp`` GPUs gets the same number of
+    heads.
     """
     # 1. Sort the dimensions by what they change.
     head_counts: list[Dimension] = []
@@ -149,9 +157,9 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     for hidden, heads in itertools.product(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
-            # Try from 2 heads fewer to 3 heads more. GPT-2 XL has 25 heads: 3 more are about an
-            # eighth of them, which is also the reach of a width, and make the number even.
-            for count in range(heads.value - 2, heads.value + 4):
+            fewest_heads = heads.value - _FEWER_JOINT_HEADS
+            most_heads = heads.value + _MORE_JOINT_HEADS
+            for count in range(fewest_heads, most_heads + 1):
                 coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(hidden, count * width), (heads, count), *coupled])
     # 3. Propose head widths, each with the number of heads that keeps the total width.

@@ -52,7 +52,7 @@ def words_of(changes: Mapping[str, tuple[int, int]]) -> str:
 
 @dataclass(frozen=True)
 class Lever:
-    """A change of one or more dimensions, and what it does to the step.
+    """A change of one or more dimensions, and the effect of the change on the step.
 
     Attributes:
         changes: old and new value of each dimension.
@@ -67,8 +67,8 @@ class Lever:
         bytes: increase of the bytes that all other operations except the optimizer move, as a
             fraction.
         verdict: verdict on the change; if the FLOPs fall, the verdict is about the gain per FLOP.
-        evidence: weakest kind of evidence behind more than 5% of the original time of the matrix
-            operations that change.
+        evidence: weakest kind of evidence for the operations that change. A kind that covers at
+            most 5% of the original time of these operations is ignored.
         reason: what the change does to these matrix operations and to the model, in words.
     """
 
@@ -167,11 +167,11 @@ def try_levers(
     basis: Basis,
     account: Account,
 ) -> tuple[list[Lever], dict[str, str]]:
-    """Return the levers of the given changes in order, and the changes that cannot be judged.
+    """Return the levers of the given changes in this order, and the changes that cannot be judged.
 
     The second value maps each change that cannot be judged, in words, to the reason: the model
-    cannot be built or divided among the GPUs with these sizes, the model has a different number of
-    operations, or no counted operation changes.
+    cannot be built or divided among the GPUs with the new sizes, the changed model has a different
+    number of operations, or no counted operation changes.
 
     Raises:
         UserError: if the machine's measurements cannot be read.
@@ -207,8 +207,8 @@ class _Baseline:
         """Create a baseline with measurements of problems similar to the model's operations.
 
         A problem is similar if its sizes differ from an operation's sizes by at most twice
-        :data:`REACH`. A single reach is too little for a number of heads, for example, because
-        candidates may change it by more than that.
+        :data:`REACH`. The factor of two is needed because candidates may change, for example, a
+        number of heads by more than :data:`REACH`.
         """
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
@@ -234,8 +234,9 @@ class _Baseline:
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
         account = account_of(changed, self.runtime, self.basis)
-        # Operations are compared one by one, so both models need the same number of each. More
-        # layers, for example, change only how often an operation occurs.
+        # Operations are compared one by one, so both models need the same number of each. A new
+        # number of layers, for example, is refused, because it changes only how often operations
+        # occur.
         counts = [line.product.count for line in account.lines]
         if counts != [line.product.count for line in self.account.lines]:
             raise UserError(
@@ -284,7 +285,7 @@ class _Baseline:
     ) -> tuple[Gain, float, str]:
         """Return the ``gain``, ``products`` and ``evidence`` of a :class:`Lever`.
 
-        ``pairs`` has the lines before and after the change of at least one operation, all of them
+        ``pairs`` has the lines of at least one operation before and after the change; all lines are
         counted. ``changed_account`` is the account of the changed model.
         """
         # 1. Find the ratio of each operation's times: measured if possible, else predicted.
@@ -327,8 +328,8 @@ class _Baseline:
         # The uncertainties of attention and of all other operations are independent.
         unsure_us = math.hypot(unsure_attention_us, unsure_other_us)
         gain = gain_of_step(self.account.step_us, sum_changes, more_other_us, unsure_us)
-        # 3. Find the weakest evidence for more than a negligible share of the changed time. There
-        #    are three kinds of evidence, so at least one has such a share.
+        # 3. Find the weakest evidence for more than a negligible share of the changed time. At
+        #    least one of the three kinds of evidence has a larger share.
         changed_before_us = math.fsum(change.before for change in sum_changes)
         changed_after_us = math.fsum(change.after for change in sum_changes)
         weakest = next(
@@ -341,7 +342,7 @@ class _Baseline:
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """Return the measured time of the old operation divided by that of the new one.
+        """Return the measured time of the old operation divided by the time of the new operation.
 
         The ratio and its 95% interval are given as (ratio, lo, hi), together with the evidence. The
         result is None if the ratio is unknown. A ratio from re-timing both operations together is
@@ -428,7 +429,7 @@ def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
 def _promising(
     captured: Captured, dimension: Dimension, baseline: _Baseline, multiple: int | None
 ) -> list[int]:
-    """Return the one or two most promising new values of a dimension, the best one first.
+    """Return the most promising new values of a dimension: usually one or two, the best one first.
 
     Gains are estimated from only the forward GEMMs and convolutions. If sizes are not linear in the
     dimension, gains cannot be estimated, and all candidates are returned in increasing order. A
@@ -484,8 +485,8 @@ def _resized(
 ) -> list[tuple[Problem, int]] | None:
     """Return the forward GEMMs and convolutions for a new value of a dimension, with their counts.
 
-    Return None if the problems cannot have such sizes, for instance because the number of heads is
-    not a multiple of the number of GPUs.
+    Return None if an operation cannot have its new sizes, for instance because the number of heads
+    is not a multiple of the number of GPUs.
     """
     # 1. Resize the forward operations.
     difference = value - dimension.value
@@ -499,7 +500,7 @@ def _resized(
             name: round(size + dimension.slopes.get((position, name), 0.0) * difference)
             for name, size in product.sizes.items()
         }
-        # The position refers to the list without gradients.
+        # ``forward_position`` is the position in ``forward``, which lacks the gradients.
         try:
             forward.append(replace(product.resized(sizes), forward_position=len(forward)))
         except UserError:
@@ -514,7 +515,7 @@ def _resized(
 
 
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
-    """Combine the worthwhile levers one by one, and keep each that raises the expected gain.
+    """Combine the worthwhile levers one by one, and keep each lever that raises the expected gain.
 
     A lever is left out if the lever, or its combination with the chosen levers, would increase the
     number of parameters by more than the fraction ``more_parameters``. A lever is also left out if
@@ -538,7 +539,7 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
             chosen = combined
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(chosen, reason=f"This change combines several others. {chosen.reason}")
+    return replace(chosen, reason=f"This change combines several other changes. {chosen.reason}")
 
 
 def _changed_problems(

@@ -45,7 +45,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """True if the GPU has enough memory."""
+        """True if each GPU has enough memory."""
         return self.total <= self.available
 
     def to_json(self) -> dict[str, Any]:

@@ -97,10 +97,10 @@ class Runtime:
         """Return the matrix operations as this runtime computes them.
 
         The operations have the same order as in ``captured``. A fused GEMM takes the place of the
-        first GEMM of its group. If the last chunk of an output head is smaller than the others, the
-        head becomes two operations in a row. A recomputed operation occurs twice in a row. These
-        additional operations move all later operations to higher positions, but the fields
-        ``forward_position`` are not updated.
+        first GEMM of its group. If the last chunk of an output head is smaller than the other
+        chunks, the head becomes two operations in a row. A recomputed operation occurs twice in a
+        row. These additional operations move all later operations to higher positions, but the
+        fields ``forward_position`` are not updated.
 
         Raises:
             UserError: if a size that has to be divided equally among GPUs is not a multiple of
@@ -162,7 +162,7 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Replace each complete group of GEMMs that share a module and an input with one fused GEMM.
+    """Fuse each complete group of GEMMs that share a module and an input into one GEMM.
 
     ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. Each ``forward_position`` in
     the returned list is updated to the new position of the forward operation.
@@ -219,7 +219,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         UserError: if a size that has to be divided equally is not a multiple of ``tp``.
     """
     work = product.work
-    # 1. Attention is divided by heads, and a layer of experts by experts with their tokens.
+    # 1. Each GPU gets a part of the heads of attention, and a part of the experts with their
+    #    tokens.
     if isinstance(work, Attention):
         heads = _divided(work.heads, tp, "the number of heads")
         kv_heads = _divided(work.kv_heads, tp, "the number of KV heads")
@@ -231,8 +232,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         # experts has to be a multiple of tp, but the number of rows is rounded down.
         part_of_experts = product.resized({"experts": experts, "m": max(1, work.m // tp)})
         return _named(part_of_experts, ("experts",), tp)
-    # 2. Layers of known roles are divided by their output or their input features, and batched
-    #    GEMMs of attention by their batch. All other operations remain whole.
+    # 2. Each GPU gets a part of the output or input features of layers with known roles, and a part
+    #    of the batch of attention's batched GEMMs. All other operations remain whole.
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
@@ -274,7 +275,7 @@ def _divided(size: int, tp: int, what: str) -> int:
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Split an output head's tokens into at most ``chunks`` chunks; the last one may be smaller.
+    """Split an output head's tokens into at most ``chunks`` chunks; the last chunk may be smaller.
 
     Chunks of equal size are one operation with a larger count. Any other operation is returned
     unchanged.

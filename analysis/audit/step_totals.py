@@ -60,18 +60,17 @@ def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
 
 
 def gain_of_step(
-    step: float, changes: Sequence[SumChange], more: float = 0.0, unsure: float = 0.0
+    step: float, changes: Sequence[SumChange], extra_time: float = 0.0, extra_error: float = 0.0
 ) -> Gain:
-    """Return the gain of a step, with an interval, if the given operations of the step change.
+    """Return the gain of a step whose operations change, with an interval.
 
     All times are in the same unit.
 
     Args:
         step: time of the step before the change.
         changes: changes of the step's operations.
-        more: additional time of all other operations.
-        unsure: half width of the 90% interval of the additional time, and of any other error that
-            ``changes`` does not include.
+        extra_time: increase of the time of all operations that are not in ``changes``.
+        extra_error: half width of the 90% interval of all errors that ``changes`` does not include.
     """
     # 1. Compute both halves of the interval of each operation's time after the change. A larger
     #    ratio means a shorter time.
@@ -84,11 +83,12 @@ def gain_of_step(
     # 2. Compute the time of the step after the change and both halves of its interval.
     before = math.fsum(change.before for change in changes)
     after = math.fsum(change.after for change in changes)
-    step_after = step - before + after + more
-    #    The error ``unsure`` is independent of the errors of the changes, so they add up in
-    #    quadrature.
-    below = math.hypot(float(half_interval_of_sum(np.array(shorter), CHANGE_CORRELATION)), unsure)
-    above = math.hypot(float(half_interval_of_sum(np.array(longer), CHANGE_CORRELATION)), unsure)
+    step_after = step - before + after + extra_time
+    half_below = float(half_interval_of_sum(np.array(shorter), CHANGE_CORRELATION))
+    half_above = float(half_interval_of_sum(np.array(longer), CHANGE_CORRELATION))
+    #    The extra error is independent of the errors of the changes, so it is added in quadrature.
+    below = math.hypot(half_below, extra_error)
+    above = math.hypot(half_above, extra_error)
     # 3. Convert the time and its interval to a gain. A very wide interval may reach a time of 0 or
     #    less, which has no gain, so the shortest time is limited.
     shortest = max(step_after - below, _SHORTEST * step_after)

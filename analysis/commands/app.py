@@ -78,7 +78,7 @@ def basis_of(machine: str | None, results: Path) -> Basis:
 
 
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
-    """Return the recording of a machine with the model fitted to it.
+    """Read a machine's recording, fit the model to the recording, and return the analysis.
 
     Print a note if scikit-learn is not installed.
 
@@ -98,7 +98,9 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
 
 
 def load_machine(machine: str | None, results: Path) -> Recording:
-    """Read a machine's recording, with all runs combined; None is the machine measured last.
+    """Read a machine's recording, with all runs combined.
+
+    If ``machine`` is None, read the recording of the machine that was measured last.
 
     Raises:
         UserError: if the machine is unknown or has no recording, or if its recording cannot be
@@ -108,7 +110,7 @@ def load_machine(machine: str | None, results: Path) -> Recording:
 
 
 def recording_at(place: str, results: Path) -> Recording:
-    """Read a single run or imported table, given its folder or the slug of its machine.
+    """Read a single run or an imported table, given a folder or the slug of a machine.
 
     Raises:
         UserError: if the recording does not exist or cannot be read.

@@ -247,7 +247,7 @@ def recommend_command(
 def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
     """Print the sources of answers; each answer is given as (machine, problem, source).
 
-    If answers about one machine have several sources, name the problems that each source answers.
+    If the answers about a machine have several sources, name the problems of each source.
     """
     # 1. Collect the problems by machine, then by source. Several machines may answer about the same
     # problem.

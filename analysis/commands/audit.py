@@ -65,8 +65,8 @@ def audit_command(
         typer.Option(
             min=1,
             help=(
-                "Sequence length in tokens; in a decoding step, the number of tokens before the "
-                "new ones [default: 2048, or the positions of the model if it has fewer]."
+                "Sequence length in tokens; in a decoding step, the number of earlier tokens "
+                "[default: 2048, or the model's number of positions if that is smaller]."
             ),
         ),
     ] = None,
@@ -355,7 +355,8 @@ def measured_audit(
     pairs = []
     for before, after in best.pairs[:_CONFIRMED_PAIRS]:
         pair = (before, basis.library(before)), (after, basis.library(after))
-        # With measured times, the best lever may be another one, whose problems were not timed.
+        # With measured times, the best lever may be a different lever, whose problems were not
+        # timed.
         if planned.issuperset(pair):
             pairs.append(pair)
     if not pairs:
@@ -373,7 +374,8 @@ def _best_first(levers: Sequence[Lever]) -> list[Lever]:
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
     """Return the sizes to try for each dimension, from arguments such as ``hidden=4096,4224``.
 
-    If several arguments name a dimension, the sizes of all of them are tried, each only once.
+    If several arguments name the same dimension, the sizes of all arguments are tried, without
+    duplicates.
 
     Raises:
         UserError: if an argument does not have this form, or if there are too many combinations.
@@ -395,7 +397,7 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
 def _sizes(arguments: list[str]) -> dict[str, int]:
     """Return the size of each dimension from arguments such as ``hidden=4096``.
 
-    If several arguments name the same dimension, the last one is used.
+    If several arguments name the same dimension, the last of these arguments is used.
 
     Raises:
         UserError: if an argument does not have this form.

@@ -89,16 +89,17 @@ def compare_command(
         return
     if old is None or new is None:
         raise UserError("give two results to compare, or one recording and --kernels.")
-    if gate is None and pattern is None and not (_is_named(old) or _is_named(new)):
+    has_named_cases = _has_named_cases(old) or _has_named_cases(new)
+    if gate is None and pattern is None and not has_named_cases:
         _compare_recordings(old, new, results, json)
         return
     _compare_by_name(old, new, gate, pattern, results, json)
 
 
-def _is_named(place: str) -> bool:
-    """Return True if results are in a file, or in a folder that is not itself a recording.
+def _has_named_cases(place: str) -> bool:
+    """Return True if a place has results whose cases are identified only by their names.
 
-    Cases of such results are compared by name.
+    Such a place is a file, or a folder that is not itself a recording.
     """
     path = Path(place)
     return path.is_file() or (path.is_dir() and not (path / "run.json").exists())
@@ -159,8 +160,8 @@ def _read_changes(
 ) -> tuple[CaseChanges, dict[str, str]]:
     """Read the old and the new results, and estimate how each common case changed.
 
-    Print a note if results of other benchmarks come from different machines, if cases are left out,
-    or if every case has exactly the same time in the old and the new results.
+    Print a note if results that are not recordings come from different machines, if cases are left
+    out, or if every case has exactly the same time in the old and the new results.
 
     Returns:
         The changes, and a mapping from the name of each lost case to the reason. A lost case has a
@@ -178,8 +179,8 @@ def _read_changes(
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
 
-    # 1. Read the results, and check that they come from one machine. If there are only files of
-    # other benchmarks, a difference is not an error.
+    # 1. Read the results, and check that they come from one machine. If no result is a recording,
+    # different machines are not an error.
     name_pattern = None if pattern is None else NamePattern.parse(pattern)
     old_processes = _read_processes(old, name_pattern, results)
     new_processes = _read_processes(new, name_pattern, results)
@@ -255,12 +256,12 @@ def _no_common_case(
 
 
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
-    """Read the results at one place; return the times of each result as those of one process.
+    """Read the results at one place, and return the times of each result as one process.
 
     ``place`` is a file of benchmark results, a machine's slug, the folder of a recording, or a
-    folder of several results. With a ``pattern``, cases are named by their problems, which the
-    pattern finds in the names of benchmarks. A recording states the problems of its cases. Print a
-    note for each recording whose run is unusable; its times are compared nevertheless.
+    folder of several results. With a ``pattern``, cases are named by their problems. The pattern
+    finds these problems in the names of benchmarks, and a recording states them. Print a note for
+    each recording whose run is unusable; the times of the recording are compared nevertheless.
 
     Raises:
         UserError: if a result cannot be read, if a folder has no results, if ``pattern`` matches no

@@ -39,10 +39,10 @@ def measure_best_guesses(
     """Time the best candidates for the shapes in this machine's recording.
 
     The most promising shapes come first. The measurements are added to the recording, so the next
-    recommendation table has measured gains. The next call resumes where this one stopped.
+    recommendation table has measured gains. The next call resumes where the previous call stopped.
 
     The arguments are options of ``recommend``. If ``budget`` is None, the rest of the sweep's
-    budget is used. If ``gpus`` are given, only the first of them is used, in place of ``gpu``.
+    budget is used. If ``gpus`` names GPUs, the first of these GPUs is used instead of ``gpu``.
 
     Raises:
         UserError: in any of these cases:
@@ -173,7 +173,7 @@ def measure_questions(
         return basis
     contenders = [contender for trial in open_trials for contender in trial.contenders]
     seconds = seconds_of(contenders, this_machine)
-    # The limit only matters on a busy machine. A quiet one finishes well within it.
+    # The limit matters only on a busy machine. A quiet machine finishes well within the limit.
     limit = max(_LEAST_SECONDS, 2 * sum(to_explore for to_explore, _ in seconds.values()))
     folder = measure(open_trials, replace(request, budget=limit), quickly=True)
     return basis_after(folder, request)

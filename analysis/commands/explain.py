@@ -44,7 +44,7 @@ def explain_command(
             "--pad",
             help=(
                 "Pad query: largest growth of a size and of the FLOPs [default: 12.5%, or more if "
-                "the next multiple of 8 needs it]."
+                "the next multiple of 8 is farther away]."
             ),
         ),
     ] = None,

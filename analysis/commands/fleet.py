@@ -30,8 +30,8 @@ def fleet_command(
         typer.Option(
             "--margin",
             help=(
-                "Margin below the median speed of all GPUs, as a share of that median. A GPU is "
-                "slow only if the whole interval of its speed is below the median by more than "
+                "Margin below the median speed of all GPUs, as a share of the median. A GPU is "
+                "slow only if the whole interval of its speed is farther below the median than "
                 "this margin."
             ),
         ),
@@ -40,9 +40,9 @@ def fleet_command(
 ) -> None:
     """Say which GPU of a node or a cluster is slow or throttled, and why.
 
-    Compares the times of the same anchor cases on all GPUs. Writes fleet.json into each recording,
-    and a plot if several GPUs can be compared. With --json, prints one document for a recording, or
-    a list of documents for a folder of recordings.
+    Compares the times of the anchors, the few cases that every GPU of a run times. Writes
+    fleet.json into each recording, and a plot if several GPUs can be compared. With --json, prints
+    one document for a recording, or a list of documents for a folder of recordings.
     """
     from analysis.fleet.anchors import anchor_folders
     from analysis.fleet.fleet_report import report_json, report_text
@@ -66,9 +66,9 @@ def fleet_command(
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """Write the report on a recording, and draw its plot.
 
-    At least three GPUs are needed to call one of them slow. A GPU is then slow if the whole
-    interval of its speed in any kind of anchor is below the fleet's median by more than the
-    fraction ``margin`` of that median.
+    At least three GPUs are needed to call one of them slow. A GPU is then slow if, in any kind of
+    anchor, the whole interval of the speed of the GPU is more than the fraction ``margin`` below
+    the median speed of all GPUs.
 
     Returns:
         The report, and the path of the plot. The path is None if fewer than two GPUs were timed on

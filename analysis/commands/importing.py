@@ -151,8 +151,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     target = known_machine(machine)
     if (results / target.slug / "run.json").exists():
         raise UserError(
-            f"{target.slug} already has its own recording in {results}, and answers would use it "
-            "instead of the import; choose another folder with --results."
+            f"{target.slug} already has its own recording in {results}, and answers would use this "
+            "recording instead of the import; choose another folder with --results."
         )
     # 2. Read the file, unless it is already imported. Recordings are read like public tables.
     is_recording = path.is_dir() or path.name == "measurements.csv"
@@ -188,8 +188,8 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 
     Every complete import has collections and readable attention fits. If a user's file was imported
     into the folder, the table only has to be among the collections, which serve as the file's
-    prior. Otherwise, the recording has to be an import of this table. The range by which its
-    intervals were widened has to be equal to the range that Rooftile uses now.
+    prior. Otherwise, the recording has to be an import of this table. In this case, the intervals
+    of the recording also have to be widened by the range that Rooftile uses now.
 
     Raises:
         UserError: if the folder has a run.json that cannot be read.
@@ -223,7 +223,7 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 def _import_all(
     tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
-    """Import tables in parallel, one per core, because fitting a correction keeps a core busy.
+    """Import tables in parallel, at most one per core, because each import keeps a core busy.
 
     Print a summary of each table as soon as it is imported. ``tables`` maps the slugs of machines
     to tables, and has at least one table. The imported tables are validated against ``all_tables``.
@@ -259,10 +259,10 @@ def _import_one(table: PublicTable, all_tables: Sequence[PublicTable], results: 
     """
     machine = known_machine(table.slug)
     folder = folder_of(results, table.slug)
-    others = [
+    other_tables = [
         other for other in all_tables if other.slug == table.slug and other.path != table.path
     ]
-    write_collections([table, *others], machine, results)
+    write_collections([table, *other_tables], machine, results)
     fits = attention_basis.fit_tables(find_attention_tables(table.slug), machine)
     write_json(folder / attention_basis.FILE, attention_basis.fits_to_json(fits))
     if not is_of_file(folder):

@@ -66,7 +66,10 @@ def page_command(
 
 
 def lacks_page() -> str:
-    """Return why no page can be written, as the end of a sentence, or "" if a page is possible."""
+    """Return what prevents a page, or an empty string if a page can be written.
+
+    The text is a predicate whose subject is the page, such as ``needs the extra `page`; …``.
+    """
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
         if (int(major), int(minor)) >= _OLDEST_BOKEH:
@@ -81,7 +84,7 @@ def write_page(
 
     Args:
         analyses: one or more recordings, each with the model that was fitted to it.
-        advice: recommendation table of each recording, or None to compute the table.
+        advice: for each recording, its recommendation table, or None to compute the table.
         output: the file to write; None for report.html in the first recording's folder.
 
     Raises:
@@ -104,8 +107,8 @@ def write_page(
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
     """Write a recording's page at the end of another command; return the path of the page.
 
-    If an extra is missing, a file is damaged or the page cannot be written, print a note and return
-    None.
+    Print a note and return None if the extra ``page`` is missing, if a file is damaged, or if the
+    page cannot be written.
 
     ``advice`` is the recommendation table of the recording, or None to compute the table.
     """
@@ -123,7 +126,7 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
 def renewed_page(folder: Path) -> Path | None:
     """Rewrite a recording's page after its folder changed, and return the page's path.
 
-    Return None if the folder has no measurements, or if the page cannot be written.
+    Return None if the folder has no measurements.csv, or if the page cannot be written.
 
     Raises:
         UserError: if the recording cannot be read or analysed.
@@ -139,10 +142,11 @@ def renewed_page(folder: Path) -> Path | None:
 
 
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
-    """Read the content of a page about one recording, except for the given advice.
+    """Return what a page shows about one recording: analysis, advice, verdicts and profiled steps.
 
-    Profiled steps are read from two folders: the recording's folder, and the folder of the
-    measurements for judging rules. Verdicts are read from the first of these folders that has any.
+    The profiled steps come from two folders: the recording's folder, and the folder of the
+    measurements for judging rules. The verdicts on rules come from the first of these folders that
+    has verdicts.
 
     Raises:
         UserError: if rules.json or profiled steps are damaged.

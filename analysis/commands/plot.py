@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _WAVE = "wave"
 _FORMATS = ("png", "svg", "pdf")
-_LISTED = 10  # maximum number of cliffs under each heading of --find, Slower and Faster
+_LISTED = 10  # maximum number of cliffs that --find lists under each heading
 
 
 @app.command("plot")
@@ -114,8 +114,8 @@ def plot_command(
             return
         if n is None or k is None:
             raise UserError(
-                "`plot wave` needs --n and --k. Run `plot wave --find` to list the pairs with "
-                "large cliffs."
+                "`plot wave` needs --n and --k. Run `plot wave --find` to list the values of N and "
+                "K with large cliffs."
             )
         gemm = Gemm(1, n, k, dtype or "bf16")  # the plot has every M
         print(_draw_wave_plot(basis, gemm, m, file_formats, output, results))
@@ -138,16 +138,16 @@ def _draw_recording(
 ) -> None:
     """Draw the named plots of a recording, or all plots if none is named; print their paths.
 
+    Plots without enough data are left out. A note lists the named plots among them.
+
     Raises:
         UserError: in any of these cases:
 
             - A name is not known.
             - The machine is unknown or has no recording, or its recording cannot be read.
             - The recording has no measured case, or none with the dtype and the sweep.
-            - The recording has too little data for any of the plots.
+            - None of the plots has enough data.
             - A file cannot be written.
-
-    If only some of the named plots have too little data, these plots are named on stderr.
     """
     from analysis.plots import PLOTS, write_plots
 
@@ -177,9 +177,10 @@ def _draw_recording(
 
 
 def _too_little_data(folder: Path, names: Sequence[str], filters: Mapping[str, str]) -> str:
-    """Say that a recording has too little data for the named plots, or for any plot if none is.
+    """Return the message for a recording that has too little data for the named plots.
 
-    ``filters`` has the given options that leave out cases, by the name of the column.
+    If ``names`` is empty, the message is about all plots. ``filters`` has the values of --dtype and
+    --sweep that were given, by the name of the column.
     """
     fault = f"{folder} has too little data for {' or '.join(names) or 'any plot'}"
     other_plots = "name other plots, or " if names else ""
@@ -198,12 +199,12 @@ def _draw_wave_plot(
     output: Path | None,
     results: Path,
 ) -> Path:
-    """Draw the wave plot of one N and K; return the path of the first file.
+    """Draw the wave plot of one N and K; return the path of the file in the first format.
 
     ``gemm`` gives N, K and the dtype; its M is not used. If a GEMM was measured several times, its
     shortest time is drawn. ``m_before_cliff`` is the M just before the cliff, or None for the
-    largest cliff. If ``output`` is None, the files are written to the subfolder ``plots`` of the
-    recording's folder or, without a recording, of the machine's folder in ``results``.
+    largest cliff. If ``output`` is None, the files are written to ``plots`` in the recording's
+    folder or, without a recording, to ``plots`` in the machine's folder in ``results``.
 
     Raises:
         UserError: if ``m_before_cliff`` was not measured, if no M just above it was measured, or if
@@ -246,10 +247,10 @@ def _draw_wave_plot(
 
 
 def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
-    """Print the largest cliffs, at which the next larger M makes a GEMM slower or faster.
+    """Print the largest cliffs: neighbouring values of M between which a GEMM's time jumps.
 
-    If other collections of public times exist for the machine, only cliffs that one of these
-    collections confirms are printed.
+    If the machine has other collections of public times, print only cliffs that at least one of
+    these collections confirms.
 
     Raises:
         UserError: if no unbatched GEMM in the dtype and in layout nt was measured, or if the
@@ -267,8 +268,8 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
         )
     pairs = neighbouring_pairs(rows)
     others = read_collections(folder_of(results, basis.model.machine.slug))
-    # A public table's rows are those of the first collection. If the machine also has its own
-    # measurements, the rows come from these.
+    # The rows of a public table are the first collection, which cannot confirm itself. If the
+    # machine was also measured by Rooftile, the rows come from that recording instead.
     if basis.kind == "public" and not basis.measured:
         others = dict(list(others.items())[1:])
     pair_count = len(pairs)
@@ -293,7 +294,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
                 f"{row['ratio']:.2f}×"
                 f"{confirmation}"
             )
-    confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""
+    confirmed = f", {len(pairs):,} confirmed by another collection" if others else ""
     source = basis.measured or basis.source
     note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed} ({source}).")
 
@@ -304,7 +305,7 @@ def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
-    """Return the measured GEMMs in a dtype that are not batched and have layout nt.
+    """Return the unbatched GEMMs in layout nt that were measured in a dtype.
 
     The result may be empty. Three kinds of cases are left out:
 

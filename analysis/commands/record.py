@@ -171,8 +171,8 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
     """
     # Some parts have no sweep, so planning their sweeps would not show that a GPU is not known.
     known_machine(machine)
-    # 1. Plan each sweep once, although several steps may run it. A budget of a day is enough for
-    #    every case of every sweep.
+    # 1. Plan each sweep once, although several steps may run the same sweep. A budget of a day is
+    #    enough for every case of every sweep.
     steps = [step for part in parts for step in part.steps]
     sweeps = list(dict.fromkeys(name for step in steps for name in step.sweeps))
     command = ["sweeps", "show", "--plan", *sweeps, "--json"]
@@ -204,8 +204,8 @@ def _ask_json(command: Sequence[str]) -> Any:
     ``command`` consists of a package and the words of its command, such as ``sweeps doctor``.
 
     Raises:
-        UserError: if the command fails. The message is the last line that the command wrote to
-            stderr, if any, and the exit code is that of the command.
+        UserError: if the command fails, with the exit code of the command. The message is the last
+            line that the command wrote to stderr. If it wrote nothing, the message says so.
     """
     finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],

@@ -74,7 +74,7 @@ def rules_command(
             print(" ".join(rule_sweeps()))
         return
     if dtype is not None and table is None:
-        raise UserError("--dtype needs --table; leave --dtype out, or name a table.")
+        raise UserError("--dtype needs --table; leave --dtype out, or give --table.")
     if imported:
         if machine is not None or table is not None:
             raise UserError(
@@ -162,7 +162,7 @@ def _judge_table(
 
     Args:
         path: the table.
-        slug: machine whose rows are used; None if no machine is given.
+        slug: slug of the machine whose rows are used; None if no machine is given.
         dtype: dtype of the rows; None to use bf16 if the table has it, else the table's only dtype.
         plots: folder for the cheat sheet; None to write no cheat sheet.
 
@@ -182,7 +182,7 @@ def _judge_table(
     from analysis.rules.judge import Evidence, judge_all
 
     if slug is None:
-        raise UserError("--table needs --machine; name the machine whose rows are judged.")
+        raise UserError("--table needs --machine; name the machine whose rows are used.")
     machine = known_machine(slug)
     source = read_source(path, machine, dtype)
     rows = judge_all([Evidence.from_public(source, Model(machine))])

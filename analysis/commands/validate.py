@@ -136,8 +136,8 @@ def validate_command(
         typer.Option(
             "--measured",
             help=(
-                "Numbers of top candidates to choose from by the times in --again, such as 1,2,4; "
-                "needs --advice and --again."
+                "Numbers of top candidates, such as 1,2,4; add the gain from choosing the fastest "
+                "of that many candidates by the times in --again. Needs --advice and --again."
             ),
         ),
     ] = None,
@@ -159,13 +159,13 @@ def validate_command(
     check_option("--holdout", holdout, tuple(HOLDOUTS))
     if dtype is not None:
         check_option("--dtype", dtype, tuple(DTYPE_BYTES))
-    counts = _parse_counts(measured)
+    counts = _parse_candidate_counts(measured)
     if counts and not (advice and again):
         raise UserError(
             "--measured works only together with --advice and --again (repeated measurements); "
             "give all three, or leave --measured out."
         )
-    calibration_count = _parse_count(calibrate)
+    calibration_count = _parse_calibration_count(calibrate)
     if prior != _NONE and constants is not None:
         raise UserError(
             "--prior and --constants cannot be combined, because the tables that --prior names "
@@ -226,7 +226,7 @@ def validate_command(
             print(f"\n{text}")
 
 
-def _parse_count(text: str) -> int | None:
+def _parse_calibration_count(text: str) -> int | None:
     """Parse the number of rows to calibrate on; return None for ``all``.
 
     Raises:
@@ -239,8 +239,8 @@ def _parse_count(text: str) -> int | None:
     return int(text)
 
 
-def _parse_counts(text: str | None) -> list[int]:
-    """Parse numbers such as ``1,2,4``; return an empty list for None.
+def _parse_candidate_counts(text: str | None) -> list[int]:
+    """Parse the numbers of candidates in --measured, such as ``1,2,4``; return [] for None.
 
     Raises:
         UserError: if the text is not one or more positive whole numbers, separated by commas.
@@ -279,10 +279,10 @@ def _machine_of(file: Path, slug: str) -> Machine:
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """Measure how many shapes per second the model predicts on one core.
 
-    ``physics`` is the rate of the time formula without learned corrections, and ``full`` is the
-    rate of the whole model. Reading shapes into arrays is not timed.
+    The result has the rate ``physics`` of the time formula without learned corrections, and the
+    rate ``full`` of the whole model. The time for reading shapes into arrays is left out.
     """
-    # Only the shapes of one group are timed, because one fit predicts them.
+    # Only the shapes of one group are timed, because each group has a fit of its own.
     group = str(query.groups()[0])
     positions = np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES]
     cases = query.take(positions)

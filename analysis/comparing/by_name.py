@@ -1,4 +1,4 @@
-"""Match cases by name, and judge with :mod:`analysis.comparing.compare` how each time changed.
+"""Judge how the times of named cases changed, by the rules of :mod:`analysis.comparing.compare`.
 
 The results may come from several processes of each version, and from other benchmark programs.
 """

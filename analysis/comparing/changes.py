@@ -14,12 +14,14 @@ the case:
 With several processes on a side, the second part is measured for each case. A variance that is
 estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
 (the moderated t test of Smyth, 2004). The better the variances of all cases agree, the more each of
-them is shrunk. With a single process on each side, the second part is estimated from the
-ratios of all cases: it is the part of the ratios' scatter that the errors within processes do not
-explain. The estimate describes a typical case. A robust estimator is used, because a few cases may
-have changed. If the ratio of a case is unusual, a single pair of processes cannot show the cause:
-the case may have changed, or its time may vary far more between processes than the times of other
-cases do.
+them is shrunk.
+
+With a single process on each side, the second part cannot be measured for each case. Its size for a
+typical case is estimated from the ratios of all cases: it is the part of the ratios' scatter that
+the scatter within processes does not explain. The estimator is robust, because a few cases may have
+changed. If the ratio of a case is unusual, a single pair of processes cannot show the cause: the
+case may have changed, or its time may vary far more between processes than the times of other cases
+do.
 """
 
 from __future__ import annotations
@@ -71,13 +73,14 @@ class CaseChanges:
 
     Attributes:
         names: names of the cases.
-        old: mean over the old processes of the logarithm of the time in seconds.
-        new: mean over the new processes of the logarithm of the time in seconds.
+        old: logarithm of the time in seconds, averaged over the old processes.
+        new: logarithm of the time in seconds, averaged over the new processes.
         deviation: log ratio, new over old, without the shift that all other cases share. If
             ``shift`` is None, the deviation is the whole log ratio.
-        within: variance of the deviation within processes.
-        between: variance of the deviation between processes; NaN if it is unknown.
-        freedom: degrees of freedom of the sum of both variances.
+        within: part of the deviation's variance that comes from scatter within processes.
+        between: rest of the deviation's variance, mainly from differences between processes; NaN if
+            it is unknown.
+        freedom: degrees of freedom of the whole variance.
         rounds: mean number of samples per process, on the side with the smaller mean.
         shift: change that all cases share; None for fewer than :data:`MIN_CASES` cases.
         processes: numbers of old and of new processes.
@@ -103,7 +106,7 @@ class CaseChanges:
 def estimate_changes(old: Sequence[TimedProcess], new: Sequence[TimedProcess]) -> CaseChanges:
     """Estimate the change of every case that was timed in all processes of both sides.
 
-    Each side has at least one process.
+    Each side must have at least one process.
     """
     names = common_names([*old, *new])
     old_side = _Side.from_processes(old, names)
@@ -190,10 +193,10 @@ def _from_pair(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
         centre, _, _ = robust_centre(log_ratios, within, freedom)
         shift = CommonShift(centre, math.nan, math.nan)
         deviation, common, extra = _deviations_from_others(log_ratios, within, freedom)
-        # Cases with little scatter within a process show the variance between processes best. The
-        # error of its estimate is that of a variance as large as the harmonic mean of the cases'
-        # variances, so no case is assumed to scatter less than that mean. Each row of the array
-        # has the variances of all cases, given the additional variance for one of them.
+        # The cases with the smallest variances dominate the estimate of the additional variance.
+        # The estimate is therefore as uncertain as that of a variance as large as the harmonic mean
+        # over all cases, and no case is assumed to vary less than that mean. Each row of the array
+        # has the variances of all cases, given the additional variance for one of the cases.
         usual = stats.hmean(np.maximum(within + extra[:, None], _LEAST), axis=1)
         total = np.maximum(within + extra, usual) + common
         # One degree of freedom is lost for the centre, and one for the case that is left out.
@@ -288,7 +291,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         # A value whose variance is from few samples has the tails of a t distribution. It counts
         # as the normal value of the same probability.
         # ``extra`` counts as exact, so the total has more degrees of freedom than its known part
-        # (Welch–Satterthwaite). Above _MANY, all of them are as good as infinite.
+        # (Welch–Satterthwaite). Numbers above _MANY are as good as infinite.
         with np.errstate(divide="ignore"):
             total_over_known = np.minimum(total / variances, _MANY)
         total_freedom = np.minimum(freedom * total_over_known**2, _MANY)
@@ -326,8 +329,8 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
 def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals, Reals]:
     """Return each value's deviation from the weighted mean of the other values.
 
-    Also return the variance of each such mean. The value itself is excluded, because a changed case
-    would otherwise move the mean that it is compared with.
+    Also return the variance of the mean of the others. The value itself is excluded, because a
+    changed case would otherwise move the mean that it is compared with.
     """
     weighted_sum_of_others = (weights * values).sum() - weights * values
     mean_of_others = weighted_sum_of_others / np.maximum(weights.sum() - weights, _TINY)
@@ -406,16 +409,17 @@ def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChan
 
 
 def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, float]:
-    """Shrink variances that are estimated from few processes towards the usual ones.
+    """Shrink each case's variance, which is estimated from few processes, towards its usual value.
 
     The usual variance of a case is its variance within a process plus the variance that differences
     between processes add to a typical case. The usual variance has less weight if the measured
     variances differ from it by more than chance explains at ``freedom`` degrees of freedom.
 
     Args:
-        variances: variance of each case between processes.
+        variances: measured variance of each case's log time from process to process. It includes
+            the variance within a process.
         freedom: degrees of freedom of each of these variances.
-        within: variance of each case within a process.
+        within: variance of each case's log time within a process.
 
     Returns:
         The shrunk variances, and the degrees of freedom of the usual variance. The degrees of

@@ -93,7 +93,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
             f"{new.machine.slug}; give two recordings of one machine."
         )
     # 1. Match the cases by their identity, with the column ``choice`` in place of the config.
-    #    Failed cases count, too: a kernel that was timed with several configs did not choose one.
+    #    keyed() also needs the failed cases: a kernel for which several configs were recorded did
+    #    not choose its config itself.
     identity = [name for name in IDENTITY if name != "config"]
     keys = [*identity, "choice"]
     old_rows = keyed(old.rows)
@@ -109,7 +110,7 @@ def compare(old: Recording, new: Recording) -> Comparison:
     # 2. Compute the ratios and their intervals, and judge them.
     problems = workloads_of(pairs)
     deviations = [*between_processes(old).values(), *between_processes(new).values()]
-    below, above = _reaches(pairs, deviations)
+    below, above = _distances_to_ends(pairs, deviations)
     ratio = pairs["time_us_new"] / pairs["time_us_old"]
     table = pairs[identity].assign(
         config=pairs["config_new"],
@@ -136,11 +137,13 @@ def compare(old: Recording, new: Recording) -> Comparison:
     )
 
 
-def _reaches(pairs: pd.DataFrame, deviations: Sequence[float]) -> tuple[pd.Series, pd.Series]:
+def _distances_to_ends(
+    pairs: pd.DataFrame, deviations: Sequence[float]
+) -> tuple[pd.Series, pd.Series]:
     """Return the distances from each log ratio to the lower and the upper end of its 99% interval.
 
-    Both distances are NaN where a median has no interval. ``deviations`` has one standard deviation
-    of log medians between processes for each run, and may be empty.
+    The distances are NaN if one of the two medians has no interval. ``deviations`` has one number
+    for each run, the standard deviation of log medians between processes, and may be empty.
     """
 
     def error(side: str, end: str) -> pd.Series:

@@ -32,7 +32,7 @@ BEST = "best of all"
 """Family name under which the fastest kernel of each shape is listed."""
 
 CLOSE = 0.9
-"""Smallest ratio of a kernel that counts as nearly as fast as the vendor library."""
+"""Smallest ratio at which a kernel counts as nearly as fast as the vendor library."""
 
 _SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config of a kernel
 _NOT_CHOSEN = (*_SEARCHES, "warp-specialisation")  # sweeps with configs not chosen by the kernel
@@ -102,8 +102,8 @@ def shape_class(problem: Problem) -> str:
 
     Hopper's Tensor Cores read tf32 operands only in layout nt, in which both operands are
     contiguous along K. In other layouts, a Triton kernel transposes operands while it copies them,
-    four bytes at a time, which is slow. cuBLAS on an H100 takes 5% to 8% longer in tt and nn, and
-    27% longer in tn (geometric means over 20 shapes).
+    four bytes at a time, which is slow. On an H100, cuBLAS takes 5% to 8% longer in tt and nn than
+    in nt, and 27% longer in tn (geometric means over 20 shapes).
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
         return "tf32, not nt"
@@ -214,7 +214,7 @@ def _with_search(
     keys = ["problem", "family"]
     candidates = search_rows.rename(columns={"implementation": "family"})
     shapes_and_families = zip(candidates["problem"], candidates["family"], strict=True)
-    # Without a dtype, the mask of no rows would select no columns.
+    # An empty array without a dtype would be an array of floats, which is not a mask of rows.
     is_complete = np.array([key in complete for key in shapes_and_families], dtype=bool)
     candidates = candidates[is_complete]
     best = _fastest(candidates, keys)[["time_us", "config"]].rename(
@@ -232,8 +232,8 @@ def _with_search(
 def _markdown(recording: Recording, summary: list[dict[str, Any]], without_library: int) -> str:
     """Return the comparison as a Markdown page with a table for each operation.
 
-    ``without_library`` is the number of shapes that are left out, because the vendor library
-    was not timed on them. The column *chosen/best* is left out if no shape has a value in it.
+    ``without_library`` is the number of shapes that are left out because they were not timed with
+    the vendor library. The column *chosen/best* is left out if no shape has a value in it.
     """
     is_searched = any(row["searched"] for row in summary)
     search_sentence = (

@@ -3,11 +3,12 @@
 The answer is one of three:
 
 - ``fail``: a case, or all cases together, became significantly slower, and the slowdown is at least
-  the threshold. This requires at least three processes of each version. The answer is also ``fail``
-  if a case has no time in the new results.
-- ``pass``: all cases are still timed. Every case is shown to be slower by less than the threshold,
-  or a slowdown as large as the threshold would have been detected in this case with 80%
-  probability. The common shift, if it was estimated, is below the threshold, too.
+  the threshold. This answer needs at least three processes of each version. With any number of
+  processes, the answer is also ``fail`` if a case has no time in the new results.
+- ``pass``: all cases are still timed, and the common shift, if it was estimated, is below the
+  threshold. Each case meets one of two conditions: it is shown to be slower by less than the
+  threshold, or it is not significantly slower although a slowdown as large as the threshold would
+  have been detected with 80% probability.
 - ``cannot tell``: the conditions of the other two answers are not met. The report then says what is
   missing, such as rounds or processes.
 
@@ -43,7 +44,7 @@ SLOWER, BELOW, UNCLEAR = "slower", "below", "unclear"
 """Verdicts on a case: slower by the threshold or more, below the threshold, or unclear."""
 
 LARGEST_LOG = 700.0
-"""Largest logarithm whose exponential fits into a double."""
+"""Upper limit of logarithms whose exponentials have to fit into a double."""
 
 POWER = 0.8
 """Probability of detecting a slowdown that is as large as the detectable change."""
@@ -97,8 +98,8 @@ class GateResult:
             the error of the deviation is unknown.
         detectable: the detectable change, as a logarithm; NaN if the error is unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
-            this is unknown, if rounds do not help, or if more than ten times as many rounds in all
-            would be needed.
+            this number is unknown, if no number of rounds is sufficient, or if the total would be
+            more than ten times the number of rounds that were timed.
         more_processes: further processes on each side that would make the threshold detectable
             with the same number of rounds; NaN if this is unknown, or if more than a hundred would
             be needed.
@@ -141,7 +142,7 @@ class GateResult:
 
     @property
     def suspects(self) -> np.ndarray:
-        """Mask of the unclear cases that are significantly slower, but ran in too few processes."""
+        """Mask of the unclear cases that are significantly slower, but had too few processes."""
         return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 
@@ -170,7 +171,7 @@ def judge_changes(
         adjusted = stats.false_discovery_control(np.where(has_error, p, 1.0))
         found = has_error & (adjusted <= _FALSE_CASES)
     # 2. Find those of them whose ratio reaches the threshold, and the cases that are below it.
-    detectable = _reach(freedom, _level_of_one_case(changes)) * error
+    detectable = _detectable_in_errors(freedom, _level_of_one_case(changes)) * error
     log_ratio = changes.deviation + counted_shift
     # The counted shift is a part of each slowdown; this deviation is the rest of the threshold.
     deviation_limit = limit - counted_shift
@@ -212,9 +213,9 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
     """Return the verdict on the common shift, and the part of its log that each ratio includes.
 
     If the shift is significant, each ratio includes all of it. Otherwise, the shift may merely
-    be a difference between runs, and no ratio includes it. If such an insignificant shift reaches
-    the threshold, the verdict is :data:`UNCLEAR`. If no shift was estimated, the verdict is an
-    empty string.
+    be a difference between runs, and no ratio includes it. If an insignificant shift reaches the
+    threshold, the verdict is :data:`UNCLEAR`. If no shift was estimated, the verdict is an empty
+    string.
 
     Args:
         shift: the common shift; None if it was not estimated.
@@ -239,7 +240,7 @@ def _level_of_one_case(changes: CaseChanges) -> float:
     return _FALSE_CASES / len(changes.names)
 
 
-def _reach(freedom: Any, probability: float) -> Any:
+def _detectable_in_errors(freedom: Any, probability: float) -> Any:
     """Return the detectable change as a multiple of the standard error.
 
     ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` is
@@ -254,13 +255,12 @@ def _reach(freedom: Any, probability: float) -> Any:
     sqrt(1 + (k² + t²) / (2 freedom))`` is solved for ``k``. The quantile ``q`` comes from Student's
     t distribution, because the estimates are not quite normal.
     """
-    critical = stats.t.isf(probability, freedom)  # t
-    quantile = stats.t.ppf(POWER, freedom)  # q
+    t = stats.t.isf(probability, freedom)
+    q = stats.t.ppf(POWER, freedom)
     # Squaring both sides gives a quadratic equation in k. With s = 1 - q² / (2 freedom), its larger
     # solution is k = (t + sqrt(t² (1 - s²) + s q²)) / s.
-    sureness = 1 - quantile**2 / (2 * np.maximum(freedom, 1.0))
-    root = np.sqrt(critical**2 * (1 - sureness**2) + sureness * quantile**2)
-    return (critical + root) / sureness
+    s = 1 - q**2 / (2 * np.maximum(freedom, 1.0))
+    return (t + np.sqrt(t**2 * (1 - s**2) + s * q**2)) / s
 
 
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
@@ -268,9 +268,10 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
     ``limit`` is the logarithm of a ratio, and at least 0.
     """
-    # This deviation is detectable if the standard error is at most this large. The variance between
-    # processes uses up a part of its square, and rounds can reduce only the variance within them.
-    largest_error = limit / _reach(changes.freedom, _level_of_one_case(changes))
+    # A deviation of ``limit`` is detectable if the standard error is at most ``largest_error``.
+    # More rounds reduce only the variance within processes, so the variance between processes is
+    # subtracted.
+    largest_error = limit / _detectable_in_errors(changes.freedom, _level_of_one_case(changes))
     allowed_within = largest_error**2 - changes.between
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = changes.within / allowed_within
@@ -297,7 +298,8 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
         freedom = changes.freedom + 2 * extra
         error = np.sqrt(variance * sum(1 / size for size in larger_sizes))
         with np.errstate(invalid="ignore"):
-            more = np.where(_reach(freedom, probability) * error <= limit, extra, more)
+            detectable = _detectable_in_errors(freedom, probability) * error
+            more = np.where(detectable <= limit, extra, more)
     return more
 
 
@@ -493,7 +495,7 @@ def _next_steps(result: GateResult) -> list[str]:
         )
         if _are_enough(result.changes.processes):
             sentences.append("Measure both versions again, alternating between them.")
-        else:  # with as few processes, another measurement would not show the cause either
+        else:  # with so few processes, another measurement would not show the cause either
             asks_for_processes = True
     # 3. Ask for more processes once, even if both need them.
     if asks_for_processes:
@@ -502,15 +504,15 @@ def _next_steps(result: GateResult) -> list[str]:
 
 
 def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
-    """Say which further measurements would make the threshold detectable.
+    """Return a sentence about the further measurements that would make the threshold detectable.
 
-    If no number of rounds or processes is known to be sufficient, say that further processes would
-    not help, or return an empty string if :func:`_are_enough` is False.
+    If no number of rounds or processes is known to be sufficient, the sentence says that more
+    processes would not help. If, in addition, :func:`_are_enough` is False, return an empty string.
 
     Args:
         result: the result of the gate.
-        unclear: mask of the unclear cases, of which at least one exists. The detectable change of
-            every unclear case has to be known.
+        unclear: mask of the unclear cases. At least one case must be unclear, and the detectable
+            change of each unclear case must be known.
     """
     threshold = _percent(math.log1p(result.threshold))
     rounds = result.more_rounds[unclear]
@@ -547,7 +549,7 @@ def _detectable_shift(shift: CommonShift) -> float:
     """Return the smallest detectable common shift, as a logarithm; NaN if its error is unknown."""
     if math.isnan(shift.error):
         return math.nan
-    return float(_reach(shift.freedom, _FALSE_SHIFT) * shift.error)
+    return float(_detectable_in_errors(shift.freedom, _FALSE_SHIFT) * shift.error)
 
 
 def _largest(values: Reals) -> float:

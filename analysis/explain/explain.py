@@ -89,7 +89,7 @@ class TraceFinding(NamedTuple):
 
 
 class _Saving(NamedTuple):
-    """Time in µs that could be saved over all calls of an operation, and how or why in words."""
+    """Time in µs that could be saved over all calls of an operation, with a remedy or a reason."""
 
     us: float
     text: str
@@ -104,7 +104,7 @@ class ExplainedOperation:
         tensor_cores: result of :func:`tensor_core_use`.
         expected: expected time of one call; None if it is not known.
         peak_share: share of the machine's peak that the operation's arithmetic reaches; None if the
-            shape, the time or the peak of its dtype is not known.
+            shape, the time or the peak of the operation's dtype is not known.
         bandwidth_share: share of the machine's bandwidth that the operation's minimum traffic uses;
             None if the minimum traffic or the time is not known.
         finding: remedies that could save time, and reasons why the operation is slow; an empty
@@ -170,7 +170,8 @@ def explain_traces(
 
     Args:
         paths: the traces.
-        machine: the machine to compare with; None for the machine that the traces name.
+        machine: the machine to compare with; None for the GPU that the traces name, or for this
+            computer's CPU if the traces are from a CPU.
         results: folder of all machines' results.
         against: folder to search before ``results``, with the results of one machine or of several
             machines.
@@ -181,7 +182,7 @@ def explain_traces(
         UserError: in any of these cases:
 
             - No trace is given, or a trace or a recording cannot be read.
-            - The machine is not known, or none is given and the traces do not show which it is.
+            - The machine is not known, or it is not given and cannot be found from the traces.
             - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
             - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
               given.
@@ -305,7 +306,7 @@ def judge_account(
             for operation in account.operations
         ]
     )
-    # 3. Keep large savings. Small savings are only kept if the same change of a size brings all of
+    # 3. Keep large savings. Small savings are kept only if one change of a size brings several of
     #    them, and their sum is large. The finding about a group describes its first operation,
     #    which is the one with the largest saving.
     groups = _grouped_by_size(explained)
@@ -405,7 +406,7 @@ def _size_change(entry: ExplainedOperation) -> tuple[int, int, str] | None:
 
 
 def subject_of(operation: ProfiledOperation) -> str:
-    """Return an operation's name, module and shape, or its kernel if the shape is unknown."""
+    """Return an operation's name, module and shape; the kernel stands in for an unknown shape."""
     shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
@@ -525,13 +526,13 @@ def _savings_at_this_size(
         excess_us = traced_us - slowdown * expected.time_us
         text = f"takes {traced_us / expected.time_us:.1f}× the expected time"
         savings.append(_Saving(operation.calls * excess_us, text))
-    # 2. A significant share of its time is spent on converting the layout of images.
-    transposed_share = share_of_converting(operation)
+    # 2. A large share of the operation's time is spent on converting the layout of images.
+    converting_share = share_of_converting(operation)
     has_nchw = any(getattr(work, "layout", "") == "nchw" for work in operation.works)
-    if transposed_share >= LEAST_PART and has_nchw:
-        transposing_us = transposed_share * operation.time_us
-        savings.append(_Saving(transposing_us, "store images in channels_last"))
-    # 3. It computes in fp32 without Tensor Cores, and TF32 would be faster.
+    if converting_share >= LEAST_PART and has_nchw:
+        converting_us = converting_share * operation.time_us
+        savings.append(_Saving(converting_us, "store images in channels_last"))
+    # 3. The operation computes in fp32 without Tensor Cores, and TF32 would be faster.
     tf32_works = [in_tf32(work, machine) for work in operation.works]
     tf32_expected = sum_of([times.get(work) if work else None for work in tf32_works])
     if tensor_cores == ELIGIBLE and tf32_expected is not None:
@@ -579,12 +580,12 @@ def _best_change(
         change = advice.get(work) if isinstance(work, Gemm | Conv) else None
         if change is None or change.verdict == LEAVE_IT or not change.changed:
             continue
-        # If a call computes both gradients of a convolution, its time is divided among them in
-        # proportion to their expected times.
+        # If a call computes both gradients of a convolution, the time of the call is divided among
+        # the gradients in proportion to their expected times.
         traced_us = operation.each_us * times[work].time_us / expected.time_us
         # The gain applies to the traced time, which is that of the original shape.
         gained_us = traced_us * (1 - 1 / (1 + change.gain.value))
-        # A call that already takes no longer than the other size should take saves nothing.
+        # A call that is already as fast as expected with the recommended size saves nothing.
         after_us = slowdown * times[work].time_us / (1 + change.gain.value)
         saves_us = min(gained_us, traced_us - after_us)
         if saves_us > 0:

@@ -45,15 +45,15 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
     if tensor_cores == ELIGIBLE:
         reasons.append("its kernel uses CUDA cores instead of Tensor Cores")
     alignment = operation.kernel_name.alignment
-    # If the dtype is unknown, so is the number of bytes that a load reads. No load then counts as
-    # too narrow.
+    # If the dtype is unknown, the number of bytes that a load reads is unknown, too, and no load
+    # counts as too narrow.
     bytes_each = DTYPE_BYTES.get(operation.dtype, WIDE_BYTES)
     if alignment is not None and alignment * bytes_each < WIDE_BYTES:
         elements = "one element" if alignment == 1 else f"{alignment} elements"
         reasons.append(f"its kernel loads {elements} at a time (align{alignment})")
-    transposed_share = share_of_converting(operation)
-    if transposed_share >= LEAST_PART:
-        reasons.append(f"{transposed_share:.0%} of its time is spent on converting layouts")
+    converting_share = share_of_converting(operation)
+    if converting_share >= LEAST_PART:
+        reasons.append(f"{converting_share:.0%} of its time is spent on converting layouts")
     reduced_share = operation.share_of_kind("reduce")
     if reduced_share >= LEAST_PART:
         kernel_names = map(read_name, operation.kernels)

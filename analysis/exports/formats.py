@@ -37,7 +37,7 @@ PYTEST_BENCHMARK_VERSION = "5.3.1"
 
 
 def as_pytest_benchmark(recording: Recording) -> bytes:
-    """Return a recording as the JSON of pytest-benchmark.
+    """Return a recording as JSON in the format of pytest-benchmark.
 
     If a case has no samples, its statistics are derived from its median and interval.
 
@@ -107,13 +107,13 @@ _XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}  # XLA's names of dtypes
 
 
 def as_xla_perf_table(recording: Recording) -> bytes:
-    """Return a text proto with the vendor library's FLOP/s for each shape of a GEMM.
+    """Return a text proto with the vendor library's FLOP/s for each shape of a 16-bit GEMM.
 
     If a shape was timed in several layouts, the speed is that of the fastest layout. The speeds are
     those of bursts in the recording's usual cache state (:attr:`Recording.cache`).
 
-    Only 16-bit GEMMs are written. XLA multiplies fp32 with or without TF32, depending on its flags,
-    so a single speed could not describe both.
+    Other dtypes are left out. XLA multiplies fp32 with or without TF32, depending on its flags, so
+    a single speed could not describe both.
 
     Raises:
         UserError: if the recording is not from a GPU, or has no 16-bit GEMM of the vendor library

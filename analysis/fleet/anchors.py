@@ -80,7 +80,8 @@ class Fleet:
     """Times of the anchors on each device.
 
     ``log_time``, ``error``, and the values of ``sensors`` and ``throttled`` are arrays of shape
-    (phases, devices, anchors). Unknown numbers are NaN.
+    (phases, devices, anchors), with the phases in :data:`sweeps.schema.PHASES`. Unknown numbers are
+    NaN.
 
     Attributes:
         devices: the GPUs, or the CPU of each worker.
@@ -127,8 +128,8 @@ def read_anchors(folder: Path) -> Anchors:
     # Older versions of Rooftile did not write the column energy_j, which is not used here.
     table = read_csv(path, _COLUMN_KINDS, _RESTORE, optional=("energy_j",))
     cases, case_positions = _cases(table.rows)
-    # Reports print these names, so unprintable characters are replaced. load_run() replaces them,
-    # too, so that the name of a run still matches the name in its run.json.
+    # Reports print these names, so unprintable characters are replaced. load_run() replaces them in
+    # run.json, too, so a run's name here still matches its name there.
     rows = table.rows.assign(
         case=case_positions,
         run=table.rows["run"].map(printable),
@@ -188,7 +189,7 @@ def _remedy() -> str:
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
     """Return the distinct cases of a table, and the position of each row's case among them.
 
-    The position is -1 if the row does not describe a valid case.
+    The position of a row is -1 if the row does not describe a valid case.
     """
     position_of: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []
@@ -246,7 +247,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults) -> None:
 def _fleet(
     table: pd.DataFrame, cases: Sequence[Case], machine: Machine, run: Mapping[str, Any]
 ) -> Fleet:
-    """Return the latest times and sensor readings of each device as arrays.
+    """Return the fleet, with the latest times and sensor readings of each device.
 
     Args:
         table: the valid rows of anchors.csv. The column ``case`` contains positions in ``cases``.

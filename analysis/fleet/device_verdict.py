@@ -3,8 +3,9 @@
 A GPU is slow if the whole 95% interval of its speed in any kind of anchor is more than a margin
 below the fleet's median. With fewer than three GPUs, none is called slow. A slow GPU need not be an
 outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the GPUs are
-expected to be 6% or more below the median. If the spread is known and a GPU is slow in the overall
-kind of anchor, the report therefore says whether the spread explains the slowness.
+expected to be 6% or more below the median. This standard deviation is called the fleet's spread.
+The report says whether the spread explains why a GPU is slow, if the spread is known and the GPU is
+slow in the kind of anchor that defines its speed (:attr:`FleetSpeeds.overall`).
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ def _cause(
     """Return the cause of the slowness of device ``i``, as a code and in words.
 
     If the device is slow in compute, its clock may be the cause. If it is known not to be slow in
-    compute, the kinds of anchor in which it is slow may point to a cause. Otherwise, the cause is
-    unknown.
+    compute, the kinds of anchor in which it is slow may point to a cause. In all other cases, the
+    cause is unknown.
     """
     slow_compute = [kind for kind in slow if kind in COMPUTE]
     if slow_compute:
@@ -191,11 +192,11 @@ def _cause(
         return SlowCause(
             "launches: the host", "Only its launches are slow, which points to its host."
         )
-    only = " and ".join(KIND_WORDS[kind] for kind in slow)
+    slow_kinds = " and ".join(KIND_WORDS[kind] for kind in slow)
     verb = "are" if "small" in slow else "is"  # "launches" is a plural, "memory" is not
     return SlowCause(
         "",
-        f"Only its {only} {verb} slow; its compute is not, so the SM clock is not the cause.",
+        f"Only its {slow_kinds} {verb} slow; its compute is not, so the SM clock is not the cause.",
     )
 
 

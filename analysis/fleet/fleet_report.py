@@ -204,7 +204,7 @@ def _summary_sentence(report: FleetReport) -> str:
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
-    """Compare the only two GPUs of a fleet in one sentence, or return [] if no speed is known."""
+    """Return one sentence that compares the two GPUs of a fleet, or [] if no speed is known."""
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -253,12 +253,12 @@ def _interference_sentences(
     """Say whether the GPUs of a node slow each other down.
 
     At most five slowed nodes have a sentence of their own. If more nodes are slowed, one further
-    sentence counts the remaining slowed nodes.
+    sentence counts the remaining slowed nodes. The result is empty if no node has several GPUs and
+    ``interference`` is empty.
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
-        device_counts: number of GPUs on each node of the fleet. If no node has several GPUs and
-            ``interference`` is empty, no sentence is returned.
+        device_counts: number of GPUs on each node of the fleet.
         noun: word for a device.
     """
     if not interference and max(device_counts.values()) == 1:

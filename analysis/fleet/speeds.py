@@ -43,7 +43,7 @@ _ASSUMED = 0.005  # assumed standard deviation of a log speed between two measur
 _ASSUMED_AS = 2  # weight of the assumption, as a number of GPUs timed in both phases
 _FAR = 3.5  # standard deviations from the median beyond which a value does not count
 _MAD = 1.4826  # standard deviation of normal values over the median of their absolute values
-_MANY = 6  # minimum number of anchors of one GPU for a deviation of their own
+_MANY = 6  # minimum number of anchors of one GPU for using the scatter of these anchors
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdown of a node's anchors if all its GPUs work in parallel instead of one at a time.
+    """Slowdown of the anchors of a node if all its GPUs work in parallel, and not one at a time.
 
-    ``all`` is the ratio of the two times, over all anchors. ``kinds`` has this ratio for each kind
-    of anchor that was timed in both phases.
+    ``all`` is the ratio of the time in parallel to the time alone, over all anchors. ``kinds`` has
+    this ratio for each kind of anchor that was timed in both phases.
     """
 
     node: int | None
@@ -229,11 +229,11 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
     count[count == 0] = np.nan
     medians = median_of(values, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The median of few values is closer to them than the centre of their distribution is, so
-        # the distances are scaled up.
+        # Few values are closer to their median than to the centre of their distribution, so the
+        # distances are scaled up.
         residuals = (values - medians[:, None]) * np.sqrt(count / (count - 1))[:, None]
-    # 2. Estimate the scatter of single values from all rows together. For a row of many values, its
-    #    own scatter is used if that is larger.
+    # 2. Estimate the scatter of single values from all rows together. A row with many values uses
+    #    its own scatter if that is larger.
     has_several = count > 1
     scatter = usual_scatter
     if has_several.any():
@@ -299,9 +299,9 @@ def _speeds(
         kind: the kind of anchor.
         phase: phase to use for each device and anchor, from :func:`_phases`.
         time_deviation: result of :func:`_deviation_between_times`.
-        usual_scatter: scatter of the anchors of another kind, or NaN if it is unknown. The scatter
-            of ``kind`` cannot be estimated if no device was timed on several of its anchors; then
-            ``usual_scatter`` is used instead.
+        usual_scatter: scatter of the anchors of another kind; NaN if it is unknown. It is used if
+            no device was timed on several anchors of ``kind``, so that the scatter of ``kind``
+            cannot be estimated.
     """
     # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)
@@ -380,7 +380,7 @@ def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(errors[_ALONE], errors[_TOGETHER])
 
 
-def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
+def _devices_by_node(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
     """Return the positions of each node's devices, in the order in which the nodes appear."""
     positions: dict[int | None, list[int]] = {}
     for i, device in enumerate(fleet.devices):
@@ -399,7 +399,7 @@ def _deviation_between_times(fleet: Fleet) -> float:
     medians = _medians(changes, errors)
     residuals = np.full(len(changes), np.nan)
     compared_nodes = 0
-    for members in _groups(fleet).values():
+    for members in _devices_by_node(fleet).values():
         node_changes = medians.median[members]
         if np.isfinite(node_changes).sum() > 1:
             residuals[members] = node_changes - median_of(node_changes)
@@ -441,7 +441,7 @@ def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ..
             by_kind[kind] = changes
     # 2. Keep the nodes that were timed in both phases; the ratio of the others is NaN.
     interference = []
-    for i, node in enumerate(_groups(fleet)):
+    for i, node in enumerate(_devices_by_node(fleet)):
         if not math.isnan(over_all[i].ratio):
             kinds = {
                 kind: changes[i]
@@ -457,9 +457,9 @@ def _node_changes(
 ) -> list[SpeedChange] | None:
     """Return how much longer the given anchors take on each node while all its devices work.
 
-    The nodes are in the order of :func:`_groups`. The result is None if none of these anchors was
-    timed in both phases on any device. The ratio of a node is NaN if its devices timed none of the
-    anchors in both phases.
+    The nodes are in the order of :func:`_devices_by_node`. The result is None if none of the given
+    anchors was timed in both phases on any device. The ratio of a node is NaN if the node's devices
+    timed none of the given anchors in both phases.
 
     Args:
         fleet: the times of all anchors.
@@ -469,7 +469,7 @@ def _node_changes(
     changes, device_errors = _changes(fleet, anchors)
     if not np.isfinite(changes).any():
         return None
-    groups = _groups(fleet).values()
+    groups = _devices_by_node(fleet).values()
     # A node's change in an anchor is the median over its devices.
     node_changes = np.array([median_of(changes[members]) for members in groups])
     errors = np.array([_error_of_median(device_errors[members]) for members in groups])

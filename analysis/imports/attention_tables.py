@@ -82,7 +82,9 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
-    """Read a file's GPU, framework and version from the first row; None if the file is empty.
+    """Return a file as a table, with the GPU, framework and version of its first row.
+
+    Return None if the file has no rows.
 
     Raises:
         UserError: if the file cannot be read.
@@ -128,16 +130,17 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     if "kv_cache_dtype" in frame:
         kept &= frame["kv_cache_dtype"] == BF16
     frame = frame[kept]
-    # A table without such calls has no most frequent kernel, so isin() keeps none of its rows.
+    # A table without calls in bf16 has no most frequent kernel, so isin() keeps none of its rows.
     most_frequent = frame["kernel_source"].mode().head(1)
     frame = frame[frame["kernel_source"].isin(most_frequent)]
 
     def column(name: str) -> Array:
+        """Return a column of the calls that are kept, as floats."""
         return frame[name].to_numpy(float)
 
     # 2. Translate the columns. In decoding, a call has one query, whose keys are the prompt and the
-    #    tokens after it. Encoders have as many heads of keys and values as of queries. A window of
-    #    0, or none, means that every key is seen.
+    #    tokens after it. Encoders have as many heads of keys and values as of queries. A call with
+    #    a window of 0, or without a window, sees every key.
     heads = column("num_heads")
     tokens = column("isl")
     keys = tokens + column("step") if table.kind == DECODE else tokens

@@ -2,8 +2,8 @@
 
 Four JSON formats are recognised by their keys:
 
-- pytest-benchmark (``--benchmark-json``): samples under ``data``, otherwise the mean
-  and the standard deviation.
+- pytest-benchmark (``--benchmark-json``): samples if the file has them (``data``), otherwise the
+  mean and the standard deviation.
 - NVBench (``--json``, ``--jsonbin``): cold GPU times, or CPU times if the benchmark is CPU-only.
   Raw samples are read if the files that ``--jsonbin`` wrote exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
@@ -205,7 +205,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     # 2. Find the problems in the names, and name the cases after them.
     if pattern is not None:
         cases = _with_problems(cases, pattern)
-    # A repetition may have failed although others of the same case have times.
+    # A repetition may have failed although other repetitions of the same case have times.
     lost = {name: reason for name, reason in cases.lost.items() if name not in cases.times}
     known_facts = {name: fact for name, fact in facts.items() if fact}
     return TimedProcess(str(path), cases.times, lost, known_facts)
@@ -403,8 +403,8 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Add wall-clock times to ``cases``, and return the facts that :data:`_FORMATS` describes.
 
-    Each repetition adds one sample. A case without samples has the mean and the standard
-    deviation from the aggregates of the file.
+    Each repetition adds one sample. For a case without samples, the mean and the standard deviation
+    come from the aggregates in the file.
     """
     # 1. Add the samples, and collect the aggregates (mean, stddev and others) of each name.
     aggregates: dict[str, dict[str, Any]] = {}
@@ -430,7 +430,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             deviation = math.nan
             if "stddev" in entries:
                 deviation = _google_seconds(entries["stddev"])
-            # The iterations of an aggregate are the samples that it summarises: the repetitions.
+            # The iterations of an aggregate are the number of repetitions that it summarises.
             iterations = mean_entry.get("iterations", 1)
             repetitions = int(mean_entry.get("repetitions", iterations))
             cases.add_summary(name, _google_seconds(mean_entry), deviation, repetitions)

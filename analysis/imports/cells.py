@@ -98,7 +98,7 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
         conv = problem_of(_conv_record(row))
         records.append(problem_columns(conv))
     converted = pd.DataFrame(records, index=rows.index)
-    # This converts the sizes from text, and adds the sizes of the implied GEMMs.
+    # The new columns replace the sizes in text, and add the sizes of the implicit GEMMs.
     return rows.assign(**converted)
 
 
@@ -152,7 +152,7 @@ def _record_faults(
         *further_checks(cells[is_of_kind]),
     ]
     for is_sound, column, fault in checks:
-        # Further checks have no result for rows of the other kind, which are not judged here.
+        # The checks of one kind of operation have no result for rows of the other kind.
         wrong = is_of_kind & ~is_sound.reindex(cells.index, fill_value=True).astype(bool)
         texts = cells[column] if column in cells else pd.Series("", index=cells.index)
         why = pd.Series(fault, index=cells.index)
@@ -185,14 +185,17 @@ def _conv_checks(cells: pd.DataFrame) -> list[_CellCheck]:
     if "groups" in cells:
         is_given = cells["groups"] != ""
         sizes.append(_CellCheck(~is_given | _is_size(cells["groups"]), "groups", _NO_SIZE))
-    # Rows with such a fault are not built, because only the first fault of a row is kept.
+    # A row with an invalid size is not converted to a problem, because only the first fault of a
+    # row is kept.
     has_sizes = np.logical_and.reduce([check.is_sound for check in sizes])
     refusals = pd.Series("", index=cells.index)
     for index, row in cells[has_sizes].iterrows():
         try:
             problem_of(_conv_record(row.to_dict()))
         except UserError as error:
-            refusals[index] = f"but {str(error).removesuffix('.')}"
+            # The remedy may be a question, which cannot end the report's sentence.
+            fault, _, remedy = str(error).removesuffix(".").partition("; ")
+            refusals[index] = f"but {fault} ({remedy})" if remedy else f"but {fault}"
     return [
         _CellCheck(cells["op"] == "conv", "op", "not gemm or conv"),
         *sizes,
@@ -214,11 +217,11 @@ def case_columns(rows: pd.DataFrame) -> list[str]:
 
 
 def median_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per case, with the median of its times if it was timed several times.
+    """Return one row per case, with the median time of a case that was timed several times.
 
     The columns with kernel names are left out if any case was timed several times.
     """
-    names = case_columns(rows)
-    if not rows.duplicated(names).any():
+    identity = case_columns(rows)
+    if not rows.duplicated(identity).any():
         return rows
-    return rows.groupby(names, sort=False, dropna=False, as_index=False)["time_us"].median()
+    return rows.groupby(identity, sort=False, dropna=False, as_index=False)["time_us"].median()

@@ -52,8 +52,8 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
         return _problems_of_frame(shapes)
     if _is_tuple_of_fields(shapes):
         return [_as_problem(shapes)]
-    # Whatever else is not a collection of shapes is either a single shape or no shape at all, such
-    # as a number. In the second case, _as_problem raises an error.
+    # Anything else that is not a collection is one shape, or is not a shape, such as a number.
+    # _as_problem raises an error in the second case.
     if isinstance(shapes, (str, Mapping)) or not isinstance(shapes, Iterable):
         return [_as_problem(shapes)]
     problems = [_as_problem(shape) for shape in shapes]
@@ -73,7 +73,7 @@ def _as_problem(shape: object) -> Problem:
     if isinstance(shape, (Gemm, Conv)):
         return shape
     if isinstance(shape, (tuple, list)):
-        # Missing fields at the end, such as None for the layout, have their defaults.
+        # Fields at the end may be missing or None. They then have their defaults.
         text = ",".join(_cell(field) for field in shape).rstrip(",")
     elif isinstance(shape, str):
         text = shape

@@ -199,7 +199,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
 
 
 def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
-    """Return the slug of each row's machine: ``machine.slug`` if the source does not name it."""
+    """Return the slug of each row's machine, or ``machine.slug`` if the source names no machine."""
     if rows.slug:
         return [rows.slug] * len(rows.devices)
     return [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
@@ -228,7 +228,7 @@ def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequ
 
     Raises:
         UserError: if the given dtype is not present, or if no dtype is given and several are
-            present without bf16.
+            present, but not bf16.
     """
     if dtype:
         if dtype not in present:
@@ -275,7 +275,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
 
 
 def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
-    """Read all rows of a table or of a folder of our results.
+    """Read the rows of a public table, or the vendor library's bursts in a CSV file or a recording.
 
     Raises:
         UserError: in any of these cases:
@@ -336,7 +336,7 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
             f"{path} has no time of a vendor library that was measured in bursts; give a file with "
             "such times."
         )
-    # Other rows of the file may have been timed in the other cache state.
+    # A file may have bursts in both cache states.
     cache = most_common(rows["cache"])
     rows = bursts(rows, cache).reset_index(drop=True)
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
@@ -424,7 +424,7 @@ def _from_neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     Latencies are in milliseconds. The filter's size is in the column "Kernel_Szie", which is
     misspelt in the table.
     """
-    names = [
+    columns = [
         "B",
         "Input_Channel",
         "Input_Size",
@@ -435,7 +435,7 @@ def _from_neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     ]
     problems: list[Problem | None] = []
     # Images and filters are square.
-    for n, c, size, kout, r, stride, padding in frame[names].astype(int).itertuples(index=False):
+    for n, c, size, kout, r, stride, padding in frame[columns].astype(int).itertuples(index=False):
         pairs = [(stride, stride), (padding, padding), (1, 1)]
         problems.append(_build_conv((n, c, size, size, kout, r, r), pairs, "fp32", "fprop"))
     return _FileRows(
@@ -500,7 +500,7 @@ def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     dtype = _deepbench_dtype(path)
     problems: list[Problem | None] = []
     seconds: list[float] = []
-    names = [
+    columns = [
         "N",
         "C",
         "H",
@@ -513,7 +513,7 @@ def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
         "pad_h",
         "pad_w",
     ]
-    shapes = frame[names].astype(int).itertuples(index=False, name=None)
+    shapes = frame[columns].astype(int).itertuples(index=False, name=None)
     for shape, (_, row) in zip(shapes, frame.iterrows(), strict=True):
         *sizes, stride_h, stride_w, pad_h, pad_w = shape
         pairs = [(stride_h, stride_w), (pad_h, pad_w), (1, 1)]  # the dilation is 1
@@ -560,9 +560,9 @@ def _build_conv(
 ) -> Conv | None:
     """Return a convolution in NCHW with one group, or None if a size or a pair is invalid.
 
-    ``sizes`` are the number of images, channels, height, width, number of filters, and the filter's
-    height and width. ``pairs`` are stride, padding and dilation, each along the height and the
-    width.
+    ``sizes`` are the numbers of images and channels, the height and width of an image, the number
+    of filters, and the height and width of a filter. ``pairs`` are stride, padding and dilation,
+    each along the height and the width.
     """
     try:
         return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)

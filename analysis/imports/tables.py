@@ -164,7 +164,7 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return True unless collection_meta.yaml in the table's folder calls the table incomplete."""
+    """Return False if collection_meta.yaml in the table's folder calls the table incomplete."""
     # The publishers of the table write this file, so it may be missing or have any form.
     tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
     entry = tables.get(_TABLE) if isinstance(tables, dict) else None
@@ -196,9 +196,8 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file next to a table.
 
-    The result is empty if the file is missing or unreadable, or if PyYAML is not installed. PyYAML
-    is installed with the package of tables, but a user who gives a single table as a file may not
-    have this package.
+    The result is empty if the file is missing or unreadable, or if PyYAML is not installed. A user
+    who gives a single table as a file may not have PyYAML, which comes with the package of tables.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}
@@ -235,7 +234,7 @@ def _rank(
     """Return the sort key of a table; the best table of a machine has the largest key.
 
     The key has four parts: whether the table has enough rows, whether the table is complete, the
-    preference for the framework (0 for the most preferred one, otherwise negative), and the
+    preference for the framework (0 for the most preferred framework, otherwise negative), and the
     version.
 
     ``tables_of_slug`` are all tables of the machine, including ``table``.

@@ -1,9 +1,9 @@
 """Read CSV files with times: plain files, and files from the CUTLASS profiler and TritonBench.
 
-Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
-describe a case, or that have no valid time, are reported and left out. In a file from another
-program, cases that failed, and cases whose operation or dtype Rooftile does not support, are left
-out without a report.
+Each file becomes a table with one row per case, whose columns are named as in measurements.csv.
+Rows that do not describe a case, or that have no valid time, are reported and left out. Cases that
+failed in the CUTLASS profiler or in TritonBench are left out without a report. The same holds for
+the profiler's kernels in operations and dtypes that Rooftile does not support.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """Dtype and layout that the user gave for a file without them; an empty string if not given."""
+    """Dtype and layout that the user gave for a file without them.
+
+    An attribute is an empty string if the user did not give it.
+    """
 
     dtype: str = ""
     layout: str = ""
@@ -71,8 +74,8 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
             - The file cannot be read, or is not valid CSV.
             - The file lacks a column of its format, or does not say its dtype.
             - The file has too many damaged rows, or no row with a time.
-            - The file is from the CUTLASS profiler, and none of its kernels both ran successfully
-              and has an operation and a dtype that Rooftile supports.
+            - The file is from the CUTLASS profiler, and no kernel ran successfully in an operation
+              and a dtype that Rooftile supports.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -104,7 +107,7 @@ def _header(path: Path) -> str:
 
 
 def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.DataFrame:
-    """Read all cells as text, with the line number in the added column ``line``.
+    """Read all cells as text, and add a column ``line`` with the line number of each row.
 
     Spaces before a cell are removed, and lines without content are left out. An empty cell becomes
     an empty string.
@@ -131,23 +134,24 @@ def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = read()
         # pandas renames a column that occurs twice, so the names are also read as they are.
-        names = read(header=None, nrows=1).iloc[0].str.strip()
+        original_names = read(header=None, nrows=1).iloc[0].str.strip()
     except pd.errors.ParserWarning:
         raise UserError(
             f"{path} has lines with more cells than its header; remove the extra cells."
         ) from None
     except ValueError as error:  # parser errors of pandas and UnicodeDecodeError are ValueErrors
         raise UserError(
-            f"{path} is not a CSV file ({str(error).splitlines()[0]}); give a CSV file in UTF-8."
+            f"{path} is not a valid CSV file ({str(error).splitlines()[0]}); correct the file, and "
+            "save it in UTF-8."
         ) from None
     if not len(frame):
         raise UserError(f"{path} has no line below its header; add a line for each case.")
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
     if lower:
         frame.columns = frame.columns.str.lower()
-        names = names.str.lower()
+        original_names = original_names.str.lower()
     # Columns without a name, such as those that a spreadsheet adds at the end, are ignored.
-    repeated = names[names.duplicated() & (names != "")]
+    repeated = original_names[original_names.duplicated() & (original_names != "")]
     if len(repeated):
         raise UserError(f"{path} has the column {repeated.iloc[0]!r} twice; remove one of them.")
     has_content = ~(frame == "").all(axis=1)
@@ -187,9 +191,9 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
         needed += CONV_SIZES
     # Rows of any other operation are checked like convolutions, and reported as damaged. This is
     # only possible if the file has the columns of convolutions.
-    others = frame.loc[~frame["op"].isin(("gemm", "conv")), "op"]
-    if len(others) and not set(CONV_SIZES) <= set(frame.columns):
-        raise UserError(f"{path} has the operation {others.iloc[0]!r}; op must be gemm or conv.")
+    unknown = frame.loc[~frame["op"].isin(("gemm", "conv")), "op"]
+    if len(unknown) and not set(CONV_SIZES) <= set(frame.columns):
+        raise UserError(f"{path} has the operation {unknown.iloc[0]!r}; op must be gemm or conv.")
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
             f"{path} has no column {missing[0]!r}; add it. Times of GEMMs need the columns "
@@ -210,7 +214,7 @@ _ROUNDED = r"f16(?:gemm|fprop|dgrad|wgrad)"
 operands, it rounds them to 16 bits."""
 
 _CUTLASS_COLUMNS = {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"}
-"""Columns by which a file of the profiler is recognised."""
+"""A CSV file with all of these columns is from the CUTLASS profiler."""
 
 _CUTLASS_CONV = (
     "conv_kind", "n", "h", "w", "c", "k", "r", "s", "stride_h", "stride_w", "pad_h", "pad_w",
@@ -221,10 +225,10 @@ _CUTLASS_CONV = (
 def _read_cutlass(path: Path) -> FileTimings:
     """Read the fastest kernel of each provider and problem from a CUTLASS profiler file.
 
-    The columns A, B and C name dtype and storage order, such as ``bf16:row``. If C is column-major,
-    the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major, as Rooftile
-    expects. The times in the column Runtime are in milliseconds, and come from back-to-back
-    launches.
+    The columns A, B and C have the dtype and the storage order of each matrix, such as
+    ``bf16:row``. If C is column-major, the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose
+    result is row-major, as Rooftile expects. The times in the column Runtime are in milliseconds,
+    and come from back-to-back launches.
 
     Raises:
         UserError: in the same cases as :func:`read_timings`.
@@ -248,8 +252,9 @@ def _read_cutlass(path: Path) -> FileTimings:
     # 2. Translate the columns.
     cells = _cutlass_gemms(frame) if has_gemms else _cutlass_convs(frame)
     operation = frame["Operation"]
-    # Kernels with TF32 in their name multiply single-precision operands as TF32. Others, such as
-    # s1688bf16gemm, round them to 16 bits, which is none of our dtypes.
+    # Kernels with TF32 in their name multiply single-precision operands as TF32. Kernels that match
+    # _ROUNDED, such as s1688bf16gemm, round such operands to 16 bits, which no dtype of ours
+    # describes. All other kernels multiply them in fp32.
     is_fp32 = cells["dtype"] == "fp32"
     is_tf32 = operation.str.contains("tf32", case=False)
     cells["dtype"] = cells["dtype"].mask(is_fp32 & is_tf32, "tf32")

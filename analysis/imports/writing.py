@@ -31,9 +31,10 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 
 
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
-    """Write a table's rows, and a run.json that says where they come from; return the folder.
+    """Write a public table as a recording of the machine, and return the recording's folder.
 
-    This also deletes the ``validation.json`` of an earlier import.
+    The recording's run.json says where the rows come from. The ``validation.json`` of an earlier
+    import is deleted.
 
     ``results`` is the folder of all machines' results.
 
@@ -61,9 +62,10 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
 def write_timings(
     timings: FileTimings, path: Path, defaults: FileDefaults, machine: Machine, results: Path
 ) -> Path:
-    """Write the times of a user's file, and a run.json with the file's digest; return the folder.
+    """Write the times of a user's file as a recording, and return the recording's folder.
 
-    This also deletes the ``validation.json`` of an earlier import.
+    The recording's run.json has a digest of the file. The ``validation.json`` of an earlier import
+    is deleted.
 
     Args:
         timings: the times.
@@ -92,9 +94,10 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if a recording was imported from the content of ``path`` with these defaults.
+    """Return True if the recording in ``folder`` was imported from ``path`` with these defaults.
 
-    ``path`` and ``defaults`` are as in :func:`write_timings`.
+    The content of the file is compared, not its name. ``path`` and ``defaults`` are as in
+    :func:`write_timings`.
 
     Raises:
         UserError: if the run.json of the recording cannot be read.
@@ -136,10 +139,10 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
 def _write_recording(
     rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path
 ) -> Path:
-    """Write rows and run.json, delete an earlier import's validation.json; return the folder.
+    """Write the rows and the run.json of an imported recording, and return the recording's folder.
 
-    ``public`` says where the times come from. It is written to run.json under the key ``public``,
-    together with the number of rows.
+    The ``validation.json`` of an earlier import is deleted. ``public`` says where the times come
+    from. It is written to run.json under the key ``public``, together with the number of rows.
 
     Raises:
         UserError: in the same cases as :func:`write_imported`.

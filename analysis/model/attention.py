@@ -42,7 +42,7 @@ class AttentionConstants:
 
     Attributes:
         share: share of the machine's peak that long sequences reach with a head dimension of 128.
-        width: exponent of the factor (head dimension / 128) by which ``share`` is multiplied.
+        width: exponent of (head dimension / 128) in the factor that multiplies ``share``.
         half: number of keys per query at which half of ``share`` is reached.
         launch: fixed time of every call, in seconds.
         memory: share of the datasheet's bandwidth that a call with many bytes reaches.
@@ -169,7 +169,9 @@ class AttentionFit:
     def from_times(
         cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
     ) -> Self:
-        """Fit constants and trees to a random part of the calls, and find the errors on the rest.
+        """Fit constants and trees to most of the calls, and measure the errors on all other calls.
+
+        The calls to fit are drawn at random.
 
         ``shapes`` has at least three calls, and ``seconds`` has their measured times.
         """
@@ -181,7 +183,7 @@ class AttentionFit:
         training_shapes = shapes.take(training)
         constants = fit_constants(training_shapes, seconds[training], kind, machine)
         residual = np.log(seconds[training] / constants.seconds(training_shapes, kind, machine))
-        forest = grown(features(training_shapes, kind, machine), residual)
+        forest = grow_trees(features(training_shapes, kind, machine), residual)
         # 3. Judge the fit. judged() replaces the ends of the interval, which are 0 here.
         fit = cls(constants, 0.0, 0.0, len(seconds), forest)
         return fit.judged(shapes.take(held_out), seconds[held_out], kind, machine)
@@ -295,11 +297,11 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
     return np.stack(columns, axis=1)
 
 
-def grown(call_features: Array, residual: Array) -> Forest:
+def grow_trees(call_features: Array, residual: Array) -> Forest:
     """Grow trees that predict ``residual``, the log(measured / formula) of each call.
 
-    ``call_features`` is a result of :func:`features`. If there are more than
-    :data:`_MOST_ROWS` calls, only a random sample of that size is used.
+    ``call_features`` is a result of :func:`features`. If there are more than :data:`_MOST_ROWS`
+    calls, only a random sample of :data:`_MOST_ROWS` calls is used.
     """
     chosen = np.random.default_rng(0).permutation(len(call_features))[:_MOST_ROWS]
     return Forest.grown(call_features[chosen], residual[chosen], _TREES, _LEAF_ROWS)

@@ -247,9 +247,9 @@ def fit_tables(
 ) -> dict[str, dict[str, AttentionFit]]:
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
-    A table from which :func:`analysis.imports.attention_tables.read_calls` reads fewer than ten
-    calls has no fit. A framework's fit for causal calls also predicts the kinds of calls for which
-    the framework has no fit. A framework without a fit for causal calls is therefore left out.
+    A table gets no fit if :func:`analysis.imports.attention_tables.read_calls` reads fewer than ten
+    calls from it. A framework's fit for causal calls also predicts the kinds of calls for which the
+    framework has no fit. A framework without a fit for causal calls is therefore left out.
 
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.

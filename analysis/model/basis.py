@@ -232,12 +232,15 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
         if other is not None:
             return other
         if slug not in known_machines():
-            raise UserError(f"{reason}. Measure {slug} again when it is quiet.", exit_code=1)
+            raise UserError(
+                f"{reason}. Measure {slug} again when no other program uses the machine.",
+                exit_code=1,
+            )
     return _basis_from_constants(known_machine(slug))
 
 
 def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis | None:
-    """Return the basis from a machine's imported table, or else from its published recording.
+    """Return the basis from a machine's imported times, or else from its published recording.
 
     The recording in ``folder`` is not used. Return None if the machine has no other recording.
     """
@@ -251,7 +254,9 @@ def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis
 
 
 def _with_published_groups(basis: Basis, results: Path) -> Basis:
-    """Add the groups that only the machine's published recording has to the basis of an import.
+    """Return an import's basis with the groups that only the published recording has added to it.
+
+    The published recording is that of the import's machine.
 
     A public table has only GEMMs of the vendor library, and only in some dtypes. A published
     recording also has convolutions, other dtypes and hand-written kernels.
@@ -367,8 +372,8 @@ def _date_source(run: Mapping[str, Any]) -> str:
 def basis_at(folder: Path, fitted: Model) -> Basis:
     """Return the basis from the recording in a folder, as :func:`find_basis` does.
 
-    ``fitted``, a model that was just fitted to the recording, is only used if the recording has no
-    calibration.json, because all answers about a recording must come from the same model.
+    ``fitted`` is a model that was just fitted to the recording. It is only used if the recording
+    has no calibration.json, because all answers about a recording must come from the same model.
 
     Raises:
         UserError: if run.json or calibration.json cannot be read.

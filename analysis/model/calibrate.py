@@ -337,8 +337,8 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range that the prior implies for the errors of log time ratios.
 
     The range is a multiple of the combined spread of the two predictions. Until pairs are measured,
-    only the prior's range is used. After that, the prior's range is averaged with the range of the
-    pairs' errors.
+    only the prior's range is used. Once pairs are measured, the prior's range is averaged with the
+    range of the pairs' errors.
 
     Single measured times mostly determine the scale of all times. An error in this scale cancels in
     the ratio of two times, so single times do not refine the prior's range for pairs. The range of
@@ -450,7 +450,10 @@ def pair_errors(
 def _ratio_errors(
     log_ratio: Array, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Array:
-    """Return the errors of :func:`pair_errors` for the cases at the given pairs of positions."""
+    """Return the errors that :func:`pair_errors` defines, one for each pair of cases.
+
+    ``small`` and ``large`` have the positions of the two cases of each pair.
+    """
     return (log_ratio[small] - log_ratio[large]) / np.hypot(spread[small], spread[large])
 
 
@@ -469,19 +472,24 @@ def fastest_paddings(query: Query, predicted: Array) -> tuple[NDArray[np.intp], 
         order.
     """
     # 1. Group the cases that differ only in size.
-    same_conditions: dict[tuple[Any, ...], list[int]] = {}
-    for index, problem in enumerate(query.problems):
+    positions_by_conditions: dict[tuple[Any, ...], list[int]] = {}
+    for position, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
-            implementation = (query.implementations[index], query.configs[index])
-            conditions = (query.cached[index], query.sustained[index])
-            key = (problem.layout, problem.batch, *implementation, *conditions)
-            same_conditions.setdefault(key, []).append(index)
+            conditions = (
+                problem.layout,
+                problem.batch,
+                query.implementations[position],
+                query.configs[position],
+                query.cached[position],
+                query.sustained[position],
+            )
+            positions_by_conditions.setdefault(conditions, []).append(position)
     # 2. Find the pairs in each group. The empty arrays are for a query without GEMMs.
     small_parts = [np.empty(0, dtype=np.intp)]
     large_parts = [np.empty(0, dtype=np.intp)]
-    for indices in same_conditions.values():
-        members = np.array(indices, dtype=np.intp)
-        gemms = [query.problems[i].implied_gemm for i in indices]  # the GEMMs themselves
+    for positions in positions_by_conditions.values():
+        members = np.array(positions, dtype=np.intp)
+        gemms = [query.problems[i].implied_gemm for i in positions]  # the GEMMs themselves
         sizes = np.array([(gemm.m, gemm.n, gemm.k) for gemm in gemms])
         small, large = _best_pads(sizes, predicted[members])
         small_parts.append(members[small])

@@ -95,7 +95,7 @@ class Inputs:
         if on_gpu_library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:  # the first one is the implicit GEMM
                 winograd[name] = Shapes.from_problems(
-                    query.problems, in_cache, query.sustained, name
+                    query.problems, in_cache, query.sustained, algorithm=name
                 )
         if algorithms is None:
             algorithms = np.array([""] * len(shapes), dtype=object)

@@ -117,8 +117,8 @@ class Fit:
             shapes (see :data:`NEAR`), as a multiple of the square root of the sum of the two
             squared spreads.
         pair_high: upper end of that range.
-        rows: number of fitted cases that were measured on the machine itself; 0 if the constants
-            come from elsewhere.
+        rows: number of fitted cases that were measured on the machine itself; 0 if no such case was
+            fitted.
         pairs: number of these cases that were paired with a padding to estimate ``pair_low`` and
             ``pair_high`` (:func:`analysis.model.calibrate.fastest_paddings`).
         median: median of |predicted / measured − 1| on held-out measurements; None if no
@@ -138,7 +138,7 @@ class Fit:
         sum_high: the same factor for the upper half.
         change_low: factor that corrects the lower half if shapes in the sum are replaced by
             neighbouring shapes.
-        change_high: factor that corrects the upper half in that case.
+        change_high: the factor that then corrects the upper half.
         offsets: corrections that were learned from public tables; None without public tables.
         groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
@@ -219,7 +219,7 @@ class Fit:
     def widened(self, other: SoftwareRange) -> Fit:
         """Return the fit with its intervals widened as far as needed to contain ``other``.
 
-        Factors for intervals of sums that are less than 1 are raised to 1.
+        The factors for intervals of sums are raised to 1 if they are smaller.
         """
         return replace(
             self,

@@ -41,8 +41,8 @@ class Analysis:
 
     - the columns of measurements.csv;
     - the held-out prediction of each case, in columns whose names begin with :data:`PREDICTED`;
-    - properties of each case's problem: flops, least_bytes, intensity and group;
-    - steady_log and steady_error, from which ratios of times are computed (see
+    - ``flops``, ``least_bytes`` and ``intensity`` of each case's problem, and the case's ``group``;
+    - ``steady_log`` and ``steady_error``, from which ratios of times are computed (see
       :func:`analysis.recordings.repetition.steady_ratio`).
 
     If a group has more than :data:`MOST_ROWS` cases, the table only has a random sample of them.

@@ -1,8 +1,8 @@
 """Fit the model of one group to measured cases: constants, weights of public tables, then trees.
 
 Constants and weights are the unknowns of one penalised least-squares problem. Each unknown starts
-at the prior's value. The more certain the prior is, the larger is the penalty on the distance from
-that value, as in ridge regression. The prior is least certain about the scale that all constants
+at the prior's value, and its distance from that value is penalised, as in ridge regression. A more
+certain prior has a larger penalty. The prior is least certain about the scale that all constants
 share, so a few measured cases mainly change this scale. With hundreds of cases, the penalty hardly
 matters.
 """
@@ -71,7 +71,8 @@ rate, and rises by 1 for a duration."""
 class Fitted(NamedTuple):
     """Result of a fit.
 
-    The fields are the last arguments of :func:`analysis.model.corrected.corrected_estimate`.
+    The fields are the arguments of :func:`analysis.model.corrected.corrected_estimate` that follow
+    ``inputs``, in the same order.
     """
 
     constants: Constants
@@ -336,7 +337,9 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
 
 
 def _one_blas_thread() -> AbstractContextManager[object]:
-    """Return a context that limits BLAS to one thread, or has no effect without threadpoolctl.
+    """Return a context that limits BLAS to one thread, if threadpoolctl is installed.
+
+    If threadpoolctl is not installed, the context has no effect.
 
     Each step of a fit decomposes a matrix with few columns. For such a matrix, several threads are
     not faster than one, and they are much slower if another process uses one of their cores.

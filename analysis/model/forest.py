@@ -56,7 +56,7 @@ class Forest:
         leaf_rows: int,
         share_of_features: float = 1.0,
     ) -> Self:
-        """Grow trees from rows of features. The same rows always give the same trees.
+        """Grow trees from rows of features. The same arguments always give the same trees.
 
         Args:
             features: array of shape (rows, features).
@@ -123,7 +123,10 @@ class Forest:
         return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Return each row's leaf in each tree as a node number, in the shape (trees, rows)."""
+        """Return the position of the leaf that each row reaches in each tree.
+
+        The result has the shape (trees, rows).
+        """
         count, width = rows.shape
         # 1. Start every pair of a tree and a row at the tree's root. A leaf tests feature 0 instead
         #    of none. The result does not matter, because both of its children are the leaf itself.
@@ -150,7 +153,7 @@ class Forest:
 
     @cached_property
     def _open_subtrees(self) -> NDArray[np.intp]:
-        """Number of expected subtrees that have not begun, before each node and after the last.
+        """Number of expected subtrees that have not begun, counted before each node and at the end.
 
         Each node begins an expected subtree, which lowers the count by 1. An inner node adds two
         expected subtrees, for its children, so the count changes by +1 at an inner node and by −1
@@ -164,12 +167,14 @@ class Forest:
     def _roots(self) -> NDArray[np.intp]:
         """Position of each tree's root.
 
-        The count of :meth:`_open_subtrees` before a root is lower than before all earlier nodes.
+        The count of :meth:`_open_subtrees` before a root is lower than before any earlier node.
         """
         before = self._open_subtrees[:-1]
-        # Within a tree, the count before a node is never below that before the root. The tree's
-        # last leaf lowers it by one more, so the next root is the first node with a lower count.
+        # Within a tree, the count before a node is never below the count before the root. The last
+        # leaf of the tree makes the count one lower than before the root. The next root is
+        # therefore the first node with a lower count.
         minimum = np.minimum.accumulate(before)
+        # The count before the first root is 0. The 1 in front of it marks this root, too.
         return np.flatnonzero(np.diff(minimum, prepend=1) < 0)
 
     @cached_property

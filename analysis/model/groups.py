@@ -3,8 +3,8 @@
 A 90% interval contains the times of 90% of all shapes, but not always the times of 90% of the
 shapes of each kind. For example, few shapes in public tables have a small N, so shapes with a small
 N are predicted less accurately. Each end of the interval is therefore multiplied by a separate
-factor for each kind of shape. The factors are learned from the errors for held-out collections,
-which are public tables to which the predicting model was not fitted.
+factor for each kind of shape. The factors are learned from prediction errors on held-out
+collections: public tables to which the predicting model was not fitted.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
     """Compute the factors of an interval's two ends for each kind of shape.
 
     Each collection has the same weight. In a leave-one-out test over the public tables, the
-    intervals with such factors contain at least 80% of the times of every GPU. The test also counts
-    the times of each kind of shape in each table separately. In 93 of these 100 combinations, the
-    intervals contain at least 80% of the times (``model`` in results/accuracy/software.json).
+    intervals with such factors contain at least 80% of the times in every table. The tables have
+    100 combinations of a table and a kind of shape. In 93 of these combinations, the intervals
+    contain at least 80% of the times (``model`` in results/accuracy/software.json).
 
     Args:
         collections: errors of predictions by models that were not fitted to these collections.

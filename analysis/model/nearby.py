@@ -54,20 +54,20 @@ class Collection:
         return cls(machine, source, gemms_of(rows), rows["time_us"].to_numpy(dtype=float) * 1e-6)
 
     def without(
-        self, shapes: NDArray[np.int64], levels: Sequence[NDArray[np.int64]] = ()
+        self, shapes: NDArray[np.int64], values: Sequence[NDArray[np.int64]] = ()
     ) -> Collection:
-        """Return the collection without the given shapes and sizes.
+        """Return the collection without the given shapes, and without the given values of M, N, K.
 
         Args:
             shapes: M, N and K (columns) of each shape to leave out (rows).
-            levels: values of M, of N and of K, one array each. A shape with any of these values is
-                left out.
+            values: values of M, of N and of K, in one array each. A shape is left out if its M is
+                in the first array, its N in the second, or its K in the third.
         """
         sizes = sizes_of(self.gemms)
         removed = {(m, n, k) for m, n, k in shapes.tolist()}
         is_kept = np.array([(m, n, k) not in removed for m, n, k in sizes.tolist()], dtype=bool)
-        for column, removed_sizes in enumerate(levels):
-            is_kept &= ~np.isin(sizes[:, column], removed_sizes)
+        for column, removed_values in enumerate(values):
+            is_kept &= ~np.isin(sizes[:, column], removed_values)
         gemms = list(itertools.compress(self.gemms, is_kept))
         return replace(self, gemms=gemms, seconds=self.seconds[is_kept])
 
@@ -80,7 +80,8 @@ def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Col
     """Fit constants to collections of a machine and of its siblings, and grow their trees.
 
     The result begins with the collections of the machine itself. These collections, and those that
-    :func:`analysis.model.prior.leaders` chooses, get finer trees. Collections with fewer than
+    :func:`analysis.model.prior.leaders` chooses, get more and finer trees
+    (:data:`analysis.model.offsets.WHOLE`). Collections with fewer than
     :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
 
     Args:
@@ -114,7 +115,7 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     them were measured in the dtype. The result is empty for published recordings and for imported
     public tables, because their models must not depend on what else was imported. It is also empty
     if the machine is a CPU, if scikit-learn is not installed, or if no imported table has enough
-    other shapes.
+    shapes besides the measured shapes.
 
     Args:
         recording: the recording. Imported tables are looked up in the recording's results folder.

@@ -58,8 +58,8 @@ WHOLE = TreeSettings(64, 2)
 measurement (:func:`analysis.model.prior.leaders`)."""
 
 COARSE = TreeSettings(16, 4)
-"""Settings for all collections of siblings that do not have the settings :data:`WHOLE`. Because
-these collections are numerous and each has a small weight, fewer and coarser trees are enough."""
+"""Settings for all collections that do not get the settings :data:`WHOLE`. Fewer and coarser trees
+are enough for them, because they are numerous and each has a small weight."""
 
 _JSON_SHAPE = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),

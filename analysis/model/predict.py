@@ -35,8 +35,8 @@ class Model:
     def fit_of(self, group: str) -> Fit:
         """Return the fit of a group, or that of its prior if the model has no fit for the group.
 
-        Such a prior does not use imported tables. A model that uses imported tables already has the
-        fits that were derived from these tables in ``fits``.
+        The prior does not use imported tables. If imported tables were used for a model, the fits
+        that were derived from them are already in ``fits``.
         """
         if group in self.fits:
             return self.fits[group]
@@ -154,7 +154,7 @@ LIMIT_WORDS = {
     "latency": "limited by the latency of each step along K",
     "memory": "limited by memory bandwidth",
 }
-"""Description of each of :data:`kernels.timemodel.estimate.LIMITS`."""
+"""Description of each limit, by its name in :data:`kernels.timemodel.estimate.LIMITS`."""
 
 _CORES = {"gpu": "SMs", "cpu": "cores"}
 

@@ -133,7 +133,7 @@ class Prior:
         spread: uncertainty of the prior.
         warm: True if ``fit`` predicts warm times: operands that fit into the last-level cache are
             already in it.
-        collections: public tables with trees, whose weights a fit to measurements changes.
+        collections: public tables with trees. A fit to measurements changes the tables' weights.
         leading: positions of the ``collections`` that predict times before any measurement.
     """
 
@@ -314,14 +314,14 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
     """
     prior = _measured_prior(machine, group)
     if prior is None:
-        prior = _twin_prior(machine, group)
+        prior = _prior_of_other_dtype(machine, group)
     if prior is None:
         prior = _default_prior(machine, group)
     return prior
 
 
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
-    """Return the first of the priors 2, 3 and 4 of the module's list that exists, or None.
+    """Return prior 2, 3 or 4 of the module's list: the first one that exists, or None.
 
     A sibling's constants and the mean only exist for bf16 GEMMs of the vendor library, on machines
     that support bf16.
@@ -367,7 +367,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
     return Prior(fit, kind, source, Spread.from_shipped("generation"), warm=True)
 
 
-def _twin_prior(machine: Machine, group: str) -> Prior | None:
+def _prior_of_other_dtype(machine: Machine, group: str) -> Prior | None:
     """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16.
 
     The result is None in any of these cases:
@@ -378,39 +378,39 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
     - :func:`_measured_prior` returns None for the dtype from which the prior is derived.
     """
     implementation, operation, dtype = group.rsplit(maxsplit=2)
-    twin = DTYPE if dtype == "tf32" else TWINS.get(dtype)
-    if twin is None or dtype not in machine.peaks or twin not in machine.peaks:
+    known_dtype = DTYPE if dtype == "tf32" else TWINS.get(dtype)
+    if known_dtype is None or dtype not in machine.peaks or known_dtype not in machine.peaks:
         return None
-    twin_prior = _measured_prior(machine, f"{implementation} {operation} {twin}")
-    if twin_prior is None:
+    known = _measured_prior(machine, f"{implementation} {operation} {known_dtype}")
+    if known is None:
         return None
-    return shared_prior(twin_prior, machine, twin, dtype)
+    return shared_prior(known, machine, known_dtype, dtype)
 
 
-def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
-    """Derive a prior for one dtype from the prior of another dtype.
+def shared_prior(known: Prior, machine: Machine, known_dtype: str, dtype: str) -> Prior | None:
+    """Derive a prior for one dtype from the known prior of another dtype.
 
-    A prior for tf32 has the constants of ``twin_prior``, and its interval is a factor of two. A
-    prior for any other dtype is a copy with wider intervals, or None if the two dtypes have
-    different peaks.
+    A prior for tf32 has the constants of the known prior, and its interval is a factor of two. A
+    prior for any other dtype is a copy with wider intervals. The result is None if such a copy is
+    needed, and the two dtypes have different peaks.
 
     Args:
-        twin_prior: the prior to derive from.
+        known: the prior to derive from.
         machine: the machine whose times are predicted; it supports both dtypes.
-        twin: dtype of ``twin_prior``.
+        known_dtype: dtype of the known prior.
         dtype: dtype of the derived prior.
     """
     if dtype == "tf32":
         source = (
-            f"{twin_prior.source}; tf32 uses the constants of {twin} and the peak of tf32, "
+            f"{known.source}; tf32 uses the constants of {known_dtype} and the peak of tf32, "
             f"with an interval of {_FACTOR_OF_TWO}"
         )
-        fit = Fit(twin_prior.fit.constants, aligned_only=True)
-        return Prior(fit, twin_prior.kind, source, UNKNOWN, warm=twin_prior.warm)
-    if machine.peaks[dtype] != machine.peaks[twin]:
+        fit = Fit(known.fit.constants, aligned_only=True)
+        return Prior(fit, known.kind, source, UNKNOWN, warm=known.warm)
+    if machine.peaks[dtype] != machine.peaks[known_dtype]:
         return None
-    source = f"{twin_prior.source}; {dtype} uses the fit of {twin}, which has the same peak"
-    return replace(twin_prior, fit=twin_prior.fit.stretched(_TWIN_WIDER), source=source)
+    source = f"{known.source}; {dtype} uses the fit of {known_dtype}, which has the same peak"
+    return replace(known, fit=known.fit.stretched(_TWIN_WIDER), source=source)
 
 
 def _default_prior(machine: Machine, group: str) -> Prior:
@@ -449,10 +449,10 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 
 
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
-    """Return all ordered pairs of measured machines of one generation, given the machines' slugs.
+    """Return all ordered pairs of measured machines whose generation is the same.
 
     The constants of a pair's first machine are used to predict the times of the pair's second
-    machine.
+    machine. ``measured`` has the slugs of the machines.
     """
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
@@ -462,16 +462,16 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
     """Return the measured machine of the same generation that is most similar to ``machine``.
 
-    The interval for scaled constants was learned from pairs of measured machines of one generation.
-    A measured machine therefore qualifies only if its bf16 peak differs from that of ``machine`` by
+    The interval for scaled constants was learned from the pairs of :func:`sibling_pairs`. A
+    measured machine therefore qualifies only if its bf16 peak differs from that of ``machine`` by
     at most the largest factor that occurs in such a pair. The same rule holds for its bandwidth.
     For example, an L4 or an RTX 4090 does not get the constants of an L40S, and an H20 does not get
     the constants of an H200. If several machines qualify, the result is the machine whose peak and
     bandwidth factors have the smallest product. The comparison ignores the power limit, which is
     lower for a card on PCIe.
 
-    The result is None if no machine qualifies, if no two measured machines belong to one
-    generation, or if the machine does not support bf16. ``measured`` has the slugs of the machines
+    The result is None if no machine qualifies, if no two measured machines belong to the same
+    generation, or if ``machine`` does not support bf16. ``measured`` has the slugs of the machines
     with constants.
     """
     slugs = list(measured)
@@ -527,11 +527,11 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 
 
 def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
-    """Average measured machines' constants for bf16 GEMMs, for a machine without a similar sibling.
+    """Return a fit with the mean of the measured machines' constants for bf16 GEMMs.
 
-    Each measured machine's constants are first scaled to ``machine``. Every generation has the same
-    weight. The mean predicts better than the constants of one machine, even of the nearest
-    generation.
+    It is meant for a machine without a similar sibling. The constants of each measured machine are
+    first scaled to ``machine``. Every generation has the same weight. The mean predicts better than
+    the constants of a single machine, even if that machine is of the nearest generation.
 
     Args:
         measured: constants of the measured machines, by slug.

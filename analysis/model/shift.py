@@ -73,7 +73,9 @@ class Shift:
         The shift is zero if none of the pairs has a shape.
 
         Args:
-            siblings: for each sibling, the pairs of its table with each of its other collections.
+            siblings: pairs of collections for each sibling. The first collection of every pair is
+                the sibling's table, and the second is another collection of the sibling. The shift
+                is learned for the framework of the siblings' tables.
         """
         knots = []
         for low, high in itertools.pairwise(_EDGES_US):

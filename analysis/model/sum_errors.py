@@ -23,10 +23,10 @@ CHANGE_CORRELATION = 0.5
 """Assumed correlation between the errors of the predicted time ratios of two GEMMs. Such a ratio is
 a GEMM's time before a change, divided by its time after the change."""
 
-MOST_PRODUCTS = 12
-"""Largest number of GEMMs drawn for a simulated step; the same GEMM may be drawn twice."""
+MOST_GEMMS = 12
+"""Largest number of GEMMs drawn for a simulated step; a GEMM may be drawn several times."""
 
-FEWEST_PRODUCTS = 3
+FEWEST_GEMMS = 3
 """Smallest number of GEMMs drawn for a simulated step."""
 
 _MAX_COUNT = 48  # Largest number of times that a GEMM occurs in a simulated step.
@@ -43,16 +43,16 @@ class Times(NamedTuple):
     measured: Array
 
 
-def half_interval_of_sum(parts: Array, correlation: float) -> Array:
-    """Return the half-widths of the intervals of sums, given the half-widths for the single times.
+def half_interval_of_sum(half_widths: Array, correlation: float) -> Array:
+    """Return the half-widths of the intervals of sums, given the half-widths for single times.
 
     Args:
-        parts: half-widths of the intervals of the times, of shape (..., times in a sum).
+        half_widths: half-width of each time's interval, as an array of shape (..., times in a sum).
         correlation: correlation of the errors of any two times.
     """
     # Independent errors add up in quadrature, and fully correlated errors add up directly.
-    independent = (parts**2).sum(axis=-1)
-    correlated = parts.sum(axis=-1) ** 2
+    independent = (half_widths**2).sum(axis=-1)
+    correlated = half_widths.sum(axis=-1) ** 2
     total: Array = np.sqrt((1 - correlation) * independent + correlation * correlated)
     return total
 
@@ -61,12 +61,12 @@ def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
     """Choose at random how often each GEMM occurs in each of many simulated steps.
 
     Returns:
-        Counts as an array of shape (steps, :data:`MOST_PRODUCTS`). The row of a step with fewer
-        drawn GEMMs ends with zeros.
+        Counts as an array of shape (steps, :data:`MOST_GEMMS`). The row of a step with fewer drawn
+        GEMMs ends with zeros.
     """
-    drawn = rng.integers(FEWEST_PRODUCTS, MOST_PRODUCTS + 1, (steps, 1))
-    counts = rng.integers(1, _MAX_COUNT + 1, (steps, MOST_PRODUCTS))
-    return np.where(np.arange(MOST_PRODUCTS) < drawn, counts, 0)
+    drawn_gemms = rng.integers(FEWEST_GEMMS, MOST_GEMMS + 1, (steps, 1))
+    counts = rng.integers(1, _MAX_COUNT + 1, (steps, MOST_GEMMS))
+    return np.where(np.arange(MOST_GEMMS) < drawn_gemms, counts, 0)
 
 
 def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:

@@ -34,7 +34,7 @@ _INTENSITY_MARGIN, _PEAK_MARGIN = 1.3, 1.6
 _LOG_MARGIN = 1.5  # factor between the outermost values and the ends of a logarithmic axis
 _RULES_HEIGHT = 90  # height of the rules' chart without any rule: its axis and tools, in pixels
 _RULE_HEIGHT = 22  # height of one rule in this chart, in pixels
-_GOOD, _BAD = "#0072B2", "#D55E00"  # blue and vermilion, distinguishable with any colour vision
+_BLUE, _VERMILION = "#0072B2", "#D55E00"  # two colours that differ with any colour vision
 
 
 def shown_points() -> ColumnDataSource:
@@ -230,7 +230,7 @@ def neighbours(number: int) -> figure:
         "x",
         "high",
         source=edges["waves"],
-        color=_BAD,
+        color=_VERMILION,
         line_dash="dashed",
         line_alpha=0.7,
     )
@@ -242,11 +242,17 @@ def neighbours(number: int) -> figure:
         "x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None
     )
     predicted_dots.tags = ["neutral"]
-    # 4. Draw measured times with their intervals, and a ring around the chosen one.
-    chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
-    dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
+    # 4. Draw measured times with their intervals, and a ring around the chosen time.
+    chart.segment("x", "lo", "x", "hi", source=points, color=_BLUE)
+    dots = chart.scatter("x", "time", source=points, size=7, color=_BLUE)
     chart.scatter(
-        "x", "time", source=selected, size=14, line_color=_BAD, fill_color=None, line_width=2.5
+        "x",
+        "time",
+        source=selected,
+        size=14,
+        line_color=_VERMILION,
+        fill_color=None,
+        line_width=2.5,
     )
     chart.add_tools(HoverTool(renderers=[dots], tooltips="@description"))
     return chart
@@ -340,10 +346,10 @@ def pairs() -> figure:
 
 
 def _color(row: RuleResult) -> str:
-    """Return the colour of a rule: blue if it holds, vermilion if it no longer does, else grey."""
+    """Return the colour of a rule: blue if it holds, vermilion if it no longer holds, else grey."""
     if row.verdict.startswith("holds"):
-        return _GOOD
-    return _BAD if row.verdict.startswith("no longer") else NEUTRAL
+        return _BLUE
+    return _VERMILION if row.verdict.startswith("no longer") else NEUTRAL
 
 
 def _add_interaction(chart: figure, dots: object) -> None:

@@ -154,7 +154,7 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
-    """Return an answer to a pad or choose query for the script, with gains as fractions."""
+    """Convert the answer to a pad or choose query for the script; gains are fractions."""
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),

@@ -29,7 +29,7 @@ from kernels.common.counts import counted
 from sweeps.schema import problem_of
 
 
-class Tile(NamedTuple):
+class KeyFigure(NamedTuple):
     """A key figure at the top of the page: its title, its value, and a short explanation."""
 
     title: str
@@ -54,14 +54,14 @@ def verdict(report: PageReport) -> str:
     return f"{verdict_name} run" if verdict_name else "run not judged"
 
 
-def tiles(report: PageReport) -> list[Tile]:
+def key_figures(report: PageReport) -> list[KeyFigure]:
     """Return up to six key figures, or an empty list if the times of the run are unusable."""
     analysis = report.analysis
     if analysis.recording.unusable:
         return []
     plotted = roofline_series(analysis.table, analysis.recording.cache)
     figures = [
-        Tile(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the peak")
+        KeyFigure(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the peak")
         for gemm in fastest_gemms(plotted, analysis.recording.machine)[:2]
     ]
     # A headline is None if too few cases were measured for it.
@@ -69,18 +69,20 @@ def tiles(report: PageReport) -> list[Tile]:
     if misaligned_speed is not None:
         # Misaligned sizes may seem faster by chance, which is not a loss.
         loss = max(1 - misaligned_speed.value, 0.0)
-        figures.append(Tile("misaligned sizes lose", f"{loss:.0%}", "of the speed, on average"))
+        figures.append(
+            KeyFigure("misaligned sizes lose", f"{loss:.0%}", "of the speed, on average")
+        )
     nhwc_speed = layout(analysis.table)
     if nhwc_speed is not None:
         interval = f"{nhwc_speed.lo:.2f}–{nhwc_speed.hi:.2f}"
         figures.append(
-            Tile("NHWC against NCHW", f"{nhwc_speed.value:.2f}×", f"the speed ({interval})")
+            KeyFigure("NHWC against NCHW", f"{nhwc_speed.value:.2f}×", f"the speed ({interval})")
         )
     median_error = accuracy_headline(analysis)
     if median_error is not None:
         percentile_95 = analysis.errors.quantile(0.95)
         figures.append(
-            Tile(
+            KeyFigure(
                 "error of predictions",
                 f"{median_error.value:.1%}",
                 f"median; 95% of cases below {percentile_95:.0%}",
@@ -91,9 +93,9 @@ def tiles(report: PageReport) -> list[Tile]:
         likely = sum(answer.verdict == LIKELY for answer in report.advice)
         title = "changes that gain"
         if confirmed:
-            figures.append(Tile(title, f"{confirmed:,} confirmed", f"and {likely:,} likely"))
+            figures.append(KeyFigure(title, f"{confirmed:,} confirmed", f"and {likely:,} likely"))
         else:
-            figures.append(Tile(title, f"{likely:,} likely", "none confirmed"))
+            figures.append(KeyFigure(title, f"{likely:,} likely", "none confirmed"))
     return figures
 
 
@@ -122,7 +124,7 @@ def accuracy(report: PageReport) -> str:
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = accuracy_headline(report.analysis)
-    sentence = headline.text if headline else "There are too few cases to judge the predictions."
+    sentence = headline.text if headline else "Too few cases were timed to judge the predictions."
     limits = report.analysis.table["predicted_limit"]
     medians = report.analysis.errors.groupby(limits).median().sort_values()
     if len(medians) > 1:  # a single limit cannot be worse than others
@@ -181,7 +183,10 @@ def has_tensor_cores(report: PageReport) -> bool:
 
 
 def tensor_cores(report: PageReport) -> str:
-    """Name the model step that uses Tensor Cores for the smallest share of its eligible time."""
+    """Name the training step that uses Tensor Cores least, and the share of the time that it does.
+
+    The share is relative to the time in which the step could use Tensor Cores.
+    """
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
         return "The profiled steps do not show whether Tensor Cores were used where possible."
@@ -193,7 +198,7 @@ def tensor_cores(report: PageReport) -> str:
 
 
 def side_by_side(reports: list[PageReport]) -> str:
-    """Say how many times as fast the second recording is as the first, averaged over common cases.
+    """Compare the speeds of the first two recordings, averaged over their common cases.
 
     Args:
         reports: at least two reports; all but the first two are ignored.

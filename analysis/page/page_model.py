@@ -87,7 +87,7 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
     """Return the model of a machine as JSON for the page's script.
 
     Args:
-        basis: the model as ``predict`` uses it.
+        basis: the machine's model, as the command ``predict`` uses it.
         measured: problems that were measured. If the model's trees are too large, smaller trees
             grow from these problems and from random GEMMs. Otherwise, the problems are not used.
 
@@ -136,10 +136,11 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 
 
 def page_groups(basis: Basis) -> Iterable[PageGroup]:
-    """Yield the operations and dtypes that the page predicts.
+    """Yield a group for each operation and dtype whose times the page predicts.
 
-    On a GPU, these are all operations and dtypes that the machine supports. On a CPU, only groups
-    with a fit are included, because a CPU's default constants are only a starting point.
+    On a GPU, the page predicts all operations in all dtypes that the machine supports. On a CPU,
+    only groups with a fit are included, because a CPU's default constants are only a starting
+    point.
     """
     machine = basis.model.machine
     fitted = {_without_implementation(group) for group in basis.model.fits}
@@ -194,7 +195,7 @@ def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
 
 
 def _original_trees(fit: Fit) -> dict[str, Any]:
-    """Return the residual of a fit for the script, which evaluates the residual's trees."""
+    """Convert the residual of a fit for the script. The script evaluates the residual's trees."""
     assert fit.residual is not None
     residual = fit.residual
     return {"time": residual.trees.to_json(), "seen": residual.seen, "unseen": residual.unseen}
@@ -210,7 +211,7 @@ def _smaller_trees(
     If there are fewer than five shapes, no shape is held out, and all shapes are compared.
 
     Args:
-        basis: the model as ``predict`` uses it.
+        basis: the machine's model, as the command ``predict`` uses it.
         sharing: the groups that share the large trees, at least one.
         measured: problems that were measured, of any group; empty if only random GEMMs are used.
 

@@ -29,8 +29,8 @@ ESTIMATES = (
 )
 
 MOST_POINTS = 40_000
-"""Maximum number of points of a recording. The page has a random sample of a larger recording's
-points."""
+"""Maximum number of points of a recording. If a recording has more cases, the page shows a random
+sample of them."""
 
 _TIME_DIGITS = 9  # significant digits of times: a picosecond in times of up to a millisecond
 _DIGITS = 4  # significant digits of estimates: the page shows no more, and more would enlarge it
@@ -126,7 +126,7 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
 
 
 def _rounded(values: Array, digits: int) -> Array:
-    """Return values rounded to a number of significant digits."""
+    """Return the values, each rounded to ``digits`` significant digits."""
     return np.array([float(f"{value:.{digits}g}") for value in values])
 
 

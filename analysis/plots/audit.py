@@ -117,8 +117,8 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     """Name the best change, or say that no change is worth making.
 
-    The best change is the one with the largest gain after costs, as in the report of an audit. The
-    machine of this change is named if ``levers`` has several machines.
+    The best change has the largest gain after costs, as in the report of an audit. The machine of
+    this change is named if ``levers`` has several machines.
     """
     worthwhile = [
         (machine, lever)

@@ -50,7 +50,7 @@ def _is_certain(row: RuleResult) -> bool:
 
 
 def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
-    """Write ``cheat-sheet.png`` and ``.svg`` to the verdicts' folder, if there is a rule to show.
+    """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if there is a rule to show.
 
     Returns:
         A list with the path of the PNG file, or an empty list if nothing was written.
@@ -96,8 +96,10 @@ def what_to_do(row: Mapping[Hashable, Any]) -> str:
     Args:
         row: a row of the table from :func:`sheet_data`, with the columns ``id`` and ``effect``.
     """
-    do = all_rules()[str(row["id"])].do
-    return do if row["effect"] > 1 else f"Not here: {do[0].lower()}{do[1:]}"
+    advice = all_rules()[str(row["id"])].do
+    if row["effect"] > 1:
+        return advice
+    return f"Not here: {advice[0].lower()}{advice[1:]}"
 
 
 def _title(data: pd.DataFrame, machine: Machine) -> str:

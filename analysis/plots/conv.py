@@ -35,7 +35,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
         return None
     first = rows.iloc[0]  # all rows have the same filter, image size and batch
     figure, (axes,) = panels(1, channels_title(rows))
-    factor, unit = rate_unit(float(rows["tflops"].max()))  # TFLOP/s times the factor is in the unit
+    factor, unit = rate_unit(float(rows["tflops"].max()))  # factor from TFLOP/s to the unit
     for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
         channels = group["c"]
@@ -45,12 +45,11 @@ def draw_channels(analysis: Analysis) -> Figure | None:
         high = group["tflops_hi"] * factor
         error_bars(axes, channels, low, high, color)
         measured = group["tflops"] * factor
-        is_multiple = channels % 8 == 0
-        is_other = ~is_multiple
-        axes.plot(channels[is_other], measured[is_other], marker, color=color, markersize=4)
+        is_aligned = channels % 8 == 0
+        axes.plot(channels[~is_aligned], measured[~is_aligned], marker, color=color, markersize=4)
         axes.plot(
-            channels[is_multiple],
-            measured[is_multiple],
+            channels[is_aligned],
+            measured[is_aligned],
             marker,
             color=color,
             markersize=8,

@@ -1,4 +1,8 @@
-"""Plot the speed of each GPU in a fleet, and how much of the differences the clock explains."""
+"""Plot the speed of each GPU in a fleet, and how much of the differences the clock explains.
+
+Speeds come from the anchors: a few cases that are timed on every GPU. An anchor belongs to one of
+several kinds, such as bursts of compute or memory (:data:`analysis.fleet.anchors.KINDS`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
     Returns:
         Path of the PNG file, or None if fewer than two GPUs were timed on the same kind of anchor.
+
+    Raises:
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     figure = draw_fleet(report)
     if figure is None:

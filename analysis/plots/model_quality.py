@@ -26,8 +26,8 @@ from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
-# Minimum M of a staircase, and minimum number of pairs of M and M + 1. A large tile is up to 256
-# rows high, so smaller M would need only one row of tiles and show no cliff.
+# Minimum M in a staircase plot, and minimum number of pairs of M and M + 1 in it. A large tile is
+# up to 256 rows high, so a GEMM with a smaller M has only one row of tiles, and no cliff.
 _MIN_M, _MIN_PAIRS = 256, 8
 _ROUND = 16  # predictions between measured sizes are only drawn at multiples of this
 
@@ -38,12 +38,12 @@ def write_validation_plots(
     curve: Sequence[CurvePoint] = (),
     floor: Errors | None = None,
 ) -> list[Path]:
-    """Write every plot for which there are data, as PNG and SVG.
+    """Write the plots of a validation as PNG and SVG files; leave out plots without data.
 
     Args:
         validation: predictions of held-out rows.
-        folder: folder of the files.
-        curve: points of the learning curve; without points, this plot is left out.
+        folder: folder that the files are written to.
+        curve: points of the learning curve; if empty, the plot of the curve is left out.
         floor: errors that even a perfect model would make; None if they are unknown.
 
     Returns:
@@ -99,7 +99,10 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
                 label="error of a perfect model",
             )
         panel.set(
-            xscale="log", xlabel="rows calibrated", ylabel=f"{average} error, %", ylim=(0, None)
+            xscale="log",
+            xlabel="number of calibration rows",
+            ylabel=f"{average} error, %",
+            ylim=(0, None),
         )
         panel.set_xticks(sorted({point.count for point in curve}))
         panel.get_xaxis().set_major_formatter("{x:,.0f}")
@@ -150,7 +153,7 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_shapes(rows: pd.DataFrame) -> Figure:
-    """Draw a heat map of :func:`shapes_data` in percent; the title names the worst cell."""
+    """Draw the errors of :func:`shapes_data` as a heat map; the title names the worst cell."""
     mean_errors = shapes_data(rows)
     cell_errors = mean_errors.stack()
     worst_m, worst_nk = cell_errors.idxmax()
@@ -186,10 +189,10 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
         rows: held-out GEMMs that differ only in M, N and K.
 
     Returns:
-        The cases of the chosen line, or an empty table if no line has enough pairs. The columns
-        ``step`` and ``predicted_step`` are the changes of the measured and of the predicted time
-        from M to M + 1, as fractions of the time at M. Both columns are NaN in a row that does not
-        begin a counted pair.
+        The cases of the chosen line, or an empty table if no line has at least eight counted pairs.
+        The columns ``step`` and ``predicted_step`` are the changes of the measured and of the
+        predicted time from M to M + 1, as fractions of the time at M. Both columns are NaN in a row
+        that does not begin a counted pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -212,8 +215,8 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Plot time against M at constant N and K; predictions are also drawn between measured sizes.
 
-    An arrow and the title show the largest predicted cliff. The result is None if no line has
-    enough pairs (:func:`staircase_data`).
+    An arrow and the title show the largest predicted cliff. The result is None if
+    :func:`staircase_data` finds no line with enough pairs.
     """
     line = staircase_data(_commonest_gemms(validation, rows))
     if line.empty:
@@ -282,7 +285,8 @@ def _predicted_between(
 ) -> tuple[NDArray[np.intp], Array]:
     """Return sizes of M between the ends of a line, and the predicted seconds at each size.
 
-    The sizes are the measured sizes and multiples of 16. At other sizes, the cost of misalignment
+    ``line`` is a table from :func:`staircase_data`. The sizes are all measured sizes, and the
+    multiples of 16 between them. Other sizes are left out, because the cost of their misalignment
     would hide the cliffs.
     """
     low = int(line["m"].min())

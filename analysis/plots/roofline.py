@@ -49,9 +49,9 @@ def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
 
     The colour of a point shows the predicted limit, and its marker shows the dtype. Filled points
-    are measured, and hollow ones are predicted. If there are many cases, their points and lines
-    become an image, and the intervals of measured speeds are left out. The result is None for fewer
-    than five cases.
+    are measured speeds, and hollow points are predicted speeds. With more than 5,000 cases, the
+    points and lines are drawn as an image, and the intervals of measured speeds are left out. The
+    result is None for fewer than five cases.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -146,31 +146,33 @@ def _draw_roofs(
         machine: the measured machine.
         roofs: table from :func:`ceilings`.
         ends: smallest and largest intensity on the axis, in FLOP/byte.
-        factor: factor from TFLOP/s to the plot's unit.
+        factor: number of the plot's units in one TFLOP/s.
     """
     left, right = ends
-    origin = ", measured" if machine.kind == "cpu" else ""
+    # The limits of a CPU are measured, and its labels say so.
+    label_suffix = ", measured" if machine.kind == "cpu" else ""
+    # 1. Draw the slope up to the last ridge. If all ridges are left of the plot or near its left
+    # end, draw the slope up to twice the smallest intensity, so that a part of it is visible.
     slope = machine.bandwidth / 1e12 * factor  # in the plot's unit per FLOP/byte
-    # The slope ends at the last ridge. If all ridges are left of the plot or near its left end, the
-    # slope is drawn up to twice the smallest intensity, so that a part of it is visible.
     slope_end = max(roofs["ridge"].max(), 2 * left)
     intensities = np.array([left, slope_end])
     axes.plot(intensities, intensities * slope, color=NEUTRAL, linewidth=2)
-    # The labels of the slope and of the ridges are above the slope. This place is usually empty,
-    # because a case can only be above the slope if some of its data stay in a cache. The slope's
-    # label is as far left as it fits, because the ridges' labels are further right.
+    # 2. Label the slope. Its label and those of the ridges are above the slope, which is usually an
+    # empty place: a case can only be there if some of its data stay in a cache. The slope's label
+    # is as far left as it fits, because the ridges' labels are further right.
     # The axis is logarithmic, so a power is a share of its width.
     label_intensity = min(left * (right / left) ** _LABEL_SHARE, slope_end)
     axes.annotate(
-        f"memory{origin}\n{machine.bandwidth / 1e9:,.0f} GB/s",
+        f"memory{label_suffix}\n{machine.bandwidth / 1e9:,.0f} GB/s",
         (label_intensity, label_intensity * slope),
         xytext=(-10, 4),
         textcoords="offset points",
         ha="right",
         color=NEUTRAL,
     )
-    # Dtypes with the same peak share a roof and its label. Labels of peaks are right of the plot.
-    # They are one line each, because they may be close: many peaks differ by a factor of two.
+    # 3. Draw and label the peaks. Dtypes with the same peak share a roof and its label. The labels
+    # of peaks are right of the plot. Each label is one line, because labels may be close: many
+    # peaks differ by a factor of two.
     for _, same_roof in roofs.groupby("tflops"):
         peak_tflops = float(same_roof["tflops"].iloc[0])
         level = peak_tflops * factor
@@ -189,7 +191,7 @@ def _draw_roofs(
             fontsize=10,
         )
         axes.annotate(
-            f"{', '.join(same_roof['dtype'])} peak{origin}: {rate(peak_tflops)}",
+            f"{', '.join(same_roof['dtype'])} peak{label_suffix}: {rate(peak_tflops)}",
             (right, level),
             xytext=(6, 0),
             textcoords="offset points",

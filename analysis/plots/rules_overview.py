@@ -28,11 +28,13 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Return a table with one row for each verdict on a rule.
 
     Args:
-        documents: verdicts from :func:`analysis.rules.inputs.imported_rules`, at least one.
+        documents: result of :func:`analysis.rules.inputs.imported_rules`, with one document per
+            machine and at least one verdict.
 
     Returns:
         The columns ``name`` (of the machine), ``statement`` (the rule), ``effect``, ``lo`` and
-        ``hi`` (the ends of the effect's interval), and ``verdict`` (the part before a colon).
+        ``hi`` (the ends of the effect's interval), and ``verdict`` (without the explanation that
+        may follow a colon).
     """
     rows = []
     for document in documents:
@@ -52,7 +54,7 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
     """Write ``rules-public.png`` and ``.svg`` to a folder, and return the path of the PNG file.
 
-    ``documents`` has one or more verdicts, as :func:`overview_data` takes them.
+    :func:`overview_data` explains the argument ``documents``.
 
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.
@@ -80,7 +82,8 @@ def draw_overview(data: pd.DataFrame) -> Figure:
         f"{str(verdict).replace(',', '')} {counted(count, 'time')}"
         for verdict, count in data["verdict"].value_counts().items()
     ]
-    title = f"{len(statements)} rules on {len(names)} GPUs: {', '.join(counts)}"
+    rules_and_gpus = f"{counted(len(statements), 'rule')} on {counted(len(names), 'GPU')}"
+    title = f"{rules_and_gpus}: {', '.join(counts)}"
     # 2. Draw each rule's panel, with the machines in the same order from top to bottom.
     size = (4.0 + 3.2 * len(statements), 2.6 + 0.42 * len(names))
     figure, axes = panels(len(statements), title, size, share_y=True)
@@ -103,8 +106,8 @@ def draw_overview(data: pd.DataFrame) -> Figure:
             )
         panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
         panel.set_title(verbatim(textwrap.fill(statement, _TITLE_WIDTH)), loc="left", fontsize=12)
-        # Every panel shows at least the effects from 0.98 to 1.1. Its right end is 6% further from
-        # 1 than the upper end of any interval, so that no upper cap is at the panel's edge.
+        # Every panel shows at least the effects from 0.98 to 1.1. A panel's right end is 6% further
+        # from 1 than the largest upper end of an interval, so that no cap is at the panel's edge.
         low = min(0.98, rows["lo"].min())
         high = max(rows["hi"].max(), 1.1)
         panel.set_xlim(low, 1 + 1.06 * (high - 1))

@@ -36,7 +36,7 @@ from kernels.machine import Machine
 def draw_square(analysis: Analysis) -> Figure | None:
     """Plot speed against the size of a square GEMM, with the peak of each dtype.
 
-    The result is None if no dtype has enough points.
+    A dtype with fewer than five points is left out. The result is None if no dtype is left.
     """
     rows = enough(square_series(analysis.table), "dtype")
     if rows.empty:
@@ -64,7 +64,7 @@ def draw_square(analysis: Analysis) -> Figure | None:
 def edges(
     machine: Machine, dtype: str, along: str, line: pd.DataFrame
 ) -> tuple[list[int], list[int]]:
-    """Return the tile and wave edges along a line.
+    """Return the tile edges and the wave edges along a line of GEMMs that differ in one size.
 
     The edges are those of the tile that the vendor library uses for large GEMMs. At a tile edge,
     one more element in the dimension ``along`` needs another row or column of tiles. At a wave
@@ -76,7 +76,7 @@ def edges(
         machine: machine that runs the GEMMs.
         dtype: dtype that determines the tile.
         along: dimension that varies: m, n or k.
-        line: unbatched cases of the line, with the columns m, n and k.
+        line: unbatched GEMMs of the line, in any dtypes, with the columns m, n and k.
     """
     if along == "k" or machine.kind == "cpu":
         return [], []
@@ -105,11 +105,13 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, and dashed lines at wave edges, both for the dtype with the most
-    points in the panel. The dashed lines are left out if every tile edge is a wave edge, too. Along
-    N and K, a GPU runs different kernels for sizes that are multiples of 8 and for other sizes,
-    except in fp32. The predictions for these two kinds of sizes are therefore separate lines. The
-    result is None if no dtype has enough points along any dimension.
+    Dotted lines are at tile edges, and dashed lines are at wave edges. All edges are those of the
+    dtype with the most points in the panel. The dashed lines are left out if every tile edge is
+    also a wave edge. Along N and K on a GPU, multiples of 8 and other sizes have separate lines of
+    predictions, because most dtypes use different kernels for misaligned sizes.
+
+    In each panel, dtypes with fewer than five points are left out. The result is None if no dtype
+    is left in any panel.
     """
     # 1. Keep the dimensions along which a dtype has enough points.
     lines = {}
@@ -129,7 +131,8 @@ def draw_steps(analysis: Analysis) -> Figure | None:
             axes.plot(
                 group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
             )
-            # Lines are in layout nt, in which M is not the length of a row, so M does not misalign.
+            # All cases are in layout nt. M is not the length of a row of any matrix there, so every
+            # M is aligned.
             joined_groups = [group]
             if machine.kind == "gpu" and along != "m":
                 is_multiple = group[along] % 8 == 0
@@ -161,7 +164,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 
 def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
-    """Return the handles of all panels by label, with only the first handle of each label."""
+    """Return the legend handles of all panels by label; only a label's first handle is kept."""
     entries: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -172,9 +175,10 @@ def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
 def draw_alignment(analysis: Analysis) -> Figure | None:
     """Plot relative speed against the offset from a round size.
 
-    Speed is relative to the speed at the round size. Each dimension has its own panel. Only the
-    largest round size with enough points is drawn. The result is None if no round size has enough
-    points.
+    Speed is relative to the speed at the round size. Each dimension has its own panel. A
+    series has the points of one dimension, round size and dtype. Series with fewer than five points
+    are left out. Only the largest round size that is left is drawn. The result is None if no series
+    is left.
     """
     # The points of a plotted series are those of one dimension, round size and dtype.
     rows = enough(alignment_series(analysis.table), "along", "base", "dtype")

@@ -1,4 +1,7 @@
-"""Style of all plots: legible on a projector and to colour-blind readers, with a caption below."""
+"""Define the style of all plots, and write plots with a caption to files.
+
+The style is legible on a projector, and for colour-blind readers.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kernels.common.counts import counted
 from sweeps.store import make_folder, write_whole
 
 # Okabe and Ito's colours can be distinguished with any colour vision, and the markers in black and
@@ -61,7 +65,8 @@ _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    # The layout is computed with the size of text in the PNG file, which depends on the resolution.
+    # The size of text depends slightly on the resolution. The layout is therefore computed at the
+    # resolution of the PNG file.
     "figure.dpi": 150,
     "savefig.dpi": 150,
     "svg.hashsalt": "rooftile",  # the same data gives the same bytes
@@ -96,7 +101,7 @@ def panels(
 def enough(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
     """Return the rows of each series that has at least LEAST_POINTS rows.
 
-    The rows of a series have the same values in the columns ``by``, of which at least one is given.
+    The rows of a series have the same values in the columns ``by``; give at least one column.
     """
     if rows.empty:
         return rows
@@ -134,8 +139,7 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
             linewidth=0,
             label=f"±{band:.0%}",
         )
-    # 2. Draw the cases of each limit. If there are many, their points become an image, and their
-    # intervals are left out.
+    # 2. Draw the cases of each limit. Many points are drawn as an image, without intervals.
     has_many_points = len(rows) > MAX_VECTORS
     for limit, (color, marker) in LIMIT_STYLE.items():
         cases = rows[rows["limit"] == limit]
@@ -158,9 +162,9 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
             markersize=size,
             alpha=alpha,
             rasterized=has_many_points,
-            label=f"{limit}-bound, {len(cases):,}",
+            label=f"{limit}-bound, {counted(len(cases), 'case')}",
         )
-    # 3. Both axes have the same ends. Markers in the legend are drawn at least 6 points large.
+    # 3. Give both axes the same ends. In the legend, markers are at least 6 points wide.
     axes.set(
         xscale="log",
         yscale="log",

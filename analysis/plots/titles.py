@@ -39,13 +39,15 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
 
 
 def square_title(rows: pd.DataFrame) -> str:
-    """Return a title with the size from which square GEMMs in each dtype are near their best speed.
+    """Return a title that says from which size square GEMMs reach 90% of their best speed.
+
+    Each dtype has its own size. Dtypes in which even the largest GEMM is slower are named, too.
 
     Args:
         rows: table from :func:`analysis.slices.series.square_series`.
     """
     reached = []
-    slow_at_end = []  # dtypes in which the largest measured size is not fast enough
+    slow_at_end = []  # dtypes in which the largest measured size is below 90% of the best speed
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
         if size is None:
@@ -56,7 +58,9 @@ def square_title(rows: pd.DataFrame) -> str:
     if not reached:
         dtypes = enumerated(slow_at_end)
         return f"The largest square GEMM is below {NEARLY:.0%} of the best speed in {dtypes}"
-    slower = f"; the largest is below that in {enumerated(slow_at_end)}" if slow_at_end else ""
+    slower = ""
+    if slow_at_end:
+        slower = f"; the largest GEMM is below {NEARLY:.0%} in {enumerated(slow_at_end)}"
     return f"Square GEMMs reach {NEARLY:.0%} of their best speed {enumerated(reached)}{slower}"
 
 
@@ -64,15 +68,16 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """Return a title that names the largest significant slowdown from one size to the next.
 
     Args:
-        lines: rows of one line per dimension, as :func:`analysis.slices.series.steps_series`
-            returns them.
+        lines: cases to search, by the dimension that differs, as
+            :func:`analysis.slices.series.steps_series` returns them.
     """
     largest_cliff = steepest(lines)
     if largest_cliff is None:
         return "No cliff from one size to the next is significant"
     along, cliff = largest_cliff
     sizes = f"{along.upper()} {cliff[along]} → {cliff['after']}"
-    # Lines are in layout nt, in which M is not the length of a row.
+    # All cases are in layout nt. M is not the length of a row of any matrix there, so its alignment
+    # is not mentioned.
     if along != "m" and cliff[along] % 8 == 0 and cliff["after"] % 8:
         sizes += ", not a multiple of 8,"
     more_time = f"{cliff['ratio'] - 1:.0%} more time"
@@ -83,8 +88,8 @@ def alignment_title(rows: pd.DataFrame) -> str:
     """Return a title with the slowest misaligned size, and the largest slowdown at multiples of 8.
 
     A size is misaligned if it is not a multiple of 8. Only sizes that are significantly slower than
-    the round size count. If none of them is misaligned, the title has the mean loss of misaligned
-    sizes instead, which is more certain.
+    the round size count. If no misaligned size is significantly slower, the title has the mean
+    slowdown of misaligned sizes instead, because a mean is more certain than a single ratio.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with rows of a single
@@ -115,11 +120,12 @@ def alignment_title(rows: pd.DataFrame) -> str:
 
 
 def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
-    """Return a title with the dimension whose misaligned sizes are slowest on average.
+    """Return a title with the dimension and dtype whose misaligned sizes are slowest on average.
 
-    No row of ``misaligned`` is significantly slower than the round size.
+    If no mean is significantly slower than the round size, the title says so instead. No row of
+    ``misaligned`` may be significantly slower by itself.
     """
-    slowest: tuple[float, str] | None = None  # mean speed, dimension and dtype in words
+    slowest: tuple[float, str] | None = None  # mean relative speed, and a phrase for the title
     for (along, dtype), group in misaligned.groupby(["along", "dtype"], sort=False):
         if len(group) < 2:  # the scatter of a single ratio is unknown
             continue
@@ -129,7 +135,9 @@ def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
             slowest = mean, f"{str(along).upper()} are {1 - mean:.0%} slower in {dtype}"
     if slowest is None:
         return "No misaligned size is significantly slower than the round size"
-    return f"On average, misaligned sizes along {slowest[1]}; no single one is significantly slower"
+    return (
+        f"On average, misaligned sizes along {slowest[1]}; no single size is significantly slower"
+    )
 
 
 def channels_title(rows: pd.DataFrame) -> str:

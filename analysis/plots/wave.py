@@ -23,7 +23,7 @@ from kernels.problem import Gemm
 _BEYOND = 2.0  # end of the plot, as a multiple of the M after the cliff
 _MOST_MARKED = 60  # maximum number of edges of a kind to draw; more are only counted
 _ROUND = 16  # sizes of the predicted line are multiples of this, in addition to measured sizes
-_EXPLAINED = 0.5  # smallest share of a cliff that the model must predict to explain it
+_EXPLAINED = 0.5  # share of a cliff's log ratio that the model must predict to explain the cliff
 _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
@@ -40,7 +40,7 @@ def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
         cliff.
     """
     pairs = neighbouring_pairs(line)
-    # Times without intervals are certain, but equal times are not a cliff.
+    # A ratio without an interval counts as certain, but a ratio of 1 is not a cliff.
     is_cliff = pairs["certain"] & (pairs["ratio"] != 1)
     cliffs = pairs[is_cliff] if size is None else pairs[pairs["m"] == size]
     if cliffs.empty:
@@ -53,11 +53,11 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     """Draw the wave plot.
 
     Args:
-        basis: basis of the predictions.
+        basis: the machine's model, which predicts the times, and where it comes from.
         gemm: a GEMM of the class; its M is not used.
         line: measured GEMMs of the class, with the columns ``m``, ``n``, ``k``, ``time_us`` and, if
-            they are known, ``implementation``, ``time_lo_us`` and ``time_hi_us``. An implementation
-            has each M at most once.
+            they are known, ``implementation``, ``time_lo_us`` and ``time_hi_us``. Each M occurs at
+            most once per implementation.
         size: smaller M of the cliff that the title describes; None for the largest certain
             cliff. The size must be in ``line`` together with a neighbouring larger M.
     """
@@ -77,8 +77,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     predicted = _predicted(basis, gemm, sizes)
     measured_count = line["m"].nunique()
     figure, (axes,) = panels(1, _title(cliff, predicted, measured_count), (11.0, 6.5))
-    # 2. Draw the predicted line. Its label says if the model was fitted to the measured points. It
-    # is not fitted to the times of a run that only measured pad/choose queries.
+    # 2. Draw the predicted line. Its label says if the model was fitted to the measured points. The
+    # model is not fitted to the times of a run that only measured pad/choose queries.
     is_fitted = basis.calibrated and not basis.measured and not line.empty
     label = "predicted by a model that was also fitted to these cases" if is_fitted else "predicted"
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
@@ -87,7 +87,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     kernel_m = predicted["m"].iloc[-1] if cliff is None else cliff["m"]
     kernel_row = predicted[predicted["m"] == kernel_m].iloc[-1]
     _mark_edges(axes, kernel_row, predicted, basis.model.machine.sms)
-    # 4. Draw the measured points, with the intervals of those that have one, and explain the cliff.
+    # 4. Draw the measured points and the known intervals of their times, and explain the cliff.
     color, _ = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))
     if len(line):
         axes.plot(
@@ -111,13 +111,15 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
 
 
 def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
-    """Return the row of ``Prediction.frame`` for each M in ``sizes``, with a column ``m`` added."""
+    """Return the predictions at each M in ``sizes``: ``Prediction.frame`` with a column ``m``."""
     gemms = [replace(gemm, m=int(size)) for size in sizes]
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured_count: int) -> str:
-    """Return a title about the cliff or its absence, or about a prediction without measurements.
+    """Return a title that describes the cliff, or says that no cliff is significant.
+
+    If nothing was measured, the title has the prediction at the largest M instead.
 
     Args:
         cliff: the cliff, as :func:`cliff_at` returns it.
@@ -196,34 +198,37 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     )
 
 
-def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
+def _mark_edges(axes: Axes, kernel_row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
     """Mark each M above which the GEMM needs another row of tiles, or another wave.
 
-    An edge counts only if the model expects the kernel of ``row`` on both sides of the edge. If a
-    kind has more than 60 edges, none of its edges is drawn, and the legend only gives their number.
+    An edge counts only if the model expects the kernel of ``kernel_row`` on both sides of the edge.
+    Up to 60 tile edges and up to 60 wave edges are drawn. If there are more edges of a kind, the
+    legend only gives their number.
 
     Args:
         axes: axes to draw on.
-        row: a prediction for the kernel whose edges are marked.
+        kernel_row: a prediction for the kernel whose edges are marked.
         predicted: the predictions at all sizes that are shown.
         sms: number of SMs of the machine.
     """
-    # 1. Find all edges, at multiples of the tile's height. One row of tiles has ``across`` tiles.
-    height = int(str(row["tile"]).partition("x")[0])
-    across = round(row["tiles"] / ceil_div(int(row["m"]), height))
+    # 1. Find all edges, at multiples of the tile's height.
+    height = int(str(kernel_row["tile"]).partition("x")[0])
+    tiles_per_row = round(kernel_row["tiles"] / ceil_div(int(kernel_row["m"]), height))
     sizes = predicted["m"].to_numpy()
     edges = height * np.arange(1, int(sizes[-1]) // height + 1)
     # 2. Keep an edge if the model expects this kernel both there and at the next larger size. If no
     # size is larger than the last edge, only the size at the edge counts.
-    is_same = ((predicted["tile"] == row["tile"]) & (predicted["split"] == row["split"])).to_numpy()
+    has_same_tile = predicted["tile"] == kernel_row["tile"]
+    has_same_split = predicted["split"] == kernel_row["split"]
+    is_same_kernel = (has_same_tile & has_same_split).to_numpy()
     at_edge = np.searchsorted(sizes, edges)
     beyond_edge = np.minimum(np.searchsorted(sizes, edges, side="right"), len(sizes) - 1)
-    edges = edges[is_same[at_edge] & is_same[beyond_edge]]
+    edges = edges[is_same_kernel[at_edge] & is_same_kernel[beyond_edge]]
     # 3. Distinguish edges that begin a wave from those that only begin a row of tiles. Each SM
     # computes one tile per wave.
     tile_rows = edges // height
-    waves_at_edge = np.ceil(tile_rows * across / sms)
-    waves_beyond = np.ceil((tile_rows + 1) * across / sms)
+    waves_at_edge = np.ceil(tile_rows * tiles_per_row / sms)
+    waves_beyond = np.ceil((tile_rows + 1) * tiles_per_row / sms)
     is_wave = waves_beyond > waves_at_edge
     # 4. Draw the edges of each kind, and count them in the legend.
     styles = (("tile", edges[~is_wave], ":", 0.7), ("wave", edges[is_wave], "--", 1.2))
@@ -231,7 +236,7 @@ def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -
         count = len(marked)
         if not count:
             continue
-        label = f"{counted(count, f'{name} edge')} of {row['tile']} tiles"
+        label = f"{counted(count, f'{name} edge')} of {kernel_row['tile']} tiles"
         if count > _MOST_MARKED:
             label += ", too many to draw"
         else:

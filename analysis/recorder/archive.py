@@ -24,8 +24,8 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     """Pack a machine's folders into one archive, and return its path.
 
     The archive is named after the first folder, and replaces an old archive of that name. Samples,
-    old runs and hidden files are left out. Files that would make the estimated size exceed
-    ``limit`` are left out, too; ``left-out.txt`` in the archive names them.
+    old runs and hidden files are never packed. A file that would make the estimated size exceed
+    ``limit`` is also left out, and is then named in the archive's ``left-out.txt``.
 
     Args:
         results: folder of all machines' results, to which the archive is written.

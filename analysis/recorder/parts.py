@@ -58,7 +58,7 @@ class RecorderStep:
     on_device: bool = True
 
     def expected(self, kind: str) -> float | None:
-        """Return the expected seconds on a ``gpu`` or ``cpu``; None if that kind skips the step."""
+        """Return the expected seconds on a ``gpu`` or ``cpu``; None if the step is skipped."""
         on_gpu, on_cpu = self.seconds
         return on_gpu if kind == "gpu" else on_cpu
 
@@ -76,6 +76,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
     The first six parts take about nine minutes on a GPU, including the time to start each command.
+    The pairs of numbers in the table are expected seconds on a GPU and on a CPU.
     """
     return (
         RecorderPart(

@@ -56,7 +56,7 @@ _MIN_PATIENCE = 90.0
 """Minimum time limit, in seconds, of a command that does not measure sweeps."""
 
 _MIN_SECONDS = 5.0
-"""Smallest rest of a sweep's expected time, in seconds, that does not count as used up."""
+"""Seconds of a sweep's expected time that must be left, or else the time counts as used up."""
 
 _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
@@ -111,9 +111,10 @@ class RecorderState:
 
     Attributes:
         path: path of ``record.json``.
-        slices: one entry per call of the command, with the start time, the duration in seconds, the
-            names of the started steps and, if anchor cases were re-timed, the report about these
-            cases.
+        slices: one entry per call of ``analysis record``, with the start time, the duration in
+            seconds and the names of the started steps. If an earlier slice has measured cases, the
+            entry also has the report on re-timing some of these cases (anchors), or None if the
+            report is missing.
         ended: last outcome of each step's command, and the total seconds of its calls, by the name
             of the step.
     """
@@ -159,8 +160,8 @@ def run_command(
     """Run a command with the given interpreter, as :data:`RunCommand` describes.
 
     At the limit, the command gets SIGTERM, so that it can save what it has measured. If it is still
-    running after :data:`_GRACE` seconds, it is killed. Its stderr is not captured, so that the user
-    sees it.
+    running after :data:`_GRACE` seconds, it is killed. The user sees the command's stderr, because
+    only its stdout is captured.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -228,8 +229,8 @@ class Recorder:
         self._device = list(device)
         self._note = note
         self._run = run
-        # Why the folder's run cannot be resumed; empty if it can be. Only record() sets it aside,
-        # because plan() must not change any file.
+        # Why the folder's run cannot be resumed; empty if it can be. Only record() sets such a run
+        # aside, because plan() must not change any file.
         self._why_set_aside = ""
         if (place.folder / "run.json").exists():
             self._why_set_aside = why_software_differs(
@@ -366,7 +367,7 @@ class Recorder:
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
-        """Return a step's expected seconds minus those used so far; the result may be negative."""
+        """Return a step's expected seconds minus its seconds so far; the result may be negative."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
@@ -423,7 +424,7 @@ class Recorder:
         A sweep can begin if enough time is left to start it, because another slice can resume the
         sweep. Any other command loses its work if it is stopped, so its whole expected time must be
         left. The first step of a slice is an exception: it can begin if enough time is left to
-        start it. Otherwise, a small budget could never begin a long command.
+        start it. Otherwise, calls with a small budget would never begin a long command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
@@ -481,9 +482,10 @@ class Recorder:
         return command + (self._device if step.on_device else [])
 
     def _retime_anchors(self) -> dict[str, Any] | None:
-        """Re-time anchor cases, and tell the user whether the machine is as fast as before.
+        """Re-time cases of an earlier slice, and tell the user if the machine is as fast as before.
 
-        Re-timing takes at most half of the remaining time, so that steps get the other half.
+        These cases are called anchors. Re-timing takes at most half of the remaining time, so that
+        steps get the other half.
 
         Returns:
             The report of ``sweeps doctor --again``; None if too little time is left, if the command

@@ -1,10 +1,10 @@
 """Times of named cases in one process, from our recordings or from other programs' results.
 
-A comparison needs the logarithm of each case's typical time, and its standard error. If individual
-samples are known, this logarithm is the 20% trimmed mean of the samples' logarithms. The trimmed
-mean ignores a few disturbed samples, and for normally distributed noise, its error is smaller than
-that of the median. The standard error of the trimmed mean is computed from the winsorised variance
-(Tukey and McLaughlin).
+A comparison needs the logarithm of each case's typical time, and the standard error of that
+logarithm. If individual samples are known, the logarithm is the 20% trimmed mean of the samples'
+logarithms. The trimmed mean ignores a few disturbed samples. For normally distributed noise, its
+error is smaller than the error of the median. The standard error of the trimmed mean is computed
+from the winsorised variance (Tukey and McLaughlin).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CaseTimes:
         """
         if count < 2 or not deviation > 0:  # the deviation may be NaN
             return cls(math.log(seconds), count=count, problem=problem)
-        # A small error of a logarithm equals the relative error of the mean.
+        # A small error of a logarithm is nearly equal to the relative error of the mean.
         error = deviation / seconds / math.sqrt(count)
         return cls(math.log(seconds), error, count - 1, count, problem=problem)
 
@@ -97,10 +97,10 @@ class TimedProcess:
 
 
 def trimmed_mean(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the 20% trimmed mean of at least one value, its standard error and degrees of freedom.
+    """Return the 20% trimmed mean of the values, its standard error, and its degrees of freedom.
 
-    If there is only one value, or all values left after trimming are equal, the error is 0 and the
-    degrees of freedom are infinite.
+    At least one value is required. If only one value is left after trimming, or all values left are
+    equal, the error is 0 and the degrees of freedom are infinite.
     """
     # 1. Leave out the smallest and the largest values, and average the others.
     ordered = np.sort(values)

@@ -229,7 +229,7 @@ def _split_cells(
     )
     complete[[kept[i] for i in skipped]] = False
     # 3. Put the cells back into the order of the lines. Each column gets an empty cell at its end,
-    #    from which incomplete lines take theirs.
+    #    which is copied to the incomplete lines.
     positions = np.full(len(lines), len(table))
     positions[complete] = np.arange(len(table))
     cells = {}
@@ -246,8 +246,8 @@ def _is_well_quoted(line: str) -> bool:
     if '"' not in line:
         return True
     try:
-        # A strict reader raises an error if a quotation is not closed, or ends within a cell. A
-        # quotation mark within a cell without a quotation is text.
+        # A strict reader raises an error if a quotation is not closed, or ends within a cell. In a
+        # cell that does not begin with a quotation mark, quotation marks are text.
         next(csv.reader([line], strict=True))
     except csv.Error:
         return False

@@ -1,8 +1,8 @@
 """Read recordings that were imported from public tables or from users' files.
 
-The recordings of a machine are stored in ``results/public/<machine>/``. measurements.parquet has
-the times, and run.json says where they come from. collections.parquet has all of the machine's
-tables from the package of public tables.
+The imported recording of a machine is stored in ``results/public/<machine>/``. Its file
+measurements.parquet has the times, and its run.json says where these times come from. The file
+collections.parquet has all of the machine's tables from the package of public tables.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def is_of_file(folder: Path) -> bool:
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     """Return a machine's collections, which are public tables, by the name of the source.
 
-    The rows have the columns ``source``, ``m``, ``n``, ``k``, ``dtype`` and ``time_us``. The result
-    is empty if no collection was imported.
+    Each table has the columns ``source``, ``m``, ``n``, ``k``, ``dtype`` and ``time_us``. The
+    result is empty if no collection was imported.
 
     Raises:
         UserError: if the file of collections cannot be read, or has a row with an invalid size or
@@ -114,7 +114,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
     The column ``batch`` is only checked if the table has it.
 
     Raises:
-        KeyError: if another size, or the time, is not a column.
+        KeyError: if the table lacks the column of another size or of the time.
     """
     size_columns = ["m", "n", "k"]
     if "batch" in rows:
@@ -126,7 +126,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
-    """Return the error to raise for a file with invalid rows; its message names the first one."""
+    """Return the error to raise for a file with invalid rows; the message names the first row."""
     first_unsound = int(np.argmin(sound))  # position of the first False
     return UserError(
         f"row {first_unsound + 1} of {path} has an invalid size or time. "
@@ -169,18 +169,18 @@ def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError, TypeError: if a value cannot be converted to the type of its column.
     """
-    # 1. Take the columns of the table, and the defaults of those that it lacks. Each column gets
-    # its type. A column without values, and without a default, is missing.
+    # 1. Take the columns of the table, and defaults for the columns that it lacks. A column without
+    # a default gets missing values.
     values: dict[str, Any] = {**_DEFAULTS, **{name: table[name] for name in table}}
     columns = {
         name: pd.Series(values.get(name), index=table.index, dtype=FRAME_TYPES[kind])
         for name, (kind, _) in COLUMNS.items()
     }
     rows = pd.DataFrame(columns)
-    # 2. Compute the speeds. Tables may have very many GEMMs, so theirs are computed at once.
+    # 2. Compute the speeds. A table may have very many GEMMs, so their FLOPs are computed at once.
     is_gemm = rows["op"] == "gemm"
     flops = 2.0 * rows["m"] * rows["n"] * rows["k"] * rows["batch"]
-    others = rows[~is_gemm].to_dict("records")
-    flops[~is_gemm] = [float(problem_of(row).flops) for row in others]
+    other_rows = rows[~is_gemm].to_dict("records")
+    flops[~is_gemm] = [float(problem_of(row).flops) for row in other_rows]
     rows["tflops"] = (flops / rows["time_us"] / 1e6).astype(rows["tflops"].dtype)
     return rows

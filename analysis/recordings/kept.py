@@ -1,6 +1,6 @@
 """Keep what was read from a folder until its files change.
 
-Several parts of a command read the same recording, and reading one may take a second.
+Several parts of a command read the same recording, and reading a recording may take a second.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ def until_changed(
     def decorate(
         read: Callable[[Path, *_Others], _Result],
     ) -> Callable[[Path, *_Others], _Result]:
+        # The versions are arguments only so that the cache distinguishes the files' versions.
         def read_version(versions: object, folder: Path, *others: *_Others) -> _Result:
             return read(folder, *others)
 
-        read_or_keep: Callable[..., _Result] = functools.lru_cache(_MOST_KEPT)(read_version)
+        read_cached: Callable[..., _Result] = functools.lru_cache(_MOST_KEPT)(read_version)
 
         @functools.wraps(read)
         def read_unless_kept(folder: Path, /, *others: *_Others) -> _Result:
             # The versions are taken before reading. If a file changes in the meantime, the next
             # call finds other versions, and reads the file again.
             versions = tuple(_version(folder / name) for name in names)
-            return read_or_keep(versions, folder, *others)
+            return read_cached(versions, folder, *others)
 
         return read_unless_kept
 

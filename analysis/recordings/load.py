@@ -51,7 +51,7 @@ _CPU_SLUG = re.compile(r"cpu-.+-\d+t")
 """Pattern of a CPU's slug, which ends in the number of threads, as in ``-16t``."""
 
 PUBLISHED = "published"
-"""Subfolder of the results folder that holds the recordings that the project publishes."""
+"""Subfolder of the results folder, with the recordings that the project publishes."""
 
 PRODUCTS = ("gemm", "conv")
 """Operations that the model can predict."""
@@ -102,7 +102,7 @@ class Recording:
 
     @property
     def products(self) -> pd.DataFrame:
-        """GEMMs and convolutions with times, which the model, plots and tables use.
+        """Rows of the timed GEMMs and convolutions that the model, the plots and the tables use.
 
         Cases with one operand in the cache are left out, and so are cases whose operands are
         unaligned or stored with padded rows. The model has no term for these effects, and a fit to
@@ -137,9 +137,12 @@ class Recording:
 
     @property
     def dates(self) -> list[str]:
-        """Distinct dates on which the runs began, such as ``2025-01-31``, in ascending order."""
-        # A merged recording is named after the time of merging, so its dates are those of the runs
-        # that were merged.
+        """Start dates of the run, or of the runs that were merged into it, in ascending order.
+
+        A date is text such as ``2025-01-31``, and occurs only once.
+        """
+        # A merged run is named after the time of merging, so its dates are those of the runs that
+        # were merged.
         runs = self.run.get("merged") or [self.run]
         return sorted({run["run"][:10] for run in runs})
 
@@ -243,7 +246,8 @@ def slug_at(results: Path, word: str) -> str:
         UserError: if the word matches no machine, or several machines.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results))]
-    if _CPU_SLUG.fullmatch(word):  # it must not match the longer slug of another CPU
+    # A CPU's full slug may be a part of another CPU's slug. It must only match itself.
+    if _CPU_SLUG.fullmatch(word):
         slugs.append(word)
     return slug_meant(word, slugs)
 
@@ -333,7 +337,7 @@ def problems_of(rows: pd.DataFrame) -> list[Problem]:
 
 
 def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return a tuple of kernel names for each row; the tuple is empty if none were recorded."""
+    """Return the names of each row's kernels; a tuple is empty if no names were recorded."""
     listings = rows["kernels"].fillna("").tolist()
     return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]
 

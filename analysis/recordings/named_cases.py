@@ -55,7 +55,7 @@ def timed_process(recording: Recording) -> TimedProcess:
 def lost_by_problem(recording: Recording) -> dict[str, str]:
     """Return the reasons why cases have no time, by the text of each case's problem.
 
-    If several cases of a problem have no time, the result has the reason of the last of them.
+    If several cases of a problem have no time, the result has the reason of the last case.
     """
     failed = _failed(recording.rows)
     problems = [str(workload) for workload in workloads_of(failed)]
@@ -95,7 +95,7 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def case_names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case, which tells it from the recording's other cases.
+    """Return the name of each row's case; no other case of the recording has the same name.
 
     A name has the problem, implementation, choice, unusual settings and sweep, without empty parts.
 

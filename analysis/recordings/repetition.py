@@ -109,8 +109,8 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
     """
     if one.place != other.place:
         return None
-    # 1. Compute the log ratio in this run, and how far its interval reaches below and above it. In
-    #    rounds in which both cases were sampled, changes of the machine's speed cancel.
+    # 1. Compute the log ratio in this run, and the distances to the lower and the upper end of its
+    #    interval. In rounds with samples of both cases, changes of the machine's speed cancel.
     common = sorted(one.rounds.keys() & other.rounds.keys())
     if len(common) >= CHECKPOINTS[0]:
         log_ratios = [math.log(one.rounds[key] / other.rounds[key]) for key in common]
@@ -130,9 +130,9 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
         below = math.hypot(one_below, other_above)
         above = math.hypot(one_above, other_below)
     # 2. Widen the interval to that of a repetition.
-    spread = Z95 * math.hypot(one.between_cases, other.between_cases)
-    lo = middle - repeated(below, spread)
-    hi = middle + repeated(above, spread)
+    between = Z95 * math.hypot(one.between_cases, other.between_cases)
+    lo = middle - repeated(below, between)
+    hi = middle + repeated(above, between)
     return math.exp(middle), math.exp(lo), math.exp(hi)
 
 
@@ -140,12 +140,13 @@ def repeated(within: Any, between: Any) -> Any:
     """Return the uncertainty of a second run's value, given the value of the first run.
 
     Uncertainties are numbers or arrays. Both arguments are standard errors, or both are half-widths
-    of intervals. The result is of the same kind.
+    of intervals. The result is of the same kind as the arguments.
 
     Args:
         within: uncertainty of the value within a run, which is the same in both runs.
         between: uncertainty that is added because the second run is another process.
     """
+    # The values of both runs are uncertain, which gives the factor √2.
     return np.hypot(math.sqrt(2) * within, between)
 
 
@@ -217,14 +218,14 @@ def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
 def steady_times(
     rows: pd.DataFrame, recording: Recording
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the logarithm of each row's time in seconds, and its standard error.
+    """Return the logarithm of each row's time in seconds, and the standard error of the logarithm.
 
     The time of a case with at least six recorded samples is corrected for the machine's slowness in
     each round. The slowness is the median ratio of a sample to its case's median, taken over all
     cases that were sampled in the round. A round with fewer than six cases is not corrected.
 
-    The standard error is the error in a repetition, without the change that all cases share,
-    because that change cancels in ratios of the times. The error is NaN where a time has no
+    The standard error is the error in a repetition. It does not include the change that all cases
+    share, because that change cancels in ratios of the times. The error is NaN where a time has no
     interval.
 
     Raises:
@@ -232,7 +233,7 @@ def steady_times(
     """
 
     def log_seconds(name: str) -> NDArray[np.float64]:
-        """Return the logarithm of a column of times, in seconds."""
+        """Convert a column of times in µs to logarithms of seconds."""
         microseconds = rows[name].to_numpy(dtype=float, na_value=np.nan)
         return np.log(microseconds * 1e-6)
 
@@ -275,7 +276,10 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
 
 
 def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
-    """Add the results of :func:`steady_times` as columns ``steady_log`` and ``steady_error``.
+    """Return rows with the results of :func:`steady_times` as two more columns.
+
+    The columns are ``steady_log`` (logarithm of the time) and ``steady_error`` (standard error of
+    the logarithm).
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.

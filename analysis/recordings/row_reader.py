@@ -162,9 +162,9 @@ def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
 
 def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
     """Record a fault for each row that describes no problem or has an invalid kernel list."""
-    # 1. Find the rows that are certainly valid GEMMs, all at once, because most rows are. The size
-    #    of their three operands in bytes is computed for the widest dtype. The dtype is not checked
-    #    here, because a row with an unknown dtype already has a fault.
+    # 1. Find the rows that are certainly valid GEMMs, all at once, because most rows are valid
+    #    GEMMs. The total size of the three matrices is computed for the widest dtype. The dtype is
+    #    not checked here, because a row with an unknown dtype already has a fault.
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
     m, n, k, batch = sizes.T
     is_valid_gemm = (frame["op"] == "gemm").to_numpy(dtype=bool)

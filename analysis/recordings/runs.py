@@ -1,8 +1,8 @@
 """Combine all runs of one machine with the same PyTorch and driver into one recording.
 
 Each case is taken from one run. Older runs, which are kept in the folder ``runs``, are used too,
-because a newer run may be shorter or disturbed. If several runs timed a case, these rules decide in
-order:
+because a newer run may be shorter or disturbed. If several runs timed a case, these rules choose
+the time, the most important rule first:
 
 1. a time with an interval is better than a time without an interval;
 2. a time from a quieter run is better;
@@ -103,8 +103,8 @@ def _is_as_fast(first: Recording, second: Recording) -> bool:
     """Return True if the speeds of two runs differ by at most 10%.
 
     The comparison uses the cases that both runs timed, except hand-written kernels, which change
-    with the checkout. If there are fewer than six such cases, it uses the canary GEMM. If one of
-    the runs then lacks the canary GEMM, the runs are assumed to be equally fast.
+    with the checkout. If the runs have fewer than six such cases in common, the canary GEMM is
+    compared instead. If a run also lacks the canary GEMM, the runs are assumed to be equally fast.
     """
     first_rows = library_rows(first.ok)
     second_rows = library_rows(second.ok)

@@ -9,7 +9,7 @@ A shape is text in the form that the options ``--gemm`` and ``--conv`` take, a t
 values, or a :class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes,
 or a DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`machines`, or any
 unambiguous part of a slug, such as ``h200``. If no machine is given, :func:`explain` uses the
-traced machine, and all other functions use the machine measured last.
+traced machine, and all other functions that take a machine use the machine measured last.
 
 Bad input raises a :class:`UserError`, which is a ``ValueError``. The error's message may name an
 option of the command line, such as ``--pad``. In Python, this option is the argument ``pad``.
@@ -156,7 +156,7 @@ def recommend(
     Raises:
         UserError: as in :func:`predict`, and in any of these cases:
 
-            - Both ``pad`` and ``choose`` are given, or the given one is ambiguous or invalid.
+            - Both ``pad`` and ``choose`` are given, or one of them is ambiguous or invalid.
             - ``multiple`` is not a positive integer.
             - ``change`` or ``fix`` has an empty name, or names a dimension that a shape lacks.
             - A shape has no size that may change.
@@ -346,12 +346,11 @@ def explain(
         UserError: in any of these cases:
 
             - No trace is given, or a trace or a recording cannot be read.
-            - The machine is not known, or it is not given and the traces do not show which machine
-              it is.
+            - ``machine`` is not known, or it is None and the traces do not name the traced machine.
             - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
             - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
               given.
-            - Both ``pad`` and ``choose`` are given, or the given one is ambiguous or invalid.
+            - Both ``pad`` and ``choose`` are given, or one of them is ambiguous or invalid.
     """
     from analysis.advice.options import question_of
     from analysis.advice.sizes import ANY_DIMENSION
@@ -380,7 +379,7 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
         the machine, and ``health`` says how quiet the machine was.
 
     Raises:
-        UserError: if there is no such recording, or it cannot be read.
+        UserError: if the recording does not exist or cannot be read.
 
     >>> recording = rooftile.load("results/published/cpu-intel-xeon-avx512bf16-1t")
     >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)

@@ -86,7 +86,7 @@ class KernelBenchmark:
             samples = timer_for(timed.gpu).time(timed, cache)
         except WrongResultError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
-        # 2. Report the samples to pytest-benchmark, in one round for each.
+        # 2. Report the samples to pytest-benchmark, each as one round.
         self._benchmark.extra_info.update(
             {"cache": cache, "launches": samples.launches, "sets": samples.sets}
         )

@@ -33,8 +33,8 @@ class RuleInputs:
     Attributes:
         recordings: one or more recordings with the same machine, PyTorch and driver.
         steps: profiled training steps, one for each model and dtype.
-        folder: folder that verdicts are written to, which is the folder of the machine's sweeps; it
-            may not exist yet.
+        folder: folder of the machine's sweeps, to which the verdicts are written; it may not exist
+            yet.
     """
 
     recordings: Sequence[Recording]

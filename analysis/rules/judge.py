@@ -53,7 +53,7 @@ class RuleResult:
         lo: lower end of the effect's interval. The confidence level is 95%, or higher if the rule
             is about the best group of pairs. The interval of ``amdahl`` is computed from the ends
             of two medians' 95% intervals. For ``tc-used``, ``lo`` is the lowest share.
-        hi: upper end of this interval; for ``tc-used``, the highest share.
+        hi: upper end of the effect's interval; for ``tc-used``, the highest share.
         predicted: the effect that the model predicts; None if there is no verdict, if the rule is
             about whole models, or if the model predicts none of the effect's pairs.
         cases: number of pairs, or of models or steps if the rule is about whole models; 0 if there
@@ -144,8 +144,8 @@ class Evidence:
             calibration = calibrate(recording.machine, products.reset_index(drop=True))
             model = calibration.model
             predicted[is_fitted] = calibration.held_out.estimate.time
-        others = np.flatnonzero(~is_fitted)
-        predicted[others] = predicted_seconds([cases[i] for i in others], model)
+        not_fitted = np.flatnonzero(~is_fitted)
+        predicted[not_fitted] = predicted_seconds([cases[i] for i in not_fitted], model)
         # 3. Keep the cases that rules may use. The error of a case with fewer than six samples is
         # NaN.
         kept = np.flatnonzero(_are_bursts_of_libraries(rows) & np.isfinite(error))
@@ -207,7 +207,7 @@ class Evidence:
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """Return the cases that a rule may use, the matches, and each case's predicted seconds.
+        """Return the cases that a rule may use, their matched pairs, and their predicted seconds.
 
         All three results are empty if the rule is about whole models, or about another kind of
         machine.
@@ -265,8 +265,8 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
 
     def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
         """Predict the seconds of problems; ``owners`` has the position of each problem's case."""
-        names = [cases[i].implementation for i in owners]
-        return model.predict(Query.with_implementations(problems, names)).estimate.time
+        implementations = [cases[i].implementation for i in owners]
+        return model.predict(Query.with_implementations(problems, implementations)).estimate.time
 
     return workload_seconds(products, memory_times, seconds_of)
 
@@ -313,7 +313,7 @@ def judge_all(
         ]
         best = max(candidates, key=lambda candidate: _strength(candidate.matches), default=None)
         if best is not None and best.matches:
-            results.append(_judge_rule(rule, *best))
+            results.append(_judge_rule(rule, best))
             continue
         sweeps = set(rule.sweeps)
         # Every GPU is assumed to have what a rule needs.
@@ -331,8 +331,8 @@ def judge_all(
 def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
     """Return a sort key: True if any match has a control, and then the number of matches.
 
-    Pairs with a control are better than any number of pairs without a control, because the rule's
-    claim is about such pairs.
+    Pairs with a control are better than any number of pairs without a control, because a rule that
+    uses controls makes its claim only about pairs with a control.
     """
     return any(match.control is not None for match in matches), len(matches)
 
@@ -340,7 +340,7 @@ def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
 def not_measured(
     rule: Rule, can_be_measured: bool = False, planned: bool = False, unusable: bool = False
 ) -> RuleResult:
-    """Return the result of a rule that could not be judged; its reason says what the rule needs.
+    """Return the result of a rule that could not be judged; the reason says what is missing.
 
     Args:
         rule: rule that could not be judged.
@@ -373,16 +373,15 @@ def not_measured(
     )
 
 
-def _judge_rule(
-    rule: Rule, evidence: Evidence, cases: list[TimedCase], matches: list[Match], predicted: Array
-) -> RuleResult:
-    """Judge a rule by the one or more matches that :meth:`Evidence.matches` returned.
+def _judge_rule(rule: Rule, candidate: _Candidate) -> RuleResult:
+    """Judge a rule by a candidate that has at least one match.
 
     If the effect has no finite interval, the result says that the rule was not measured.
     """
+    matches = candidate.matches
     if rule.claim is not None:
         matches = [replace(match, claim=rule.claim) for match in matches]
-    pairs = pairs_of(cases, matches, rule.by, predicted)
+    pairs = pairs_of(candidate.cases, matches, rule.by, candidate.predicted)
     finding = find_verdict(pairs, rule.largest, rule.tolerance)
     if not np.isfinite(finding.effect.hi):
         # An effect without a finite interval, such as that of a single pair without measured
@@ -404,7 +403,7 @@ def _judge_rule(
         hi=finding.effect.hi,
         predicted=float(np.exp(log_predicted.mean())) if len(log_predicted) else None,
         cases=len(pairs),
-        reason=_reason(rule, evidence, finding, len(pairs)),
+        reason=_reason(rule, candidate.evidence, finding, len(pairs)),
     )
 
 

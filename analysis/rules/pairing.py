@@ -1,8 +1,8 @@
 """Find pairs of cases in a run: one case against a rule's advice, and one that follows the advice.
 
-Every pairing is a function that yields matches. Its arguments are the timed cases of one run, the
-machine that timed the cases, and the ``options`` of a rule in ``rules.toml``. Some pairings do not
-use the machine.
+Every pairing is a function that yields a :class:`Match` for each pair. Its arguments are the timed
+cases of one run, the machine that ran the cases, and the ``options`` of a rule in ``rules.toml``.
+Some pairings do not use the machine.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ Pairing = Callable[..., Iterator[Match]]
 def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
-    """Pair cases that differ on one axis; their implementations may differ, too.
+    """Pair cases that differ only in config, dtype or layout; implementations may differ, too.
 
-    If several of these cases have the same value on the axis, the last one counts.
+    If several cases differ only in the implementation or the sweep, the last case counts.
 
-    - ``axis``: ``config``, ``dtype`` or ``layout``.
+    - ``axis``: property that differs: ``config``, ``dtype`` or ``layout``.
     - ``against``: value on this axis in the case against the advice.
     - ``following``: values that follow the advice, each of which is paired with ``against``.
     """
@@ -330,11 +330,11 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    Each of these layers only moves data, except the linear layer with the same N and K at batch 1.
-    A layer is represented in each dtype by its case with the most bytes, and both cases of a pair
-    have the same dtype. The claim is the ratio of the speeds that the machine's roofline allows.
-    Dtypes that the machine does not support are left out. Several GPUs of one run may have timed
-    the cases of a pair.
+    The layers are all timed memory-bound layers, and the linear layer (a GEMM) with M = 1 and the
+    same N and K. In each dtype, the case of a layer with the most bytes stands for the layer. Both
+    cases of a pair have the same dtype. The claim is the ratio of the speeds that the machine's
+    roofline allows. Dtypes that the machine does not support are left out. The two cases of a pair
+    may have been timed on different GPUs of the run.
     """
 
     def roof(workload: Workload) -> float:
@@ -373,7 +373,8 @@ def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
 
     Each dtype of the GEMMs gives one pair if the machine's peak in this dtype is known. A CPU gives
     no pairs. The ratio of a pair is the GEMM's FLOP/s over the layer's bytes/s, divided by the same
-    ratio from the datasheet. Several GPUs of one run may have timed the cases of a pair.
+    ratio from the datasheet. The two cases of a pair may have been timed on different GPUs of the
+    run.
     """
     if machine.kind == "cpu":
         return
@@ -487,7 +488,8 @@ def _fields_of(workload: Workload) -> dict[str, Any]:
 def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[str, dict[int, int]]]:
     """Yield every line of cases that differ only in one of ``dims``, together with the dimension.
 
-    A line maps each size to the position of its case; the last of several cases of one size counts.
+    A line maps each size to the position of its case. If several cases have the same size, the last
+    case counts.
     """
     for dim in dims:
         tied = dim.split("+")  # fields that change together, such as m+n
@@ -501,8 +503,8 @@ def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[st
             sizes = {values.pop(name) for name in tied}
             if len(sizes) == 1:  # fields that change together must be equal
                 (size,) = sizes
-                key = workload.op, tuple(values.items()), case.config, case.cache
-                lines[(*key, case.implementation, case.gpu)][size] = i
+                settings = case.implementation, case.config, case.cache, case.gpu
+                lines[workload.op, tuple(values.items()), settings][size] = i
         for by_size in lines.values():
             yield dim, by_size
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from kernels.timemodel.estimate import Array
 
@@ -152,7 +152,7 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     # weights of inner cases cancel.
     weights = np.asarray(contrast.sum(axis=0)).ravel() / n
     half_width = _measured_half_width(pairs.error, weights, level)
-    # Few pairs show too little of the scatter, but without measured errors it is all that is known.
+    # Few pairs show too little of the scatter. Without measured errors, only the scatter is known.
     if n >= _MIN_SCATTER_PAIRS or not np.isfinite(half_width):
         from_scatter = _scatter_half_width(ratios, contrast, weights, level)
         half_width = np.nanmax([half_width, from_scatter])
@@ -177,7 +177,7 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
     # A case whose weights cancel does not count, even if its error is unknown.
     counted_error = np.where(weights != 0, error, 0.0)
     error_of_mean = np.sqrt(np.sum((weights * counted_error) ** 2))
-    return float(norm.ppf(1 - level / 2) * error_of_mean)
+    return float(ndtri(1 - level / 2) * error_of_mean)
 
 
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
@@ -203,7 +203,7 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
     variance = float(np.sum((ratios - ratios.mean()) ** 2) / trace)  # the estimate of s²
     freedom = trace**2 / trace_of_square
     error_of_mean = np.sqrt(variance * np.sum(weights**2))
-    return float(t.ppf(1 - level / 2, freedom) * error_of_mean)
+    return float(stdtrit(freedom, 1 - level / 2) * error_of_mean)
 
 
 def _independent_half_width(ratios: Array, level: float) -> float:
@@ -214,7 +214,7 @@ def _independent_half_width(ratios: Array, level: float) -> float:
     n = len(ratios)
     if n < 2:
         return float("inf")
-    return float(t.ppf(1 - level / 2, n - 1) * ratios.std(ddof=1) / np.sqrt(n))
+    return float(stdtrit(n - 1, 1 - level / 2) * ratios.std(ddof=1) / np.sqrt(n))
 
 
 def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
@@ -263,11 +263,11 @@ def find_verdict(
         pairs: one or more pairs of cases that test the rule.
         largest: if True, the claim says "up to", so the effect of the best group is judged.
         tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
-            claimed), within this fraction. The verdict is then ``depends: …`` in two cases: only
-            some groups have intervals that are wholly outside the tolerance, or some groups'
-            intervals are wholly below the tolerance and other groups' intervals wholly above.
-            Otherwise, the verdict is ``holds`` if the interval of all pairs is within the
-            tolerance, ``no longer`` if that interval is wholly outside, and ``holds, weaker`` in
+            claimed), within this fraction. A group contradicts the claim if its interval is wholly
+            outside the tolerance. The verdict is ``depends: …`` if only some groups contradict the
+            claim, or if some of these groups are below the tolerance and some above. Otherwise, the
+            interval of the judged effect decides. The verdict is ``holds`` if this interval is
+            within the tolerance, ``no longer`` if it is wholly outside, and ``holds, weaker`` in
             all other cases.
     """
     # 1. Compute the effect of each group and of all pairs.
@@ -371,7 +371,7 @@ _MAX_LISTED = 4  # maximum number of groups that one list in a verdict names
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
-    """List at most four groups with their effects, those farthest from 1 first; count the rest."""
+    """List up to four groups, the effects farthest from 1 first, and count the other groups."""
     farthest_first = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} ({groups[name].value:.2f}×)" for name in farthest_first[:_MAX_LISTED]]
     left_out_count = len(names) - len(shown)

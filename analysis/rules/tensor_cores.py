@@ -32,7 +32,7 @@ _EXACT_FP32 = "exact FP32, because TF32 is not allowed"
 _NOT_MATRIX = "not a matrix operation"
 _REWRITE = target("rules FRESH=1", "profile --fresh")
 _MAX_OPERATIONS = 25  # maximum number of operations in a step's table
-# Smallest share of the eligible time in Tensor Core kernels with which a step counts as using them.
+# Smallest :attr:`TimedStep.used_share` of a step that counts as using Tensor Cores.
 _MIN_USED_SHARE = 0.9
 _MODELS = {
     "machine": {"kind": str},

@@ -25,9 +25,9 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     larger. From 16 on, sizes that differ by 1 are also neighbours.
 
     Args:
-        rows: measured GEMMs with an empty config, in the columns of measurements.csv; only the
-            sizes and times are required. If a case was measured several times, its shortest time is
-            used.
+        rows: measured GEMMs with an empty config, with the columns of measurements.csv. Only the
+            columns m, n, k and time_us are required. If a case was measured several times, its
+            shortest time is used.
         along: the dimension that differs: m, n or k.
 
     Returns:
@@ -108,7 +108,7 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
 
 
 def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the ``count`` largest certain cliffs upwards, and the ``count`` largest downwards.
+    """Return the largest certain cliffs upwards and downwards, at most ``count`` of each kind.
 
     At a cliff upwards, the larger size takes more time than the smaller size.
     """

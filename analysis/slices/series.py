@@ -41,14 +41,14 @@ def square_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the speeds at both ends of each time's interval; without an interval, they are NaN."""
+    """Return rows with the speeds at both ends of each time's interval; NaN without an interval."""
     slowest = rows["flops"] / rows["time_hi_us"] / 1e6
     fastest = rows["flops"] / rows["time_lo_us"] / 1e6
     return rows.assign(tflops_lo=slowest, tflops_hi=fastest)
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the smallest size at and above which every size is nearly as fast as the fastest.
+    """Return the size from which on every measured size is nearly as fast as the fastest size.
 
     A size is nearly as fast if it reaches the share :data:`NEARLY` of the best speed. The result is
     None if the largest size does not reach that share, or if ``group`` is empty.
@@ -140,12 +140,14 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 def mean_ratio(
     rows: pd.DataFrame, name: str = "relative", bases: int | None = None
 ) -> tuple[float, float, float]:
-    """Return the geometric mean of at least two ratios, and an interval of at least 95% for it.
+    """Return the geometric mean of at least two ratios, and both ends of its interval.
+
+    The confidence level of the interval is at least 95%.
 
     The interval combines the scatter of the ratios with the uncertainty of each ratio, which
     follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. The scatter
-    already includes errors that differ from ratio to ratio, so the interval is wider than a 95%
-    interval.
+    already includes errors that differ from ratio to ratio. Such errors are therefore counted
+    twice, which makes the interval wider than necessary.
 
     The base of a ratio is the time that the ratio is relative to. ``bases`` is the number of
     different bases, or None if each ratio has a base of its own. Ratios with the same base share
@@ -170,9 +172,9 @@ def mean_ratio(
 
 
 def mean_alignment(rows: pd.DataFrame) -> tuple[float, float, float]:
-    """Return the mean of relative speeds, and its interval as in :func:`mean_ratio`.
+    """Return the mean of relative speeds, and both ends of its interval, as in :func:`mean_ratio`.
 
-    ``rows`` come from :func:`alignment_series`, at least two of them, without the bases.
+    ``rows`` are at least two rows of :func:`alignment_series`, none of which is a base.
     """
     series = rows[["along", "base", "dtype"]].drop_duplicates()
     return mean_ratio(rows, bases=len(series))
@@ -191,7 +193,7 @@ def channel_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Compare the speed of each convolution in the layout NHWC with its speed in NCHW.
+    """Return the ratio of each convolution's speed in the layout NHWC to its speed in NCHW.
 
     Only times that one run measured on the same GPU are compared.
 

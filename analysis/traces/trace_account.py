@@ -169,7 +169,7 @@ class DeviceTime:
     Attributes:
         span_us: time from the beginning of the first activity to the end of the last.
         busy_us: time in which any activity was running.
-        idle_us: the rest of the span, by reason.
+        idle_us: time of the span in which no activity was running, by reason.
     """
 
     file: str
@@ -262,7 +262,7 @@ def account_of(paths: Sequence[Path]) -> ProfileAccount:
 
 @dataclass
 class _OperationSum:
-    """Number of calls with one key, and the totals of their times and of their kernels' times."""
+    """Number of the calls that share a key, their total time, and the total time of each kernel."""
 
     calls: int = 0
     time_ns: float = 0.0
@@ -370,7 +370,8 @@ class _Sums:
             operation_sum = self._cpu_sums[_key(trace, joined, event, works)]
             # The recorded times of inner operations may add up to more than that of the outer one.
             operation_sum.time_ns += max(joined.own_ns[event], 0)
-            # An operation on a scalar only calls itself with a tensor. Both together are one call.
+            # For a scalar argument, an operation only calls itself with a tensor. The outer and the
+            # inner operation are counted as one call.
             inner = children[event]
             only_calls_itself = len(inner) == 1 and names[inner[0]] == names[event]
             if not only_calls_itself:
@@ -519,7 +520,7 @@ def _in_tf32(works: tuple[Work, ...]) -> tuple[Work, ...]:
 
 
 def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
-    """Return the busy and idle time of each device of a trace, in order of the first activity."""
+    """Return the busy and idle times of a trace's devices, in the order of their first activity."""
     # 1. Sort the activities of each device by the time at which they begin.
     device = trace.device
     by_device: dict[int, list[int]] = defaultdict(list)

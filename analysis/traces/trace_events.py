@@ -50,19 +50,21 @@ MATRIX = re.compile(
     r"(^|_)(mm|addmm|bmm|baddbmm|linear|matmul|mv|addmv)_?(_v2)?$"
     r"|addmm_activation|convolution|conv\d|conv_|attention|_rnn|lstm"
 )
-"""Pattern that matches the names, without ``aten::``, of operations that multiply matrices."""
+"""Pattern of the names, without ``aten::``, of matrix operations: GEMMs, convolutions, attention
+and recurrent layers."""
 
 _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 """Entries of a trace that describe the inputs of an operation. Earlier versions of PyTorch write
 only the first two entries."""
 
-# Largest time in µs: 285 years, so that every clock in use fits. In ns, it is kept as a signed
-# 64-bit integer.
+# Largest accepted time in µs. It is 285 years, which is later than any clock in use shows. In ns,
+# it still fits in the signed 64-bit integers that hold times.
 _LATEST = 9e15
 _LONGEST_NS = 100_000 * 10**9  # an event of more than a day is damaged
 _LONGEST_SPAN_NS = _LONGEST_NS  # a trace of more than a day is damaged, too
 _LARGEST_ID = 2**62  # ids are kept as signed 64-bit integers
-_ROUNDING_NS = 2  # times of 13 digits in µs have errors of up to a nanosecond at either end
+# With 13 digits in µs, the begin and the end of an event each have an error of up to a nanosecond.
+_ROUNDING_NS = 2
 _SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
 _LONGEST_NAME = 1000  # characters of a name that are kept; template kernels' names have hundreds
 _LONGEST_ARGUMENTS = 10_000  # characters of an operation's inputs; longer ones are left out
@@ -146,7 +148,7 @@ class TraceEvents:
     Attributes:
         device_names: names of the GPUs that have events, or of all GPUs of the node if the trace
             lists none of these GPUs.
-        left_out: number of host and device events that were left out, because they have impossible
+        left_out: number of host and device events that were left out because they have impossible
             times or no name.
     """
 
@@ -179,7 +181,7 @@ def read_trace(path: Path) -> TraceEvents:
     if OPERATION not in trace.host.kind and not len(trace.device.begin):
         raise UserError(
             f"{path} has no operations. Record a trace with "
-            "torch.profiler.profile(record_shapes=True) around at least one step."
+            "torch.profiler.profile(record_shapes=True) around at least one step of the model."
         )
     if begins.max() - begins.min() > _LONGEST_SPAN_NS:
         raise UserError(
@@ -223,12 +225,12 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event to its columns; leave out other kinds of events, and damaged events.
+        """Add an event to the columns if it is a host or device event, and is not damaged.
 
         Raises:
             UserError: if there are too many events.
         """
-        # 1. Leave out events of other kinds, which are most of them.
+        # 1. Leave out events that are neither host events nor device events of a known kind.
         if not isinstance(event, dict) or event.get("ph") != "X":
             return
         category = event.get("cat")
@@ -240,7 +242,7 @@ class _Columns:
             return
         if host_kind == MODULE and not (isinstance(name, str) and name.startswith(_MODULE_NAME)):
             return
-        # 2. Leave out and count events with impossible times or without a name.
+        # 2. Leave out events with impossible times or without a name, and count them.
         begin, duration = _time_ns(event.get("ts")), _time_ns(event.get("dur"))
         short_name = _short_text(name)
         if begin is None or duration is None or duration > _LONGEST_NS or not short_name:
@@ -286,8 +288,8 @@ class _Columns:
         host.external.append(_id(arguments.get("External id")))
         host.correlation.append(_id(arguments.get("correlation")))
         host.sequence.append(_id(arguments.get("Sequence number")))
-        # In an operation of the backward pass, this is the thread of its forward operation. In all
-        # other operations, it is 0 or missing.
+        # An operation of the backward pass names the thread of its forward operation. In all other
+        # operations, the entry is 0 or missing.
         host.backward.append(_id(arguments.get("Fwd thread id")) > 0)
 
     def _add_device(
@@ -304,7 +306,7 @@ class _Columns:
         ``event`` is the whole event as the trace has it, and ``arguments`` is its entry ``args``.
         """
         device = self._trace.device
-        # Traces show each device as a process, whose number is that of the device.
+        # Traces show each device as a process, and the process id is the id of the device.
         device_id = arguments.get("device", event.get("pid"))
         device.kind.append(kind)
         device.name.append(self._number_of(name))
@@ -326,7 +328,7 @@ class _Columns:
         """Return the position of a matrix operation's inputs, and add them if they are new.
 
         The result is NOTHING for any other operation, and if the trace's description of the inputs
-        is missing or too long.
+        is missing, damaged or too long.
         """
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
@@ -420,10 +422,10 @@ class TraceJoin:
 
 
 def join(trace: TraceEvents) -> TraceJoin:
-    """Link host events to what is around them, and device events to what launched them."""
+    """Link host events to the operations around them, and device events to what launched them."""
     host = trace.host
-    # 1. Find what is around each host event. A longer event that begins at the same time is around
-    # a shorter one, so it comes first.
+    # 1. Find the operation and the modules around each host event. If two events of a thread begin
+    # at the same time, the longer event contains the shorter one and must come first.
     begin, duration = _numbers(host.begin), _numbers(host.duration)
     order = np.lexsort((-duration, begin, _numbers(host.thread))).tolist()
     nesting = _nest(trace, order)
@@ -439,7 +441,8 @@ def join(trace: TraceEvents) -> TraceJoin:
         bool(graph) or (call != NOTHING and "GraphLaunch" in trace.names[host.name[call]])
         for graph, call in zip(trace.device.graph, launch, strict=True)
     ]
-    # 3. Find the operation of each device event: around its launch, or else by its external id.
+    # 3. Find the operation of each device event: the operation around the launch or, without one,
+    # the operation with the event's external id.
     operation_by_id = {
         host.external[event]: event
         for event in operations
@@ -478,6 +481,14 @@ class _Nesting(NamedTuple):
     modules: list[str]
 
 
+class _RunningEvent(NamedTuple):
+    """Host event that is running, and the operation and modules around the events within it."""
+
+    end: int  # in ns
+    operation: int  # link to the innermost operation or annotation
+    path: int  # position of the path of modules
+
+
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     """Find the operation and the modules around each host event, and each operation's own time.
 
@@ -490,28 +501,26 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     own_ns = list(host.duration)
     paths: dict[tuple[int, int], int] = {}  # position of a module's path, by outer path and name
     modules: list[str] = []
-    # Stack of the events that are running on the thread: the end of each, and the innermost
-    # operation and the path of modules for the events within it.
-    running: list[tuple[int, int, int]] = []
+    running: list[_RunningEvent] = []  # stack of the thread's running events, the innermost last
     thread = NOTHING
     for event in order:
         if host.thread[event] != thread:
             thread = host.thread[event]
             running.clear()
-        # 1. Remove the events that are not around this one, because they ended before it began or
-        # end before it does. Overlaps within the rounding of times do not count. A launch is timed
-        # on CUDA's clock, so it may seem to end after its operation.
+        # 1. Remove the events that are not around this event: those that ended before it began, and
+        # those that end before its end. Overlaps within the rounding of times do not count. The end
+        # of a launch is ignored, because launches are timed with CUDA's clock, and may seem to end
+        # after the operation around them.
         kind = host.kind[event]
         begin = host.begin[event]
         end = begin + host.duration[event]
         earliest_end = begin + _ROUNDING_NS  # of an event around this one
         if kind != LAUNCH:
             earliest_end = max(earliest_end, end - _SLACK_NS)
-        while running and running[-1][0] < earliest_end:  # the first number is the event's end
+        while running and running[-1].end < earliest_end:
             running.pop()
-        outer_operation, path = NOTHING, NOTHING
-        if running:
-            _, outer_operation, path = running[-1]
+        outer_operation = running[-1].operation if running else NOTHING
+        path = running[-1].path if running else NOTHING
         parent[event] = outer_operation
         # 2. A module extends the path of modules.
         if kind == MODULE:
@@ -522,21 +531,22 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
                 modules.append(f"{modules[path]}.{name}" if path != NOTHING else name)
             path = paths[key]
         module[event] = path
-        # 3. The time of an operation or annotation does not count for the one around it.
+        # 3. Subtract the event's time from the own time of the operation or annotation around it.
         is_operation = kind in (OPERATION, ANNOTATION)
         if is_operation and outer_operation != NOTHING:
             own_ns[outer_operation] -= host.duration[event]
         # 4. Keep the event for the events within it. No event is within a launch.
         if kind != LAUNCH:
-            running.append((end, event if is_operation else outer_operation, path))
+            operation = event if is_operation else outer_operation
+            running.append(_RunningEvent(end, operation, path))
     return _Nesting(parent, own_ns, module, modules)
 
 
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
     """Copy the modules of forward operations to their gradients, in ``nesting.module``.
 
-    Operations without modules get the modules of their parents, which may be gradients. A gradient
-    is matched with its forward operation by a sequence number. PyTorch counts sequence numbers
+    An operation without modules gets the modules of its parent, which may be a gradient. A gradient
+    and its forward operation have the same sequence number. PyTorch counts sequence numbers
     separately in each thread, so gradients may get wrong modules if several threads compute the
     forward pass.
     """

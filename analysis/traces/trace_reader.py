@@ -32,7 +32,7 @@ _LONGEST = 16 << 20
 """Largest number of characters in one value. If a value is longer, the trace counts as damaged. An
 event has hundreds of characters, or thousands with a long stack."""
 
-_LONGEST_TAIL = len("e+5")  # characters after which the decoder knows that a number ended
+_LONGEST_TAIL = len("e+5")  # if this many characters follow a number, the number is complete
 
 _GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -45,7 +45,7 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
         path: path of the trace, ``.json`` or ``.json.gz``.
         header: receives the list of GPUs under the key :data:`DEVICES`, if the trace has this list.
             In the file, the list may come after the last event, so ``header`` is complete only
-            after all events were yielded.
+            after all events have been yielded.
 
     Raises:
         UserError: if the file cannot be read, is damaged, or is not a trace.
@@ -74,8 +74,9 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a JSON document: a list of events, or a mapping with such a list.
+    """Yield the events of a JSON document.
 
+    The document is a list of events, or a mapping with the key :data:`EVENTS` for this list.
     ``header`` is described in :func:`read_events`.
 
     Raises:
@@ -121,7 +122,7 @@ class _Window:
         self._decode = json.JSONDecoder(strict=False).raw_decode
         self._text = ""
         self._position = 0  # position in the text of the next character to read
-        self._values_read = 0  # number of values that were read from the file so far
+        self._values_read = 0  # number of values that have been read from the file
 
     def next_character(self) -> str:
         """Return the next character that is not white space, without moving past it.

@@ -137,8 +137,8 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
         return [GroupedGemm(m, n, k, experts, dtype, layout)]
     if len(a.sizes) != 2 or len(b.sizes) != 2 or a.sizes[1] != b.sizes[0]:
         raise ValueError("not the gradient of a weight")
-    # Only the vector of integers after A and B tells the number of experts. It has one element for
-    # each expert: the end of the expert's rows. Scales, which may come before it, are not integers.
+    # Only the vector of integers after A and B tells the number of experts. For each expert, it has
+    # one element, the end of the expert's rows. The scales before this vector are not integers.
     vector_lengths = [
         sizes[0]
         for sizes, type_name in zip(inputs.dims[2:], inputs.types[2:], strict=False)

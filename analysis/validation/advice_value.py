@@ -41,8 +41,8 @@ _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
 _MIN_PAD_MEMBERS = 2  # A neighbourhood to pad in has at least a shape and a padding of it.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
-"""Largest number of neighbourhoods to draw, and largest number of shapes to pad. With only a few
-hundred shapes, the mean gain depends mostly on which shapes are drawn."""
+"""Largest number of neighbourhoods to draw, and largest number of shapes to pad. If only a few
+hundred were drawn, the mean gain would depend mostly on which shapes they are."""
 
 _NEIGHBOURHOODS = {"choose": (-_REACH, _MIN_MEMBERS), "pad": (0.0, _MIN_PAD_MEMBERS)}
 """Limits of a neighbourhood for each kind of query, as a pair of numbers.
@@ -54,7 +54,7 @@ shape.
 
 
 @dataclass(frozen=True)
-class Padding:
+class PaddingValue:
     """Value of one rule for padding. Gains and losses are fractions of the time after padding.
 
     Attributes:
@@ -91,7 +91,7 @@ class AdviceValue:
     neighbourhoods: int
     regret: dict[str, float]
     pads: int
-    padding: dict[str, Padding]
+    padding: dict[str, PaddingValue]
     hindsight: float
     overclaimed: float | None
 
@@ -172,7 +172,7 @@ def _judge_choosing(
 
 def _judge_padding(
     rows: _HeldOutRows, neighbourhoods: Sequence[_Neighbourhood]
-) -> tuple[dict[str, Padding], float, list[_Claim]]:
+) -> tuple[dict[str, PaddingValue], float, list[_Claim]]:
     """Return the value of each rule, the mean hindsight gain, and the claims of advised changes."""
     best_gains = []
     picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
@@ -196,8 +196,8 @@ def _judge_padding(
 
 def _padding_value(
     seconds: Array, originals: Sequence[int], picked: Sequence[int], best_gains: Sequence[float]
-) -> Padding:
-    """Summarise the paddings that one rule picked.
+) -> PaddingValue:
+    """Return the value of the paddings that one rule picked.
 
     Args:
         seconds: measured seconds of all held-out shapes.
@@ -208,7 +208,7 @@ def _padding_value(
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
     could_gain = np.array(best_gains) >= _OPPORTUNITY
-    return Padding(
+    return PaddingValue(
         moved=int(is_moved.sum()),
         gain=float(gain.mean()),
         loss_p95=float(np.quantile(-gain, 0.95)),
@@ -220,7 +220,7 @@ def _padding_value(
 class MeasuredValue:
     """Value of measuring the original shape and the model's best candidates.
 
-    The fields are fractions, defined as in :class:`AdviceValue` and :class:`Padding`.
+    The fields are fractions, defined as in :class:`AdviceValue` and :class:`PaddingValue`.
     """
 
     choose_regret: float
@@ -263,9 +263,9 @@ def judge_measured(
                 f"{repeated.name} shares too few shapes with {validation.source.name} to judge "
                 "advice; give another file to --again."
             )
-        # 3. Pick the fastest of the best candidates with the second table, and judge it with the
-        #    first table. Shapes are compared by FLOP/s for choose queries, and by time for pad
-        #    queries.
+        # 3. Pick the fastest of the best candidates by the times in ``repeated``, and judge the
+        #    pick by the times of the validation. Shapes are compared by FLOP/s for choose queries,
+        #    and by time for pad queries.
         work = rows.flops if query_kind == "choose" else np.ones(len(rows.flops))
         speeds = work / rows.seconds
         repeated_speeds = work / repeated_seconds

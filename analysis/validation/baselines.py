@@ -2,10 +2,10 @@
 
 - ``datasheet``: the time of the arithmetic at the machine's peak, or of the memory traffic at its
   bandwidth, whichever is longer.
-- ``three_constants``: the same time for fixed shares of the peak and of the bandwidth, plus a
-  launch time. These three constants were set by hand.
+- ``three_constants``: the longer of these two times at fixed shares of the peak and of the
+  bandwidth, plus a launch time. The three constants were set by hand.
 - ``four_fitted``: a formula with four constants, fitted to the calibration measurements.
-- ``physics``: the model's formula and constants, without the trees that correct it.
+- ``physics``: the model's formula and constants, without the trees that correct the formula.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _finite_errors(seconds: Array, measured: Array) -> Errors:
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return each case's seconds of arithmetic at the peak, and of traffic at the bandwidth."""
+    """Return each case's seconds for arithmetic at the peak, and for traffic at the bandwidth."""
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth

@@ -38,15 +38,16 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
             chosen.append(rng.choice(rows))
             continue
         widest = int(np.argmax(standardised[rows].std(axis=0)))
-        # Candidates from a grid of sizes often share a value. A little noise decides at random on
-        # which side of the cut equal values are. It is too small to reorder different values.
+        # Candidates from a grid of sizes often share a value. A little noise orders equal values at
+        # random, so that the cut can separate them. The noise is too small to reorder different
+        # values.
         column = standardised[rows, widest] + 1e-9 * rng.random(len(rows))
         ordered = rows[np.argsort(column)]
         # Each side gets candidates in proportion to the number to choose from it, but never fewer
         # than that number.
-        left_share = to_choose // 2
-        right_share = to_choose - left_share
-        cut = round(len(rows) * left_share / to_choose)
-        cut = min(max(cut, left_share), len(rows) - right_share)
-        boxes += [(ordered[:cut], left_share), (ordered[cut:], right_share)]
+        left_count = to_choose // 2
+        right_count = to_choose - left_count
+        cut = round(len(rows) * left_count / to_choose)
+        cut = min(max(cut, left_count), len(rows) - right_count)
+        boxes += [(ordered[:cut], left_count), (ordered[cut:], right_count)]
     return np.sort(np.array(chosen, dtype=np.intp))

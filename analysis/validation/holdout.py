@@ -7,7 +7,6 @@ never used, not even as the start of a fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.imports.public import PublicRows
-from analysis.model.calibrate import calibrate_query, pair_errors
+from analysis.model.calibrate import calibrate_query, fastest_paddings
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit
 from analysis.model.nearby import sizes_of
@@ -76,7 +75,7 @@ class Validation:
 
     @property
     def by_algorithm(self) -> dict[str, Errors]:
-        """Errors by algorithm, for the rows whose kernel name shows the algorithm."""
+        """Errors by algorithm, for the held-out rows whose kernel name shows the algorithm."""
         names = np.array(self.tested.algorithms, dtype=object)
         times = self.prediction.estimate.time
         return {
@@ -86,7 +85,7 @@ class Validation:
 
     @property
     def tile_agreement(self) -> float | None:
-        """Share of rows whose predicted tile equals the tile in the kernel's name.
+        """Share of held-out rows whose predicted tile equals the tile in the kernel's name.
 
         Rows whose kernel name contains no tile are left out. The share is None if no kernel name
         contains a tile.
@@ -109,7 +108,7 @@ class Validation:
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """Errors of the predicted time ratios of pairs of shapes.
+        """Errors of predicted time ratios within pairs of held-out shapes.
 
         A pair is a GEMM and the padding that is predicted to be its fastest. ``pairs`` is the
         number of pairs. ``low`` and ``high`` are the 5th and the 95th percentile of log(measured
@@ -117,11 +116,10 @@ class Validation:
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
-        log_ratio = np.log(tested.seconds / predicted)
-        # pair_errors divides by the combined spread. It is 1 here, so the errors are log ratios.
-        equal_spreads = np.full(len(tested), math.sqrt(0.5))
         query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
-        errors = pair_errors(query, predicted, log_ratio, equal_spreads)
+        small, large = fastest_paddings(query, predicted)
+        log_ratios = np.log(tested.seconds / predicted)  # of measured and predicted times
+        errors = log_ratios[small] - log_ratios[large]
         if not len(errors):
             return {"pairs": 0, "low": None, "high": None}
         low, high = np.quantile(errors, [0.05, 0.95])
@@ -265,7 +263,7 @@ def choose_calibration_rows(
     seed: int,
     constants: Constants,
 ) -> NDArray[np.intp]:
-    """Choose rows to calibrate on by their features, without looking at times.
+    """Choose the calibration rows by their features, without looking at times.
 
     Args:
         machine: the machine on which the rows were measured.
@@ -318,6 +316,7 @@ def split_rows(
     if holdout == "beyond":
         is_large = sizes[:, 0] > _MAX_CALIBRATED_M
         return rows[~is_large], rows[is_large]
+    # Hold-out "levels": withhold some of the values of M, of N and of K.
     rng = np.random.default_rng(seed)
     is_withheld = np.zeros(sizes.shape, dtype=bool)
     for column in range(sizes.shape[1]):

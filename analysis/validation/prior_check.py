@@ -94,7 +94,7 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
         for table in tables_of_slug
         if table.path.resolve() != judged.resolve()
     ]
-    collections = [collection for collection in collections if len(collection.gemms)]
+    collections = [collection for collection in collections if collection.gemms]
     if not collections:
         raise UserError(
             f"{name} has no {dtype} table other than the one under test; give another --prior."
@@ -122,7 +122,7 @@ def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collectio
 
 
 def _collection_from_table(table: PublicTable, dtype: str) -> Collection:
-    """Read a public table's rows of one dtype as a collection, which is empty without such rows."""
+    """Read a public table's rows of one dtype as a collection, which may be empty."""
     return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
@@ -157,8 +157,8 @@ def validate_with_prior(
 
     Returns:
         The judged rows and the model that predicted them. With the hold-out ``folds``, the model,
-        its prior and the calibration rows are those of the first fold. The model of the first fold
-        has seen most of the tested rows. No baseline is judged with this hold-out.
+        its prior and the calibration rows are those of the first fold. This model may have been
+        fitted to shapes that other folds test. With ``folds``, no baseline is judged.
 
     Raises:
         UserError: in any of these cases:
@@ -190,7 +190,7 @@ def _validate_once(
     seed: int,
     holdout: str,
 ) -> Validation:
-    """Validate the model on one split of the rows, as :func:`validate_with_prior` does.
+    """Validate the model on one split of the rows; see :func:`validate_with_prior`.
 
     If ``holdout`` is ``folds``, ``seed`` is a number from 0 to 4, which selects the tested fifth of
     the shapes.

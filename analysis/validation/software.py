@@ -207,8 +207,8 @@ def _held_out_predictions(folder: Path, interval_width: float) -> pd.DataFrame:
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
     rows = rows[rows["dtype"] == DTYPE]
-    # The interval of each case was computed without its own error. This changes the ends by one
-    # rank of thousands, so the ends of the whole fit are close enough.
+    # Each case's interval was computed without the error of that case. Leaving out one of thousands
+    # of errors hardly moves the ends, so the width of the whole fit's interval is close enough.
     spread = np.log(rows["hi_us"] / rows["lo_us"]) / interval_width
     return rows.assign(spread=spread).drop_duplicates(_SIZES)
 
@@ -259,7 +259,7 @@ def _compare_collection(
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
-    """Return a query for warm times, because public tables contain only warm times."""
+    """Return a query for the GEMMs in ``rows``; public tables contain only warm times."""
     return Query.plain(gemms_of(rows), LIBRARY, warm=True)
 
 
@@ -271,7 +271,7 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 
     - ``software`` is the 90% range of the errors on other frameworks. Rooftile widens the intervals
       of its predictions to this range.
-    - ``same`` has the errors of held-out predictions of the table itself.
+    - ``same`` has the errors of held-out predictions for the imported table itself.
     - ``other`` has the errors on other frameworks' collections, and the share of their times inside
       the range ``software``. The share is optimistic, because the range was also learned from these
       collections. ``judge_model`` in tests/studies/shipping learns the range without the judged

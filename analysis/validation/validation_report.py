@@ -69,7 +69,7 @@ def validation_text(validation: Validation) -> str:
     for name, errors in validation.baselines.items():
         if errors is not None:
             lines.append(_error_line(name.replace("_", " "), errors))
-    # The floor was measured with bf16 GEMMs.
+    # The noise floor is known only for bf16 GEMMs.
     has_only_gemms = all(isinstance(problem, Gemm) for problem in validation.tested.problems)
     if validation.source.dtype == DTYPE and has_only_gemms:
         lines += floor_sentences(validation.machine.slug)

@@ -41,7 +41,7 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
         return matches[0]
     if matches:
         raise UserError(f"{word!r} may mean {enumerated(matches, 'or')}; give the full name.")
-    # Suggest only machines with the same model number, because a similar one is another model.
+    # Suggest only machines with the same model number, because a similar number is another model.
     same_numbers = [slug for slug in unique_slugs if _numbers(slug) == _numbers(word)]
     close = difflib.get_close_matches(word.lower(), same_numbers, n=1, cutoff=_SIMILAR)
     hint = (
@@ -58,7 +58,7 @@ def _words(name: str) -> list[str]:
 
 
 def _matches(slug: str, words: Iterable[str]) -> bool:
-    """Return True if each word is a part of the slug, or several parts in a row (``rtx4090``).
+    """Return True if each word is a part of the slug, or joins adjacent parts (``rtx4090``).
 
     A memory size may lack its unit, as in ``a100-sxm-80``.
     """

@@ -22,7 +22,7 @@ INSTRUCTIONS = (
 """Families of matrix instructions and the pattern of each in PTX, in order of preference."""
 
 BULK_COPY = "complete_tx::bytes"
-"""Text that occurs in a TMA copy into shared memory, and nowhere else."""
+"""Text that PTX contains only in TMA copies into shared memory."""
 
 _WARP_THREADS = 32
 _PATTERN = dict(INSTRUCTIONS)
@@ -40,7 +40,7 @@ _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b")
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """One iteration of a kernel's loop over K.
+    """Work of one iteration of a kernel's loop over K.
 
     - ``instruction`` is the kernel's family of matrix instructions in :data:`INSTRUCTIONS`, or ""
       if the kernel has none.
@@ -62,9 +62,10 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 
     If the kernel has several innermost loops, one iteration of each is counted, because each group
     of warps in a warp-specialised kernel has a separate loop. ``warps`` is the number of warps that
-    multiply; for a warp-specialised kernel, it is the number in one group.
+    multiply; in a warp-specialised kernel, each group of warps that multiply has this number.
     """
-    # The first family that occurs is preferred to the others, so it is the one that multiplies.
+    # INSTRUCTIONS has the preferred families first, so the first family that occurs is the one that
+    # multiplies.
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")
     constants = {name: int(value) for name, value in _CONSTANT.findall(ptx)}
     products, copied = 0, 0

@@ -49,7 +49,7 @@ _ALIGNED, _MISALIGNED = 16, 1  # alignment of rows: a multiple of 16 bytes, or a
 _SIZE = 4096  # M, N and K of the GEMMs
 
 _CONV_CHANNELS, _CONV_SIZE = 256, 14  # channels, and height and width, of the convolutions
-_SLACK = 0.1  # tolerated deviation of an inner loop's work from that of its tile, on aligned shapes
+_SLACK = 0.1  # tolerated deviation of an inner loop's work from the tile's needs, on aligned shapes
 # In fp32 the persistent kernel transposes operands in shared memory, which configs do not count.
 _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config counts
 
@@ -197,7 +197,7 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
 
 
 def _gemms(alignment: int) -> list[Problem]:
-    """Return GEMMs of size 4096³, or of size 4095³ (with odd strides) if they are misaligned."""
+    """Return a GEMM per dtype and layout: 4096³, or 4095³ (odd strides) for misaligned rows."""
     size = _SIZE if alignment == _ALIGNED else _SIZE - 1
     return [
         Gemm(size, size, size, dtype, layout)
@@ -206,7 +206,7 @@ def _gemms(alignment: int) -> list[Problem]:
 
 
 def _convs(alignment: int) -> list[Problem]:
-    """Return all passes of a ResNet's 3 × 3 convolution, with one channel fewer if misaligned."""
+    """Return a ResNet's 3 × 3 convolution per dtype and pass; misaligned rows have 255 channels."""
     channels = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
     return [
         Conv(
@@ -275,7 +275,7 @@ def _compile(job: _Job) -> CompileRow:
         facts = _family_facts(job)
         complaints = _complaints(job, machine, facts)
     except Exception as error:  # the row reports the failure, and the other rows are still compiled
-        # The last line of a compiler's message says what is wrong. An assertion may have none.
+        # The last line of a compiler's message says what is wrong. An assertion may have no text.
         lines = str(error).strip().splitlines()
         reason = f": {lines[-1]}" if lines else ""
         complaints = [f"{type(error).__name__}{reason}"]
@@ -306,7 +306,15 @@ def _compile(job: _Job) -> CompileRow:
     )
 
 
-_NO_FACTS = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
+# Facts of a call whose compilation failed.
+_NO_FACTS = _Facts(
+    InnerLoop("", products=0, copied=0, copy_bytes=0),
+    registers=0,
+    spill_bytes=0,
+    shared_bytes=0,
+    bulk_copies=False,
+    moves_registers=False,
+)
 
 
 def _family_facts(job: _Job) -> _Facts:
@@ -457,7 +465,7 @@ def _expected(job: _Job) -> tuple[str, ...]:
 
 
 def _transposes_tf32(job: _Job) -> bool:
-    """Return True if a tf32 operand is not stored with K contiguous, as wgmma requires."""
+    """Return True if a tf32 operand must be transposed, because wgmma needs K to be contiguous."""
     problem = job.problem
     if problem.dtype != "tf32":
         return False
@@ -465,9 +473,9 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Return what is unusual about the code of a kernel that has no fault, or "" if nothing is."""
+    """Return remarks on unusual code of a kernel without complaints, or "" without remarks."""
     remarks = []
-    if facts.serialised:  # the kernel of a candidate; that of a chosen config has a complaint
+    if facts.serialised:  # only for a candidate, because a chosen config gets a complaint
         remarks.append(
             f"Every wgmma waits for the previous one (ptxas warning {facts.serialised})."
         )

@@ -52,14 +52,15 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
     """Return the lines of one family's table: a header, and a line for each dtype and alignment."""
-    # Each line of the table has a dtype and an alignment, and each cell of it an architecture.
+    # A line of the table is for one dtype and alignment, and a cell in the line for one
+    # architecture.
     rows_of_line: dict[tuple[str, int], list[CompileRow]] = {}
     for row in rows:
         rows_of_line.setdefault((row.dtype, row.alignment), []).append(row)
     lines = [f"| dtype | rows | {' | '.join(arches)} |", "|---|---|" + "---|" * len(arches)]
     for (dtype, alignment), line_rows in rows_of_line.items():
-        # The column `rows` says whether the operands' rows are multiples of 16 bytes. The document
-        # is compared with an older one by these words.
+        # The column `rows` says whether the operands' rows are multiples of 16 bytes. These words
+        # must not change, because differing_cells() finds the cells of an older document by them.
         alignment_text = f"of {WIDE_BYTES} bytes" if alignment == WIDE_BYTES else "odd"
         cells = [_cell([row for row in line_rows if row.arch == arch]) for arch in arches]
         lines.append(f"| {dtype} | {alignment_text} | {' | '.join(cells)} |")

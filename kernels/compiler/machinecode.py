@@ -39,7 +39,7 @@ class LoopCode:
     waits_for_all: bool
 
 
-NO_LOOP = LoopCode(0, 0, False)
+NO_LOOP = LoopCode(instructions=0, matrix=0, waits_for_all=False)
 
 
 def disassemble(cubin: bytes) -> str:
@@ -61,8 +61,8 @@ def loop_code(sass: str) -> LoopCode:
 
     In a persistent kernel, the loop over K may contain code that finishes a tile. Most iterations
     skip this code. The counted iteration is therefore the path through the loop that has the most
-    matrix instructions. Among paths with equally many of them, the shortest is counted. If no loop
-    has matrix instructions, :data:`NO_LOOP` is returned.
+    matrix instructions. If several paths have equally many, the shortest of these paths is counted.
+    If no loop has matrix instructions, :data:`NO_LOOP` is returned.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.

@@ -1,9 +1,9 @@
 """Test of the whole result of a GEMM or convolution, at a fraction of the operation's cost.
 
 Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
-likely. V has four columns of random ±1, and is applied to one block of 1,024 columns at a time. If
-the sums ran over more columns, the rounding errors of the correct elements would hide a single
-wrong element. The rows of Y are summed in the same way, because the identity also holds for
+likely. V has four columns of random ±1, and is applied to one block of 1,024 columns of Y at a
+time. If the sums ran over more columns, the rounding errors of the correct elements would hide a
+single wrong element. The rows of Y are summed in the same way, because the identity also holds for
 Yᵀ = Bᵀ·Aᵀ. A convolution is linear in each operand, so the same test applies to it: channels and
 images take the place of columns and rows.
 
@@ -45,10 +45,10 @@ up to 65,536. The typical and the largest remainder of 512 blocks are:
 - bf16: 1.7e-3 and 3.9e-3,
 - bf16 with 64 partial sums in 16 bits: 9.8e-3 and 2.1e-2.
 
-If K is very small, the largest elements of the result are several times as large as the standard
-deviation, and their rounding errors are larger by the same factor. A block of n elements that are
-all unrelated to the operands has a remainder of about 1.4 √n / (√n + 4). If only one element is
-unrelated to the operands, the remainder is about 1.4 / (√n + 4).
+If K is very small, the largest elements of the result are several times as large as the elements'
+standard deviation, and their rounding errors are larger by the same factor. A block of n elements
+that are all unrelated to the operands has a remainder of about 1.4 √n / (√n + 4). If only one
+element is unrelated to the operands, the remainder is about 1.4 / (√n + 4).
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
@@ -82,8 +82,8 @@ def remainders(
     if isinstance(problem, Layer | Lstm):
         return None
     signs = _signs(seed, sets[0].a.device)
-    # Number of products that are added up in one element of the result. It is an average, because
-    # the pixels of a strided gradient do not all have the same number.
+    # Mean number of products that are added up in one element of the result. In a strided gradient,
+    # this number differs from pixel to pixel.
     terms = problem.flops / 2 / sets[0].out.numel()
     # Largest squared remainders, one for each set; a tensor may hold those of several sets.
     largest_squares: list[Tensor] = []
@@ -117,8 +117,8 @@ def remainders(
 class _Side:
     """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
-    If ``folded`` is summed along ``folded_axis``, the result is summed along ``result_axis``.
-    ``kept`` is processed in parts along its axis ``cut``. For a filter, ``cut`` is None, and the
+    Summing ``folded`` along ``folded_axis`` sums the result along ``result_axis``, too. ``kept`` is
+    processed in parts along its axis ``cut``. For a filter, ``cut`` is None, and the
     filter is processed whole, because it is small. If ``adds_up`` is True, ``folded`` is cut as
     well, and the results of the parts are added. Otherwise, these results are concatenated.
     """
@@ -137,7 +137,7 @@ def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
     """Return the sides that sum over several elements.
 
     If ``only`` is 0 or 1, return one of these sides. A side whose sums have one element would
-    compute the whole result again, so it is used only if both sides have such sums.
+    compute the whole result again. Such a side is used only if no side sums over several elements.
     """
     useful = [side for side in sides if side.folded.shape[side.folded_axis] > 1]
     if not useful:

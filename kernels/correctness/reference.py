@@ -46,8 +46,8 @@ class CheckResult:
 
     - NaN, if a sampled entry is NaN;
     - 0, if the sampled entries of both y and the reference are all 0;
-    - infinity, if an entry of y is infinite, or if the entries of the reference are all 0, but not
-      those of y.
+    - infinity, if a sampled entry of y is infinite, or if the sampled entries are all 0 in the
+      reference but not in y.
     """
 
     rel_error: float
@@ -261,7 +261,8 @@ def _fprop(
 ) -> tuple[Tensor, Tensor]:
     """Return entries (pixels, channels) of a convolution's output, and their reference."""
     x, w = operands.a, operands.b
-    n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)  # of output pixels
+    # Sample output pixels (p, q) of images n.
+    n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)
     # Along each axis, the geometry is (stride, padding, dilation).
     vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
     rows_read = _taps(p, problem.r, *vertical)

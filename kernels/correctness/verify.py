@@ -87,5 +87,5 @@ def verify(
 
 
 def _digits(value: float) -> str:
-    """Format a positive number with three significant digits, or as a whole number from 100 on."""
+    """Format a positive number with three significant digits, or as an integer if at least 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

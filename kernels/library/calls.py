@@ -22,7 +22,7 @@ Call = Callable[[int], Tensor]
 
 
 def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
-    """Return a call of ``mm`` or ``bmm`` that writes to the set's result."""
+    """Return a call of ``mm`` or ``bmm`` that writes the result to the set's memory."""
     multiply = torch.bmm if problem.batch > 1 else torch.mm
 
     def call(index: int) -> Tensor:
@@ -59,8 +59,8 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
     def call_backward(index: int) -> Tensor:
         a, b, out = sets[index]
-        # PyTorch reads only shape and layout of the tensor whose gradient it computes, so the
-        # memory for the result can stand in for it.
+        # PyTorch reads only the shape and the layout of the tensor whose gradient it computes, so
+        # the memory for the result can take this tensor's place.
         dy, x, w = (a, out, b) if is_dgrad else (b, a, out)
         dx, dw, _ = backward(dy, x, w, None, *geometry, mask)
         return dx if is_dgrad else dw
@@ -71,7 +71,7 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
     """Return a call of a memory-bound layer.
 
-    ReLU, GELU and softmax write to the set's memory for the result; the others allocate memory.
+    ReLU, GELU and softmax write to the set's memory; all other layers allocate memory per call.
     """
     # Softmax and layer norm work along the last axis, which must be the channels.
     channels_last = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]
@@ -115,7 +115,7 @@ def series_call(series: Series, sets: Sequence[Operands]) -> Call:
     def call(index: int) -> Tensor:
         x, w, out = sets[index]
         for number in range(series.count):
-            # Projections have one input, timesteps have one weight.
+            # All projections share one input, and all timesteps share one weight.
             a, b = (x, w[number]) if series.op == "projections" else (x[number], w)
             torch.mm(a, b.T, out=out[number])
         return out

@@ -105,7 +105,7 @@ class Library:
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return None, which is the default config, and an alternative to it, if any.
+        """Return the default config, which is None, and the alternative if the problem has one.
 
         The alternative is ``fused`` for a series, and ``autotune`` for a cuDNN convolution in a
         16-bit dtype. In fp32 and tf32, the autotuner cannot be compared with the default
@@ -214,7 +214,7 @@ def libraries() -> list[Library]:
 
 
 def _cpu_libraries() -> list[Library]:
-    """Return the libraries that PyTorch uses on this CPU: a BLAS, oneDNN and, for the rest, ATen.
+    """Return the libraries that PyTorch uses on this CPU: a BLAS, oneDNN and ATen.
 
     oneDNN computes bf16 only if the CPU has vector instructions for bf16; otherwise, ATen computes
     bf16. fp16 is left out, because PyTorch computes fp16 in a scalar loop on CPUs without

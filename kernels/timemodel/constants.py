@@ -18,7 +18,7 @@ from kernels.machine import Machine, known_machine
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants for one machine and dtype that no datasheet states."""
+    """Constants that no datasheet states, for one machine and dtype."""
 
     compute: float  # share of the peak that a tile's main loop reaches
     dram: float  # share of the datasheet's memory bandwidth that a kernel reaches
@@ -132,7 +132,8 @@ def mean_constants(sets: Sequence[Constants]) -> Constants:
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
     """Return :data:`BOUNDS`, except that a GPU's clocks set the upper bound of ``compute``.
 
-    A datasheet states the peak at the Tensor Core clock, and the boost clock may be higher.
+    A datasheet states the peak at the Tensor Core clock. If the boost clock is higher, a kernel may
+    exceed this peak, so ``compute`` may exceed 1.
     """
     if not machine.tensor_mhz:  # a CPU: its peak was measured, and a case may exceed it a little
         return BOUNDS
@@ -146,9 +147,10 @@ def default_constants(generation: str, dtype: str, hand_written: bool = False) -
     A generation without measured constants gets those of a similar generation, except for the
     constants of misaligned rows (:func:`_misaligned_constants`).
 
-    ``hand_written`` is True for Triton kernels. If rows are misaligned, a vendor library falls back
-    on kernels for older GPUs, but Triton kernels have no such fallback. The ``misalignment`` of
-    Triton kernels is therefore that of the measured entry, not that of the generation's library.
+    ``hand_written`` is True for Triton kernels. For misaligned rows, a vendor library uses its
+    kernels for older GPUs, but a Triton family has no such kernels. For Triton kernels,
+    ``misalignment`` is therefore not replaced by the value that constants.toml states for the
+    generation's libraries.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -167,15 +169,17 @@ def shipped_fits() -> dict[str, Any]:
     - ``source``: package of the public tables.
     - ``software``: error range of predictions for another framework, over all machines
       (:class:`analysis.model.fit.SoftwareRange`).
-    - ``generation``: error range of constants from another machine of the same generation.
-    - ``generations``: error range of the mean of other generations' constants.
-    - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
+    - ``generation``: error range of predictions with constants from another machine of the same
+      generation.
+    - ``generations``: error range of predictions with the mean of other generations' constants.
+    - ``spreads``: uncertainty of each kind of prior (:class:`analysis.model.prior.Spread`).
     - ``groups``: for each kind of shape, the factors for the two ends of an interval
       (:mod:`analysis.model.groups`).
-    - ``floor``: errors of predictions for a later version of a framework, from measurements of an
-      earlier version.
-    - ``machines``: for each slug, the ``source`` of the machine's measurements, the error range
-      ``software`` of this machine only, and ``groups``, the fits by group as in calibration.json.
+    - ``floor``: errors of the times that are predicted for a later version of a framework from
+      measurements with an earlier version.
+    - ``machines``: three entries for each slug. ``source`` is the source of the machine's
+      measurements, ``software`` is the error range for this machine only, and ``groups`` has the
+      fits by group, as in calibration.json.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -216,8 +220,8 @@ def foreign_constants(
     by_slug = {entry["machine"]: entry for entry in entries if entry["machine"] != machine.slug}
     if slug == machine.slug:
         raise UserError(
-            f"constants must come from another machine than {slug}, which is the one to predict "
-            "for; name another machine for the constants."
+            f"constants for {slug} cannot come from {slug} itself; name another machine as the "
+            "source of the constants."
         )
     if slug is not None and slug not in by_slug:
         suggestion = nearest(slug, by_slug)
@@ -240,8 +244,8 @@ def scaled_constants(
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s, and the
     latency of a K step is assumed to scale inversely with its FLOP/s. The ratio of the two SMs'
     FLOP/s is raised to ``exponent``. With an exponent below 1, the read and write rates of the two
-    SMs differ less than their FLOP/s. For example, the Tensor Cores of many graphics GPUs run at
-    half the rate, but their SMs do not read and write at half the rate.
+    SMs differ less than their FLOP/s. For example, many graphics GPUs halve the rate of their
+    Tensor Cores, but not the rates at which their SMs read and write.
 
     The constants of misaligned rows are not scaled. Instead, the result has the values that
     :func:`_misaligned_constants` returns for the generation of ``here``. These values replace the
@@ -305,7 +309,10 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    """Return a generation's entry for a dtype in constants.toml, or its entry for other dtypes."""
+    """Return a generation's entry for a dtype in constants.toml.
+
+    If the dtype has no entry, return the generation's entry for all other dtypes.
+    """
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry

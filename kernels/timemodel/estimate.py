@@ -97,8 +97,8 @@ class Shapes:
         ``sustained`` has True for a problem that is launched without pauses. None stands for False
         for all problems. ``algorithm`` is the algorithm that computes the convolutions, a key of
         :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are computed
-        as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the problems,
-        which decides what misaligned sizes cost (:func:`_gpu_library_row`).
+        as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the problems;
+        misaligned sizes then cost what :func:`_gpu_library_row` describes.
         """
         # 1. Convert each problem to a row. The number of columns is given, because it cannot be
         # derived from an empty list of rows.
@@ -330,7 +330,7 @@ class Estimate:
 
     @property
     def limit(self) -> NDArray[np.intp]:
-        """Position of the largest part in :data:`LIMITS`."""
+        """Index in :data:`LIMITS` of each problem's largest part."""
         seconds = np.stack([getattr(self, name) for name in LIMITS])
         return np.argmax(seconds, axis=0)
 
@@ -348,7 +348,8 @@ def _choose_fields(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[A
 def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
     """Estimate the time of each shape on its tile, with all parts of the time.
 
-    There is one tile per shape. ``peak`` is the whole machine's peak FLOP/s in the shapes' dtype.
+    ``tiles`` has one tile per shape. ``peak`` is the whole machine's peak FLOP/s in the shapes'
+    dtype.
     """
     work = _work(shapes, tiles, machine, peak, c)
     memory = _memory_seconds(shapes, tiles, work.count, machine, c)
@@ -379,8 +380,8 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
     """Estimate each shape's time on its fastest candidate tile, which a good library would choose.
 
-    The candidates are ``tiles`` with K unsplit. On a GPU, a shape with few tiles also has the same
-    tiles with K split (:data:`SPLITS`) as candidates.
+    The candidates are ``tiles`` with K unsplit. On a GPU, the same tiles with K split
+    (:data:`SPLITS`) are also candidates for a shape whose result has few tiles.
     """
     count = len(shapes)
     best = Tiles(bm=np.empty(count), bn=np.empty(count), split=np.empty(count))
@@ -400,12 +401,12 @@ def candidate_times(
     """Return two arrays, each with a row for each shape and a column for each tile.
 
     The first array has the estimated seconds, and the second has the number of parts into which K
-    is split. For each shape and tile, this is the number with the smallest estimated time. If K is
+    is split. K is split into the number of parts that gives the smallest estimated time. If K is
     split, the seconds include the kernel that adds the parts.
 
     The seconds leave out the launch and the helper kernels, because these take the same time for
-    all tiles. The seconds also leave out the slowdown of long kernels, because it hardly changes
-    the ranking. There must be at least one shape.
+    all tiles. The seconds also leave out the slowdown of long kernels, because the slowdown hardly
+    changes the ranking. ``shapes`` must not be empty.
     """
     # 1. Estimate the time of every candidate without splitting K.
     shape_column = shapes.take((slice(None), np.newaxis))
@@ -530,7 +531,7 @@ def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
 
 
 def _slow_long_kernels(busy: Array, c: Constants) -> Array:
-    """Lengthen the times of long kernels, because the power limit lowers their clocks."""
+    """Lengthen the times of long kernels, during which the power limit lowers the clocks."""
     return busy * (1 + c.slow * np.log1p(busy / _SLOW_SECONDS))
 
 

@@ -18,13 +18,16 @@ def workload_seconds(
     seconds_without_gemms: Sequence[float],
     seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
 ) -> Array:
-    """Return each workload's seconds: the sum over its GEMMs or, without GEMMs, the given number.
+    """Return the seconds of each workload, which are the sum of the seconds of its GEMMs.
+
+    For a workload without GEMMs, return its seconds in ``seconds_without_gemms``.
 
     Args:
         products: GEMMs and convolutions of each workload, each with its number of occurrences.
         seconds_without_gemms: seconds of each workload, used only if the workload has no GEMMs.
-        seconds_of: function that returns the seconds of problems. Its first argument has the
-            position of each problem's workload, and its second has the problems.
+        seconds_of: function that returns the seconds of problems. Its second argument has the
+            problems, and its first argument has the position of each problem's workload in
+            ``products``.
     """
     # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [

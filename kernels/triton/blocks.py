@@ -35,9 +35,12 @@ def matrix_stride(stride, UNIT: tl.constexpr):
 def tensor_stride(stride, UNIT: tl.constexpr):
     """Convert five strides from UNITs to elements."""
     return (
-        elements(stride[0], UNIT), elements(stride[1], UNIT), elements(stride[2], UNIT),
-        elements(stride[3], UNIT), elements(stride[4], UNIT),
-    )  # fmt: skip
+        elements(stride[0], UNIT),
+        elements(stride[1], UNIT),
+        elements(stride[2], UNIT),
+        elements(stride[3], UNIT),
+        elements(stride[4], UNIT),
+    )
 
 
 @triton.jit

@@ -39,7 +39,7 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 
 
 class TritonConv(TritonFamily):
-    """Launcher of :func:`conv_data` and :func:`conv_filter`."""
+    """Launcher of the convolution kernels and, for some convolutions, of GEMM kernels."""
 
     name = "triton-conv"
     ops = ("conv",)
@@ -110,7 +110,10 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds that :func:`_computed_problem`'s problem takes with each config."""
+        """Estimate the seconds of the problem that the kernel computes, with each config.
+
+        This problem is the result of :func:`_computed_problem`.
+        """
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
@@ -214,7 +217,10 @@ def _gemm_family(config: ConvConfig) -> GemmFamily:
 
 
 def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
-    """Yield configs of the GEMM kernels if the convolution is a GEMM, those with TMA first."""
+    """Yield configs of the GEMM kernels, those with TMA first.
+
+    Yield nothing if the convolution is not a GEMM (:func:`as_gemm`).
+    """
     gemm = as_gemm(conv)
     if gemm is None:
         return
@@ -230,7 +236,8 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
     """Return True if every K step stays in one tap or, for a filter's gradient, every tile does.
 
-    Return False if an axis has more than 32 taps, because the masks have 32 bits.
+    A tap is a position within the filter. The result is always False if an axis has more than 32
+    taps, because :func:`conv_data` keeps one bit per tap in a number of 32 bits.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
     block = bn if conv.pass_ == "wgrad" else bk
@@ -240,8 +247,9 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 def _computed_problem(conv: Conv) -> Problem:
     """Return the problem that the kernel computes: the convolution, or a GEMM for all its phases.
 
-    Only the input's gradient of a strided convolution has phases. The result is then a batch of
-    GEMMs, with one GEMM for each phase of each group.
+    Only the input's gradient of a strided convolution has phases, which
+    :mod:`kernels.triton.conv_kernels` explains. The result is then a batch of GEMMs, with one GEMM
+    for each phase of each group.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
@@ -267,9 +275,9 @@ def _data_call(
 
     ``strides`` are (part, image, channel, row, column).
     """
-    # 1. Find the kernel's arguments for the pass: the channels of a group that are summed over
-    # (depth) and that the result has (width), the strides, the size of the result and the spacing
-    # of the pixels of a phase, which is 1 in fprop.
+    # 1. Find the arguments that depend on the pass. ``depth`` is the number of a group's channels
+    # that are summed over, and ``width`` is the number of a group's channels in the result.
+    # ``spacing`` is the distance between the pixels of a phase, which is 1 in fprop.
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
     c_per_group, kout_per_group = problem.c // problem.groups, problem.kout // problem.groups

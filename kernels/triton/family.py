@@ -61,7 +61,7 @@ class LaunchSpec:
 
 
 class TritonFamily(ABC):
-    """Base of the Triton families; each defines its launches and its candidate configs."""
+    """Base of the Triton families. A family defines its launches and its candidate configs."""
 
     name: str
     shares_tail = False  # whether all SMs share the work of a partial last wave
@@ -125,9 +125,9 @@ class TritonFamily(ABC):
         """Return the valid candidates, sorted by their estimated time.
 
         Experimental configs are left out by default: on an H100, their results were correct, but
-        they were 2% to 26% slower than plain ones (the sweep ``warp-specialisation`` in
-        results/published/nvidia-h100-sxm). For a CPU, the list has a single config, for Triton's
-        interpreter.
+        they were 2% to 26% slower than configs without the experimental feature (the sweep
+        ``warp-specialisation`` in results/published/nvidia-h100-sxm). For a CPU, the list has only
+        one config, which Triton's interpreter can run.
         """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile works
@@ -165,9 +165,9 @@ class TritonFamily(ABC):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch that computes the problem on each of the operand sets.
+        """Return a launch that computes the problem on any of the operand sets.
 
-        There must be at least one set.
+        ``operand_sets`` must not be empty.
 
         Raises:
             TypeError: if the problem is neither a GEMM nor a convolution, or if the config is not
@@ -214,9 +214,10 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the launches with a meta tensor as the scratch array, which needs no memory.
+        """Return the launches of the problem, with a meta tensor in place of the scratch array.
 
-        Compilation needs no memory, and :meth:`LaunchSpec.launch` replaces the meta tensor.
+        A meta tensor has no memory, but is enough to compile the kernels. To launch them,
+        :meth:`LaunchSpec.launch` replaces the meta tensor.
         """
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
@@ -278,7 +279,10 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
-    """Convert strides to units for :func:`kernels.triton.blocks.elements`; 1 becomes None."""
+    """Convert strides from elements to units, as :func:`kernels.triton.blocks.elements` expects.
+
+    A stride of 1 becomes None.
+    """
     converted = []
     for tensor_strides in strides:
         # The unit need not divide a stride of 1, which the kernels know without an argument.

@@ -15,6 +15,8 @@ from kernels.triton.family import INTERPRETED, TritonFamily, in_units, input_pre
 
 Stride = tuple[int, ...]
 
+HOPPER_MAJOR = 9  # major version of Hopper's compute capability
+
 _FEW_ROWS = 64  # largest M for which wide tiles of 16 rows are candidates
 
 
@@ -53,7 +55,7 @@ class Matrices(NamedTuple):
 
 
 class AlignmentUnits(NamedTuple):
-    """Units that divide the sizes and the strides, in elements. A unit has at most 16 bytes."""
+    """Units that divide the sizes and the strides, in elements. A unit is at most 16 bytes long."""
 
     m: int
     n: int
@@ -149,7 +151,8 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
     if tile.bm * tile.bn <= 128 * 128:
         return True
     if looped:
-        return machine.major == 9 and problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES == 0
+        result_row_bytes = problem.n * DTYPE_BYTES[problem.dtype]
+        return machine.major == HOPPER_MAJOR and result_row_bytes % WIDE_BYTES == 0
     # Without masks, all GPUs have room. With masks, only GPUs that multiply from shared memory do.
     needs_no_masks = problem.m % tile.bm == problem.n % tile.bn == problem.k % tile.bk == 0
     return needs_no_masks or machine.multiplies_from_shared

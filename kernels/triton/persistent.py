@@ -32,9 +32,18 @@ from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
 from kernels.triton.family import LaunchSpec
-from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_options, read_alignment
+from kernels.triton.gemm import (
+    HOPPER_MAJOR,
+    AlignmentUnits,
+    GemmFamily,
+    Matrices,
+    gemm_options,
+    read_alignment,
+)
 
-_TMA_MAJOR = 9  # compute capability 9.0: Hopper
+# Major versions of the compute capability.
+_TMA_MAJOR = HOPPER_MAJOR  # Hopper and later GPUs have TMA
+_BLACKWELL_MAJOR = 10  # datacentre Blackwell (sm_100)
 
 
 @triton.jit
@@ -213,8 +222,8 @@ class TritonPersistent(GemmFamily):
         tma = machine.major >= _TMA_MAJOR and rows_are_aligned and not must_transpose
         # TMA cannot store a C with misaligned rows, which is then written with plain stores.
         plain_stores = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0
-        may_halve = tma and not plain_stores and not (tf32 and machine.major == 10)
-        has_registers = not plain_stores or machine.major == 9
+        may_halve = tma and not plain_stores and not (tf32 and machine.major == _BLACKWELL_MAJOR)
+        has_registers = not plain_stores or machine.major == HOPPER_MAJOR
         # fp32 has no Tensor Cores to keep busy. The descriptors that a specialised kernel builds
         # describe a single matrix, so there must be no batch.
         may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1 and has_registers
@@ -243,7 +252,7 @@ class TritonPersistent(GemmFamily):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch that computes the problem on each of the operand sets.
+        """Return a launch that computes the problem on any of the operand sets.
 
         A specialised kernel also gets memory for the descriptors that it builds on the device.
         """
@@ -340,5 +349,5 @@ def _tma_order(matrix: Tensor) -> str | None:
 
 
 def _allocate(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Return ``size`` bytes of GPU memory; ``triton.set_allocator`` takes this function."""
+    """Allocate ``size`` bytes of GPU memory for Triton, which calls this function at a launch."""
     return torch.empty(size, dtype=torch.int8, device="cuda")

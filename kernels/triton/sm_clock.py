@@ -43,7 +43,7 @@ def read_counters(out_ptr):
 
 
 class TritonSmClock:
-    """Reader of the SMs' counters at two marks in a stream."""
+    """Reader of the SMs' counters at two marks in a stream: one before a batch and one after it."""
 
     def __init__(self, sms: int, device: str) -> None:
         """Compile the kernel, and launch it once for each mark.
@@ -61,7 +61,7 @@ class TritonSmClock:
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
-        """Return the mean SM clock in MHz between the two marks (:func:`mean_mhz`).
+        """Return the SMs' clock in MHz between the two marks, as :func:`mean_mhz` computes it.
 
         The call waits until the device has passed the second mark.
         """
@@ -72,16 +72,18 @@ class TritonSmClock:
 def mean_mhz(
     first: Mapping[int, tuple[int, int]], last: Mapping[int, tuple[int, int]]
 ) -> float | None:
-    """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
+    """Return the SMs' mean clock in MHz between two readings: the median over the SMs.
 
-    The result is the median clock of the SMs that occur in both readings. An SM counts only if its
-    cycle counter advanced and its two readings are at least 50 µs apart. The result is None if no
+    A reading has (cycles, nanoseconds) by SM. An SM counts only if both readings have the SM, its
+    cycle counter advanced, and its two readings are at least 50 µs apart. The result is None if no
     SM counts.
     """
     clocks = []
     for sm in first.keys() & last.keys():
-        cycles = last[sm][0] - first[sm][0]
-        nanoseconds = last[sm][1] - first[sm][1]
+        first_cycles, first_nanoseconds = first[sm]
+        last_cycles, last_nanoseconds = last[sm]
+        cycles = last_cycles - first_cycles
+        nanoseconds = last_nanoseconds - first_nanoseconds
         if nanoseconds >= _LEAST_NANOSECONDS and cycles > 0:
             clocks.append(cycles / nanoseconds * 1e3)  # cycles per nanosecond are GHz
     return median(clocks) if clocks else None

@@ -59,8 +59,8 @@ class TritonSplitK(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return each tile with ``split`` = 2, and with each larger split that is useful.
 
-        A larger split is useful if there are at most four waves of CTAs, and each CTA has at least
-        two K steps.
+        A larger split is useful if it gives at most four waves of CTAs, and at least two K steps to
+        each CTA.
         """
         assert isinstance(problem, Gemm)
         configs: list[TileConfig] = []

@@ -20,10 +20,10 @@ class TracedLayer:
     """A traced call to a layer, which also represents skipped calls of the same kind.
 
     Attributes:
-        input_bytes: bytes of the storages of the floating-point inputs in one call. The layer can
-            be recomputed from these inputs.
-        calls: number of calls of this kind, including the traced call. Calls to identical layers
-            are counted, too.
+        input_bytes: bytes of memory that hold the floating-point inputs of one call. The layer can
+            be recomputed from these inputs. Inputs that share a storage count once.
+        calls: number of calls of this kind, to this layer and to identical layers. The traced call
+            is included.
     """
 
     input_bytes: int = 0
@@ -34,8 +34,8 @@ class TracedLayer:
 class AlikeLayers:
     """Counter of calls to identical layers in a model.
 
-    ``stack`` has the layers that are being traced, the outermost one first. The number of runs of
-    an operation inside these layers is the layers' ``calls`` multiplied together.
+    ``stack`` has the layers that are being traced, the outermost one first. To get the number of
+    times that an operation inside them runs, multiply the ``calls`` of all these layers.
     """
 
     stack: list[TracedLayer] = field(default_factory=list)
@@ -51,10 +51,10 @@ class AlikeLayers:
 
         - the structure of the arguments;
         - the shape, the strides and the dtype of tensors, and whether they need gradients;
-        - the values of numbers, strings and flags;
-        - the types of other arguments;
+        - the values of numbers, strings, flags and dtypes;
+        - the types of all other arguments;
         - whether gradients are enabled;
-        - the traced calls to the layers around the layer.
+        - the traced calls to the layers that contain the layer.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -251,7 +251,7 @@ def _is_setting(value: Any) -> bool:
 def _differ_only_in_position(
     facts: dict[str, Any], position: int, first_facts: dict[str, Any], first_position: int
 ) -> bool:
-    """Return True if two layers have the same properties, except those that hold their position.
+    """Return True if two layers differ at most in properties that state a layer's position.
 
     ``facts`` and ``first_facts`` are the results of :func:`_facts` for the layers at the positions
     ``position`` and ``first_position`` of the list.

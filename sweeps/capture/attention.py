@@ -1,4 +1,4 @@
-"""Trace attention as one operation, if a model calls PyTorch's or transformers' function for it."""
+"""Trace each call to the attention function of PyTorch or transformers as one operation."""
 
 from __future__ import annotations
 

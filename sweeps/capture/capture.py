@@ -1,4 +1,4 @@
-"""Capture one step of a model: its products, its memory traffic, and the effects of sizes.
+"""Capture a model's step: its products, its memory traffic, and how the products depend on sizes.
 
 :mod:`sweeps.capture.captured` explains the terms.
 """
@@ -93,11 +93,11 @@ def dimensions(
     """Return the sizes of a model that affect the sizes of its products, each with its effect.
 
     ``base`` is the capture of the step with unchanged sizes. ``named`` has the names of the sizes
-    to try. Without names, all entries of ``source.sizes`` are tried that are above 1 and whose
-    names suggest a size of a layer.
+    to try. If it is empty, the function tries the entries of ``source.sizes`` that are above 1 and
+    whose names suggest a size of a layer.
 
     Raises:
-        UserError: if the model has no size of a given name, if such a size is below 1, or if the
+        UserError: if the model has no size of a given name, if a named size is below 1, or if the
             forward pass cannot be captured.
     """
     # 1. Choose the sizes.
@@ -109,7 +109,7 @@ def dimensions(
         if sizes[name] < 1:  # 0 often stands for a size that the model derives from others
             raise UserError(
                 f"{name} of {source.name} is {sizes[name]}, but only sizes of at least 1 can be "
-                f"varied; give {name} such a value."
+                f"varied; give {name} a value of at least 1."
             )
     chosen = list(dict.fromkeys(named))  # a name may be given twice
     if not chosen:
@@ -166,7 +166,7 @@ def _dimension(
 
     Several new values of the size are tried. The result is also None if each of these values makes
     the model fail, or gives products that cannot be matched with the original products. ``unit`` is
-    an increase after which the size is still divisible by every number of heads.
+    a multiple of every number of heads, so adding ``unit`` keeps a size divisible by these numbers.
     """
     # Most models allow the first value. Others allow only a change by 64 or 8, or by a factor of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
@@ -201,7 +201,7 @@ def _slopes(
 
 
 def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
-    """Return True if two lists of operations agree in modules, passes, kinds and counts."""
+    """Return True if two lists of products agree in modules, passes, kinds and counts."""
 
     def without_sizes(product: Product) -> tuple[str, str, str, int]:
         return product.path, product.pass_, product.work.op, product.count

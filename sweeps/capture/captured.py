@@ -29,7 +29,7 @@ ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
-    """One GEMM per expert: ``m`` rows in total, distributed over ``experts`` weights of (k, n).
+    """One GEMM per expert; ``m`` rows in total are distributed over ``experts`` weights (k, n).
 
     If ``pass_`` is ``wgrad``, each expert's GEMM sums over the expert's rows, and its result is the
     gradient (n, k) of the expert's weight.
@@ -146,7 +146,7 @@ class Product:
             the backward pass.
         forward_position: position in :attr:`Captured.products` of the forward product whose
             gradient the product computes. If the product is a forward product, or a gradient whose
-            forward product is not known, this attribute is the product's position.
+            forward product is not known, this is the position of the product itself.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
         recomputed: True if a checkpoint of the model recomputes the product in the backward pass.
@@ -195,9 +195,9 @@ class Captured:
     """One step of a model: its products in the order in which they run, and the bytes moved.
 
     Attributes:
-        moved: bytes that the other operations move if each is a kernel of its own.
-        moved_fused: bytes that they move if, within a layer, all other operations between two
-            products are one kernel.
+        moved: bytes that the other operations move if each of them is a separate kernel.
+        moved_fused: bytes that the other operations move if, within a layer, all of them between
+            two products are one kernel.
         parameters: number of elements of all distinct parameters.
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
@@ -275,10 +275,10 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 
 
 def out_size(product: Product, forward: Product) -> str:
-    """Return the name of the size that is the forward product's number of output features.
+    """Return the name of ``product``'s size that is the number of output features of ``forward``.
 
-    The name is one of ``product``'s sizes. ``product`` is a GEMM, a grouped GEMM, or the gradient
-    of one. If ``product`` is not a gradient, ``forward`` is the same product.
+    ``product`` is a GEMM or a grouped GEMM, and ``forward`` is its forward product. In the forward
+    pass, both are the same product.
     """
     if product.pass_ == DGRAD:
         return "k"
@@ -292,9 +292,9 @@ def out_size(product: Product, forward: Product) -> str:
 
 
 def in_size(product: Product, forward: Product) -> str:
-    """Return the name of the size that is the forward product's number of input features.
+    """Return the name of ``product``'s size that is the number of input features of ``forward``.
 
-    The name and the arguments are as in :func:`out_size`.
+    The arguments are as in :func:`out_size`.
     """
     if product.pass_ == WGRAD:
         first, second = _weight_sizes(product)

@@ -30,6 +30,15 @@ from sweeps.capture.step import (
 )
 
 _TEXT = "only the text part of the model"  # assumption that an audit prints
+_IGNORED_ENTRIES = (
+    "auto_map",
+    "torch_dtype",
+    "dtype",
+    "quantization_config",
+    "transformers_version",
+    "return_dict",  # if it is false, a model returns a tuple, which transformers cannot read
+)
+"""Entries of a ``config.json`` that are left out, because they do not affect the shapes."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ class HuggingFace:
         """Return transformers' configuration after setting ``new_sizes``, and then ``changes``.
 
         Raises:
-            UserError: if transformers does not accept these sizes.
+            UserError: if transformers does not accept the entries of the file or these sizes.
         """
         from transformers import AutoConfig
 
@@ -112,9 +121,10 @@ class HuggingFace:
         try:
             return AutoConfig.for_model(family, **settings)
         except Exception as error:  # each family raises its own errors for sizes
+            with_new_sizes = " with the new sizes" if self.new_sizes or changes else ""
             raise UserError(
-                f"{self.name} has entries that transformers does not accept ({first_line(error)}); "
-                "correct them."
+                f"transformers does not accept the entries of {self.name}{with_new_sizes} "
+                f"({first_line(error)}); correct them."
             ) from None
 
 
@@ -158,12 +168,7 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
             f"does not know; {advice}."
         )
     # 3. Leave out entries that do not affect the shapes, and check the names of the new sizes.
-    # Without return_dict, a model would return a tuple, which transformers' own code cannot read.
-    ignored = (
-        "auto_map", "torch_dtype", "dtype", "quantization_config", "transformers_version",
-        "return_dict",
-    )  # fmt: skip
-    used_entries = {name: value for name, value in config.items() if name not in ignored}
+    used_entries = {name: value for name, value in config.items() if name not in _IGNORED_ENTRIES}
     source = HuggingFace(str(path), used_entries, dict(new_sizes), text_only)
     # transformers accepts any name, so the names are compared with a configuration without them.
     original = replace(source, new_sizes={})

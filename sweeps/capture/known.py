@@ -30,17 +30,17 @@ class Bottleneck(nn.Module):
         super().__init__()
         channels_out = 4 * width
         self.body = nn.Sequential(
-            _convolution(channels, width, 1, 1),
+            _convolution(channels, width, taps=1, stride=1),
             nn.ReLU(),
-            _convolution(width, width, 3, stride),
+            _convolution(width, width, taps=3, stride=stride),
             nn.ReLU(),
-            _convolution(width, channels_out, 1, 1),
+            _convolution(width, channels_out, taps=1, stride=1),
         )
         # If the block changes the shape, the shortcut needs a convolution.
         if channels == channels_out and stride == 1:
             self.shortcut: nn.Module = nn.Identity()
         else:
-            self.shortcut = _convolution(channels, channels_out, 1, stride)
+            self.shortcut = _convolution(channels, channels_out, taps=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, channels, h, w) to (n, 4·width, ⌈h/stride⌉, ⌈w/stride⌉)."""
@@ -67,7 +67,11 @@ def resnet(
     bottlenecks in the first stage; each later stage is twice as wide as the one before it.
     ``blocks`` has the number of bottlenecks of each stage.
     """
-    layers: list[nn.Module] = [_convolution(3, stem, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers: list[nn.Module] = [
+        _convolution(3, stem, taps=7, stride=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    ]
     channels = stem
     for stage, count in enumerate(blocks):
         stage_width = width * 2**stage
@@ -83,8 +87,8 @@ def resnet(
 class UNet(nn.Module):
     """A U-Net (Ronneberger et al. 2015) with padded convolutions.
 
-    The network has ``width`` channels at the full size of the image. Each of its ``depth`` halvings
-    of the image doubles the number of channels.
+    The network has ``width`` channels at the full size of the image. It halves the image ``depth``
+    times, and doubles the number of channels each time.
     """
 
     def __init__(self, width: int = 64, depth: int = 4) -> None:
@@ -120,9 +124,9 @@ class UNet(nn.Module):
 def _pair(channels_in: int, channels_out: int) -> nn.Sequential:
     """Build the two 3×3 convolutions of one U-Net level, which keep the size of the image."""
     return nn.Sequential(
-        _convolution(channels_in, channels_out, 3, 1),
+        _convolution(channels_in, channels_out, taps=3, stride=1),
         nn.ReLU(),
-        _convolution(channels_out, channels_out, 3, 1),
+        _convolution(channels_out, channels_out, taps=3, stride=1),
         nn.ReLU(),
     )
 
@@ -161,7 +165,7 @@ class Gpt2Block(nn.Module):
 class LlamaBlock(nn.Module):
     """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and a gated FFN.
 
-    The block has ``heads`` query heads, and ``kv_heads`` heads each for keys and for values. Each
+    The block has ``heads`` heads for queries, ``kv_heads`` for keys and as many for values. Each
     head has the width ``head_width``, and the feed-forward layer has the width ``ffn``.
     """
 

@@ -165,7 +165,7 @@ def _storage_letter(tensor: Tensor) -> str:
 
 
 def _mm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``mm(a, b)``, which may also have an output dtype."""
+    """Return the pass and the GEMM of ``mm(a, b)``; an output dtype may follow as an argument."""
     a, b = operation.args[:2]
     return [(_pass(operation, a), _gemm(a, b))]
 
@@ -272,7 +272,7 @@ def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
 def _convolutions(
     x: Tensor, weight: Tensor, settings: Sequence[Any], passes: Sequence[str]
 ) -> list[Conv]:
-    """Return the shape of each of the given passes of a convolution.
+    """Return a :class:`Conv` for each of the given passes of a convolution.
 
     ``settings`` are stride, padding, dilation, transposed, output padding and groups, possibly
     followed by other arguments. ``passes`` are the names that :func:`convolutions_of` takes.

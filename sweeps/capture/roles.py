@@ -1,4 +1,4 @@
-"""Infer the role of a product in a model from its kind and from the name of its module."""
+"""Infer the role of a product in a model from the product's kind and the path of its module."""
 
 from __future__ import annotations
 

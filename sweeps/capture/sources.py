@@ -42,7 +42,7 @@ class KnownModel:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Sizes of the model by name: the new values, and the published sizes of all others."""
+        """New sizes, and the published values of all other sizes of the model, by name."""
         return {**KNOWN[self.name].sizes, **self.new_sizes}
 
     @property
@@ -98,8 +98,14 @@ class Factory:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The new sizes, and the whole-number defaults of all other arguments, by name."""
-        parameters = inspect.signature(self.build).parameters
+        """The new sizes, and the whole-number defaults of all other arguments, by name.
+
+        A function that is written in C may have no signature. The defaults are then left out.
+        """
+        try:
+            parameters = dict(inspect.signature(self.build).parameters)
+        except ValueError:  # raised if there is no signature
+            parameters = {}
         defaults = {
             name: parameter.default
             for name, parameter in parameters.items()
@@ -160,7 +166,9 @@ def find_source(
     path = Path(model)
     is_config = path.suffix == ".json" or os.path.exists(model)
     if inputs and (model in KNOWN or is_config):
-        raise UserError(f"--input works only with module:factory, not with {model}; leave it out.")
+        raise UserError(
+            f"--input works only with module:factory, not with {model}; leave out --input."
+        )
     if model in KNOWN:
         parameters = inspect.signature(KNOWN[model].build, eval_str=True).parameters
         # A ResNet's blocks are a tuple with a number for each stage, so they are not a size.
@@ -246,7 +254,7 @@ def _build(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: Mode
 
 
 def _store_channels_last(model: nn.Module) -> None:
-    """Replace filters by copies with channels last, because ``Module.to`` fails on fake tensors."""
+    """Replace filters with channels-last copies, because ``Module.to`` fails on fake tensors."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() == 4:

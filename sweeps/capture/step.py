@@ -1,4 +1,4 @@
-"""Data classes of a model's step: its settings, and the model that is built for the step."""
+"""Settings of a model's step, the model built for it, and helpers for the sources of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.common.errors import UserError
 
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
 IMAGE_SIZE = 224
-"""Height and width in pixels of the images for a model that does not state their size."""
+"""Height and width, in pixels, of the input images if the model does not state their size."""
 TORCH_DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 }  # fmt: skip
@@ -28,10 +28,11 @@ class ModelStep:
 
     Attributes:
         batch: number of sequences or images.
-        seq: number of tokens of each sequence. In a decoding step, only the tokens that are already
+        seq: number of tokens in each sequence. In a decoding step, only the tokens that are already
             known are counted.
-        tokens: number of new tokens of each sequence that a decoding step computes.
-        autocast: True if parameters stay in fp32, and products are computed in ``dtype``.
+        tokens: number of new tokens that a decoding step computes for each sequence.
+        autocast: True if parameters stay in fp32, and matrix multiplications are computed in
+            ``dtype``.
     """
 
     mode: str = TRAIN
@@ -53,7 +54,7 @@ class ModelStep:
 
     @property
     def length(self) -> int:
-        """Number of tokens of each sequence that the step computes."""
+        """Number of tokens that the step computes for each sequence."""
         return self.tokens if self.mode == DECODE else self.seq
 
     @property
@@ -88,7 +89,7 @@ class ModelSource(Protocol):
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence in tokens for which the model was made; None if no length is known."""
+        """Length in tokens of the longest sequence that the model supports; None if unknown."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model with the sizes in ``changes``, and prepare the forward pass of the step.
@@ -98,11 +99,10 @@ class ModelSource(Protocol):
 
 
 def default_seq(positions: int | None, mode: str, tokens: int) -> int:
-    """Return the sequence length for a model if the user gives none.
+    """Return the length of a model's sequences, in tokens, to use if the user gives no length.
 
-    The length is 2,048 tokens. If the model has fewer positions, the length is the number of
-    positions. In a decoding step, the new tokens are subtracted from the positions first. The
-    length is never less than 1.
+    The length is 2,048, or the number of positions if the model has fewer. In a decoding step, the
+    new tokens are subtracted from the positions first. The length is never less than 1.
 
     Args:
         positions: number of positions of the model; None if it is unknown.
@@ -157,8 +157,9 @@ def mean_of(result: Any) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float().mean()
     raise UserError(
-        "training needs a loss, but the module returns no floating-point tensor. Return one, alone "
-        "or directly in a list or dictionary, or use --mode prefill."
+        "training needs a loss, but the module returns no floating-point tensor. Let its forward "
+        "method return such a tensor, alone or in a list or dictionary that is not nested, or use "
+        "--mode prefill."
     )
 
 

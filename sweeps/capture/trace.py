@@ -41,11 +41,11 @@ class TracedOperation:
 
     Attributes:
         name: name of the operation, such as ``aten::mm``.
-        module: path of the innermost module that called the operation. A gradient has the path of
-            the innermost module that called the forward operation.
-        node: number of the newest autograd node that exists after the operation. The first
-            operation with this number made the node. If ``backward`` is True, ``node`` is the
-            number of the node whose gradient the operation computes.
+        module: path of the innermost module that called the operation. An operation that computes a
+            gradient has the path of the module that called the forward operation.
+        node: if ``backward`` is True, number of the autograd node whose gradient the operation
+            computes. Otherwise, number of the newest autograd node after the operation; the first
+            operation with that number made the node.
         backward: True if the operation computes a gradient.
         recomputed: True if a checkpoint recomputes the operation in the backward pass.
         layers: traced layers that the operation runs in, the outermost one first.
@@ -64,7 +64,7 @@ class TracedOperation:
 
     @property
     def count(self) -> int:
-        """Number of times that the operation runs in a step, in all identical layers together."""
+        """Number of times that the operation runs in a step, summed over all identical layers."""
         return math.prod(layer.calls for layer in self.layers)
 
 
@@ -89,7 +89,7 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """While the context is active, keep track of the module that is being called."""
+        """Keep track of the module that is being called, as long as the context is active."""
         names = {module: name for name, module in model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
@@ -196,8 +196,8 @@ class SavedTensor:
     """A tensor that the forward pass keeps for the backward pass.
 
     Attributes:
-        bytes: bytes of the tensor's storage.
-        layers: traced layers that the tensor was saved in, the outermost one first.
+        bytes: size of the tensor's storage in bytes.
+        layers: traced layers in which the tensor was saved, the outermost one first.
     """
 
     bytes: int
@@ -235,11 +235,11 @@ class SavedTensors:
 def trace(
     model: nn.Module, call: Callable[[], Any], backward: bool
 ) -> tuple[list[TracedOperation], list[SavedTensor]]:
-    """Return the operations of a step, and the tensors that are saved for its backward pass.
+    """Run a step. Return its operations, and the tensors that are saved for its backward pass.
 
     Call this function within :func:`sweeps.capture.capture.fake_tensors`. ``call`` runs the forward
-    pass. If ``backward`` is True, ``call`` must return the loss, and the backward pass is traced,
-    too.
+    pass. If ``backward`` is True, ``call`` must return the loss, and the backward pass is run and
+    traced, too.
     """
     layers = AlikeLayers()
     recorder = Trace(layers)

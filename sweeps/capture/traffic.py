@@ -1,6 +1,7 @@
-"""Count the bytes that a model's other operations move if they run one at a time or are fused.
+"""Count the bytes that a model's operations move, apart from its matrix multiplications.
 
-Other operations are those that do not multiply matrices, judging by their names.
+The name of an operation decides whether it is a matrix multiplication. The *other operations* run
+one at a time, or fused into groups.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
     Operations of the kind ``nothing``, such as ``empty``, are left out.
 
     If ``fused`` is True, consecutive operations count as one kernel if they are in the same layer
-    and no matrix operation comes between them. The kernel reads each tensor once, and writes only
-    the results that are used later. The bytes are then a lower bound, because a compiler may be
-    unable to keep all intermediate results on the chip.
+    and no matrix multiplication comes between them. The kernel reads each tensor once, and writes
+    only the results that are used later. The bytes are then a lower bound, because a compiler may
+    be unable to keep all intermediate results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -86,8 +87,8 @@ def _groups_between_products(
 ) -> list[tuple[list[TracedOperation], set[int]]]:
     """Return the other operations in groups, each of which could be one fused kernel.
 
-    A group ends at a product, and where a traced layer begins or ends. Return with each group the
-    storages of its results that are used after the group.
+    A group ends at a matrix multiplication, and where a traced layer begins or ends. Each group is
+    returned together with the storages of its results that are used after the group.
     """
     # 1. Divide the positions of the operations into groups, and find where each storage is read
     # last.
@@ -147,8 +148,8 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the reads of an operation.
 
-    A lookup, such as an embedding, need not read a whole tensor. At most the size of the lookup's
-    result is therefore counted for each tensor.
+    A lookup, such as an embedding, need not read a whole tensor. For each tensor that a lookup
+    reads, the counted bytes are therefore at most those of the lookup's result.
     """
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads

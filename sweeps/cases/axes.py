@@ -9,10 +9,11 @@ An axis is declared in TOML as one of
     { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040, counted from the lower end
     "4*m" or "m"                          a multiple of another size of the same block
 
-The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. Each edge is
-added, and so are the sizes one below and one above the edge. Values below the first value or above
-the last one are not added. Tiles have edges along m, n and k. Waves have edges along m and n. In a
-linear layer, waves have edges along ``tokens`` in those passes whose result has one row per token.
+The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. An edge is a
+size after which the next size needs another tile or wave. Each edge is added, and so are the sizes
+one below and one above the edge. Values below the first value or above the last one are not added.
+Tiles have edges along m, n and k. Waves have edges along m and n. In a linear layer, waves have
+edges along ``tokens`` in those passes whose result has one row per token.
 
 In the functions below, ``along`` is the name of the axis, and ``location`` names the place in the
 file for error messages.
@@ -122,7 +123,7 @@ def parse_size_axis(declared: Any, location: str, along: str, sizes: Sequence[st
 
 
 def _check_value(value: Any, location: str, along: str) -> None:
-    """Refuse a value of an axis of sizes if it is not a size or, for some axes, a pair."""
+    """Refuse a value that is neither a size nor, on an axis that takes pairs, a pair of sizes."""
     # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
     takes_pairs = along in PAIRS
     is_pair = takes_pairs and isinstance(value, str) and _PAIR.fullmatch(value) is not None
@@ -166,7 +167,7 @@ def resolution_order(axes: Mapping[str, Axis], location: str = "") -> list[str]:
 
 
 def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
-    """Return the names of the axes in a cycle, without axes that only depend on such axes."""
+    """Return the names of the axes in cycles, without axes that merely depend on a cycle."""
     # Remove the axes that no remaining axis needs, until every remaining axis is needed.
     cyclic = set(axes)
     while True:
@@ -245,10 +246,10 @@ def _parse_table(table: Mapping[str, Any], location: str, along: str) -> Axis:
 
 
 def _values_of_table(table: Mapping[str, Any], location: str) -> Iterable[int]:
-    """Return the values of a range, of powers or of a neighbourhood, without those near edges.
+    """Return the values of a range, of powers or of a neighbourhood; ``edges`` is ignored.
 
-    The table must have valid keys, and numbers of at least 1. Values below 1 are left out of a
-    neighbourhood.
+    The table must have valid keys, and its numbers must be at least 1. Values below 1 are left out
+    of a neighbourhood.
 
     Raises:
         UserError: if there are too many values or none, if ``to`` is less than ``from``, or if
@@ -328,7 +329,7 @@ def single_size(value: Any, name: str) -> int:
 def _near_edges(
     axis: Edges, resolved: Mapping[str, Any], machine: Machine, along: str
 ) -> list[int]:
-    """Return the values of an axis and the sizes around its edges, sorted and without duplicates.
+    """Return the values of an axis and the sizes at and around its edges, sorted and distinct.
 
     Raises:
         UserError: if the axis covers more than :data:`_MAX_VALUES` tiles.
@@ -348,7 +349,7 @@ def _near_edges(
     if len(size_in_each_tile) > _MAX_VALUES:
         raise UserError(
             f"the axis {along} spans {len(size_in_each_tile):,} tiles, but edges can be added for "
-            f"{_MAX_VALUES:,} at most; shorten the axis, or remove edges."
+            f"at most {_MAX_VALUES:,} tiles; shorten the axis, or remove edges."
         )
     # 2. Find the edges. The last edge may lie beyond the range.
     if axis.kind == "tiles":

@@ -18,10 +18,11 @@ from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
 CACHES = ("cold", "warm", "weights-cold")
-"""Cache states before a launch: no operand is cached, all are cached, or only the first is cached.
+"""Cache states before a launch.
 
-``weights-cold`` is the state in inference, where the first operand holds the activations. This
-state exists only for GEMMs in bursts."""
+If the state is ``cold``, no operand is cached. If it is ``warm``, all operands are cached. If it is
+``weights-cold``, only the first operand is cached, as in inference, where the first operand holds
+the activations. ``weights-cold`` exists only for GEMMs in bursts."""
 FILLS = ("normal",)
 """Distributions of the operands' values."""
 
@@ -77,6 +78,9 @@ class Case:
             TypeError: if a size, the dtype, the layout or the pass is None, as in a CSV row with
                 too few cells.
             ValueError: if the columns do not describe a valid problem.
+            OverflowError: if a size of an operation other than a GEMM or a convolution is an
+                infinite float.
+            OverflowError: if a size is an infinite float.
         """
         names = ("sweep", "implementation", "config", "mode", "cache", "fill")
         return cls(problem=problem_of(row), **{name: row[name] for name in names})

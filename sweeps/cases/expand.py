@@ -1,4 +1,4 @@
-"""Expand a sweep into cases for a machine: combinations of axes that pass the sweep's filters."""
+"""Expand a sweep into its cases: the combinations of axis values that pass the filters."""
 
 from __future__ import annotations
 
@@ -162,6 +162,8 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
             return Series(sweep.op, size("count"), size("m"), size("n"), size("k"), dtype)
         if sweep.op == "lstm":
             return Lstm(size("steps"), size("minibatch"), size("hidden"), size("features"), dtype)
+        # The only operation that is left is ``conv``.
+        # The only operation that is left is ``conv``.
         sizes = (size(name) for name in ("images", "c", "h", "w", "kout", "r", "s"))
         pairs = (parse_pair(str(values[name]), name) for name in PAIRS)
         return Conv.build(sizes, pairs, size("groups"), dtype, values["layout"], values["pass"])

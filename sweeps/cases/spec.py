@@ -36,8 +36,8 @@ never part of a listed shape. ``vary = { n = [-1, 1, 8] }`` adds variants of eac
 n one less, one more and eight more. If ``vary`` names several sizes, each variant changes only one
 of them.
 
-``default = false`` at the top of a file in :file:`specs/` keeps its sweep out of runs that name no
-sweep. A default sweep must have cases on CPUs, too.
+``default = false`` at the top of a file in :file:`specs/` keeps the file's sweep out of runs that
+name no sweep. Without this line, the sweep must have cases on CPUs, too.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def broken_sweeps() -> dict[str, UserError]:
 
 @cache
 def _read_folder() -> dict[str, Sweep | UserError]:
-    """Return a mapping from sweep names to sweeps or, for files that are not valid, to errors."""
+    """Return, by sweep name, the sweep or the error of each file in ``sweeps/specs``."""
     sweeps: dict[str, Sweep | UserError] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         try:
@@ -147,6 +147,8 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         UserError: if the file cannot be read or is not a valid sweep.
     """
+    # 1. Read the file.
+    # 1. Read the file.
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -156,6 +158,8 @@ def read_sweep(path: Path) -> Sweep:
         ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:  # TOML is always in UTF-8
         raise UserError(f"{path.name} is not valid TOML ({error}); correct it.") from None
+    # 2. Check the keys at the top of the file.
+    # 2. Check the keys at the top of the file.
     _check_keys(table, _TOP_KEYS, path.name)
     for key in ("question", "op", "block"):
         if key not in table:
@@ -167,10 +171,10 @@ def read_sweep(path: Path) -> Sweep:
     blocks = table["block"]
     if not (isinstance(blocks, list) and all(isinstance(block, dict) for block in blocks)):
         raise UserError(
-            f"{path.name}: block is not a list of tables; begin each with [[block]], in double "
-            "brackets."
+            f"{path.name}: block is not a list of tables; begin each block with [[block]], in "
+            "double brackets."
         )
-    # Shapes at the top of the file are for every block that does not list any itself.
+    # 3. Check the blocks. Shapes at the top of the file are for every block that lists no shapes.
     shared_keys = {"shapes": table["shapes"]} if "shapes" in table else {}
     checked_blocks = tuple(
         _read_block({**shared_keys, **block}, table["op"], f"{path.name}: block {number}")
@@ -276,8 +280,8 @@ def _check_dtypes(axes: Mapping[str, Axis], location: str) -> None:
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, location: str) -> None:
     """Refuse ``weights-cold`` for operations and modes for which it has no meaning.
 
-    It has no meaning for sustained work, because the cache is then neither emptied nor loaded with
-    the first operand.
+    The word has no meaning for sustained work, because the sampler neither empties the cache for
+    such work nor loads the first operand into it.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return
@@ -364,8 +368,9 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, location: str) -> tupl
 def _read_filter(text: Any, op: str, location: str) -> Filter:
     """Parse a condition such as ``flops <= 1e12``.
 
-    If the left side is ``dtype``, the right side must be a dtype, such as ``fp16``. If the left
-    side is a size or a quantity, the right side must be a number, a size or a quantity.
+    If the left side is ``dtype``, the operator must be ``==`` or ``!=``, and the right side must be
+    a dtype, such as ``fp16``. If the left side is a size or one of :data:`QUANTITIES`, the right
+    side must be a number, a size or a quantity.
 
     Raises:
         UserError: if the text is not such a condition.

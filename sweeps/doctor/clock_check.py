@@ -37,7 +37,7 @@ from sweeps.timing.profiler_trace import cpu_tracer, trace_gpu
 from sweeps.timing.sampler import PROTOCOL, Sampler, Subject
 
 Pass = tuple[dict[str, float], float]
-"""Median seconds per launch of each case, and the seconds that the whole pass took."""
+"""Median seconds per launch, by case id, and the seconds that the whole pass took."""
 
 _GPU_SIZES = (16, 64, 128, 256, 384, 512, 1024, 2048, 4096)
 _CPU_SIZES = (64, 96, 128, 160, 192, 256, 320, 384, 512)
@@ -77,7 +77,8 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 
     At most ``count`` cases are timed with a standard timer, and at most ``count`` GEMMs with CUDA
     graphs. The effect of a profiler is measured on at most :data:`_PROFILER_CASES` cases,
-    whatever ``count`` is. ``note`` is called before each step with a sentence for the user.
+    whatever ``count`` is. ``note`` is called before each part of the work, with a text that tells
+    the user what is timed.
     """
     machine, gpu = device.machine, device.gpu
     passes = []
@@ -108,7 +109,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 
 
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Summarise each timer over both passes.
+    """Return a summary of each timer's two passes.
 
     The medians are taken over the cases that the timer timed in both passes and that the sampler
     timed in the first pass. Timers without such a case are left out.
@@ -151,7 +152,7 @@ def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     begin = time.perf_counter()
     # 1. Copy the subjects without their earlier samples and without a checker.
     fresh_subjects = [replace(subject, samples=[], exposed=0, checker=None) for subject in subjects]
-    # 2. Estimate the time of a launch of each, to choose the length of its batches.
+    # 2. Estimate the time of a launch of each subject, to choose the number of launches in a batch.
     for subject in fresh_subjects:
         with subject.settings():
             sampler.fit(subject, sampler.estimate(subject.launch))
@@ -193,9 +194,11 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
     """Time the cases with the sampler and with a standard timer.
 
-    Return a mapping with the entry ``timers``, which has a mapping for each timer. Each of these
-    mappings has two entries: ``seconds``, the time of the timer's whole pass, and ``medians_us``,
-    the median µs per launch by problem.
+    Returns:
+        A mapping whose entry ``timers`` has a mapping for each timer, with these entries:
+
+        - ``seconds``: seconds that the timer took for all cases;
+        - ``medians_us``: median µs per launch, by problem.
     """
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
@@ -299,6 +302,9 @@ def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str
 def _multiply_by_each(
     activations: torch.Tensor, weights: Sequence[torch.Tensor], out: torch.Tensor
 ) -> None:
-    """Multiply the activations (M, K) by each transposed weight matrix (N, K), into ``out``."""
+    """Multiply the activations (M, K) by the transpose of each weight matrix (N, K).
+
+    Each result overwrites ``out``.
+    """
     for weight in weights:
         torch.mm(activations, weight.T, out=out)

@@ -164,9 +164,9 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
             if reported < listed:
                 remark = "part of the device may be disabled or slower than usual"
             else:
-                remark = "the device may be another variant than the one in machines.toml"
+                remark = "the device may be a different variant from the one in machines.toml"
             yield DoctorFinding(
-                f"machines.toml lists {listed:,.4g} {unit}, but the device reports {reported:,.4g} "
+                f"machines.toml lists {listed:,.0f} {unit}, but the device reports {reported:,.0f} "
                 f"{unit}; {remark}",
                 warning=True,
             )

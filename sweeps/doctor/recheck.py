@@ -30,7 +30,7 @@ at most ``1 + TOLERANCE`` and at least ``1 / (1 + TOLERANCE)``."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Return ``count`` recorded cases, evenly spaced by the rank of their times.
+    """Return up to ``count`` recorded cases, evenly spaced by the rank of their times.
 
     A candidate is a GEMM or convolution in burst mode that was computed by a vendor library and has
     a time. If at least ``count`` candidates have converged, only converged candidates are
@@ -63,13 +63,17 @@ def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Ca
 def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """Re-time up to ``count`` cases of the measurements.csv in a machine's results folder.
 
-    A case that cannot be timed, fails, or shows launch gaps in every sample is left out. Return the
-    result of :func:`judge_ratios`, with an entry ``sentence`` that states this result in words.
+    A case that cannot be timed, fails, or shows launch gaps in every sample is left out.
+
+    Returns:
+        The result of :func:`judge_ratios`, with the added entry ``sentence``: the result in words.
 
     Raises:
         UserError: if the folder has no measurements.csv, or its run.json cannot be read.
         PoisonedError: if the device does not recover from a failed launch.
     """
+    # 1. Choose the cases.
+    # 1. Choose the cases.
     path = folder / "measurements.csv"
     if not path.exists():
         raise UserError(f"{path} does not exist, so no case can be re-timed; run a sweep first.")
@@ -77,13 +81,13 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         chosen = choose_cases(list(csv.DictReader(file)), count)
     recorded = {case.id: seconds for case, seconds in chosen}
     cases = [case for case, _ in chosen]
-    # The recorded machine is used, because a CPU's ceilings were measured and recorded with it.
+    # 2. Prepare them on the recorded machine, whose ceilings were measured if it is a CPU.
     machine = Machine.from_json(read_run(folder)["machine"])
     bench, ready = open_bench(machine, device.gpu, cases)
     subjects = [result.subject for result in ready]
+    # 3. Take eight samples of each case, in rounds, so that a short disturbance does not hit all
+    # samples of one case.
     bench.sampler.wake()
-    # Eight samples of each case, in rounds, so that a short disturbance does not hit all samples of
-    # one case.
     for _ in range(CHECKPOINTS[1]):
         for subject in list(subjects):  # a copy, because subjects that fail are removed
             try:
@@ -91,7 +95,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
             except Exception as error:
                 bench.recover_from(error)  # raises an error if the device has not recovered
                 subjects.remove(subject)
-    # A subject whose samples all showed launch gaps has no time.
+    # 4. Compare the times. A subject whose samples all showed launch gaps has no time.
     ratios = [
         median(subject.samples) / recorded[subject.key] for subject in subjects if subject.samples
     ]

@@ -79,8 +79,8 @@ def steady_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of steady.csv: one for each window of the sustained anchors.
 
-    Only windows from the latest timing of the anchors have a row. The value of a sensor that was
-    not read is None.
+    A window is one batch of launches. Only windows from the latest timing of the anchors have a
+    row. The value of a sensor that was not read is None.
     """
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
@@ -108,10 +108,11 @@ def steady_rows(
 def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the list ``steady`` of run.json, which compares sustained anchors with bursts.
 
-    A sustained anchor has an entry if the same worker and GPU also timed it in bursts, in the phase
-    ``alone``. ``share`` is the sustained speed divided by the burst speed. ``lo`` and ``hi`` are
-    the bounds of ``share`` that follow from the 95% intervals of both times; they are None if
-    either time has no interval. The other values of an entry describe the sustained anchor.
+    A sustained anchor has an entry if the same worker and GPU also timed the anchor in bursts while
+    the run used no other GPU of the node. ``share`` is the sustained speed divided by the burst
+    speed. The bounds ``lo`` and ``hi`` of ``share`` follow from the 95% intervals of both times.
+    They are None if either time has no interval. The other values of an entry describe the
+    sustained anchor.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -36,12 +36,12 @@ def fold_rows(
     machine: Machine | None = None,
     speeds: Mapping[SamplePlace, MachineSpeed] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for each planned case that has a checked time, was refused, or failed.
+    """Return the rows of measurements.csv, in the plan's order.
 
-    The rows are those of measurements.csv, in the plan's order. A time that is impossible on
-    ``machine`` becomes an error; if ``machine`` is None, all times are accepted. Intervals are
-    widened to cover the changes of speed that ``speeds`` has for each worker and GPU. A worker and
-    GPU without an entry in ``speeds`` are treated as steady.
+    A planned case has a row if it has a checked time, was refused, failed, or shows launch gaps in
+    every sample. A time that is impossible on ``machine`` becomes an error; if ``machine`` is None,
+    all times are accepted. Intervals are widened to cover the changes of speed that ``speeds`` has
+    for each worker and GPU. A worker and GPU without an entry in ``speeds`` are treated as steady.
     """
     history_by_case = histories(events)
     rows = []
@@ -65,8 +65,8 @@ def rounds_table(
 ) -> list[dict[str, Any]]:
     """Return the rows of rounds.csv: the checked samples of each planned case, with round numbers.
 
-    Comparing two cases by samples from the same rounds reduces the effect of changes of the
-    machine's speed. Samples without a recorded round are left out.
+    If two cases are compared by samples from the same rounds, changes in the machine's speed have
+    less effect on the comparison. Samples without a recorded round are left out.
     """
     table = []
     for case_id in dict.fromkeys(entry.case.id for entry in planned):
@@ -89,10 +89,10 @@ def rounds_table(
 def confirmed_table(
     events: Iterable[Event], history_by_case: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs of cases.
+    """Return the rows of confirmed.csv, which compare the times of re-timed pairs of cases.
 
-    A row has the log ratios of one process of a pair, one for each block. A ratio is the time of
-    the pair's first case divided by the time of its second case.
+    A row has the log ratios that one process measured for a pair, one for each block of samples. A
+    ratio is the time of the pair's first case divided by the time of the pair's second case.
 
     A process is complete if it has all :data:`BLOCKS` blocks of the pair. A complete process counts
     if it ran on the same worker and GPU as the latest complete process. Each pair has rows for the
@@ -144,7 +144,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log of the ratio of A's geometric mean time to B's, from a block A B B A."""
+    """Return the log of A's geometric mean time divided by B's, from a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 

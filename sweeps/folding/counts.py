@@ -13,7 +13,7 @@ from sweeps.progress import Reporter
 from sweeps.store import Event
 
 STOPPED = "time"
-"""Reason why measuring ended: the call reached its time limit.
+"""Reason why measuring ended: ``sweeps run`` reached its time limit.
 
 The other reasons are ``done`` and ``budget``."""
 
@@ -46,7 +46,7 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """Return a sentence that counts a run's cases; ``record`` is the content of its run.json."""
+    """Return a sentence that counts the cases of the run whose run.json contains ``record``."""
     counts = record["counts"]
     failed = [f"{counts[name]:,} {words}" for name, words in _IN_WORDS.items() if counts[name]]
     measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} measured"
@@ -66,7 +66,8 @@ class Tally:
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
         """Start with the shard's earlier events.
 
-        Samples of cases that are not planned affect only :attr:`spent` and :meth:`all`.
+        Events of cases that are not planned affect only :attr:`spent` and :meth:`all`, except for
+        ``end`` events, which :meth:`is_over` and :meth:`ended` use.
         """
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
@@ -76,7 +77,7 @@ class Tally:
         self.spent = 0.0
         """Seconds of the budget that were spent.
 
-        The time that a case took before it moved to another GPU is not included."""
+        If a case moved to another GPU, the time that it took before is not included."""
         self._end: Event | None = None
         for event in events:
             self.add(event)
@@ -126,7 +127,7 @@ class Tally:
     def is_over(self, budget: float) -> bool:
         """Return True if the shard has ended with a budget of at least ``budget`` seconds.
 
-        A shard whose latest call stopped at a time limit has not ended.
+        A shard that last stopped at a time limit has not ended.
         """
         end = self._end
         return end is not None and end["why"] != STOPPED and end["budget"] >= budget

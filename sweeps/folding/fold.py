@@ -37,7 +37,10 @@ _MAX_DAMAGED = 0.1  # largest share of sample lines that may be damaged
 
 
 def too_damaged(events: int, damaged: int) -> bool:
-    """Return True if too many of a run's sample lines are damaged to trust the others."""
+    """Return True if so many sample lines of a run are damaged that the run cannot be trusted.
+
+    ``events`` and ``damaged`` are the numbers of intact and of damaged lines.
+    """
     # One damaged line is always tolerated, because a crash may cut the last line.
     return damaged > max(1, _MAX_DAMAGED * (events + damaged))
 
@@ -48,8 +51,9 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished writing. If the last fold has already
-            read all of these files, the run is not folded again. Nodes that end together
-            therefore fold a run only once or twice. If ``written`` is None, always fold the run.
+            read these files completely, the run is not folded again. Nodes that end together
+            therefore fold a run only once or twice. If ``written`` is None, the run is always
+            folded.
 
     Raises:
         UserError: in any of these cases:

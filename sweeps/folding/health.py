@@ -10,13 +10,13 @@ The verdict is ``quiet``, ``noisy`` or ``unusable``. The worst of these findings
 | cases whose batches last whole scheduler ticks | 25% | 50% |
 | cases in which the GPU throttled its clock, except at its power limit | 5% | – |
 
-A run is also noisy if the median half-width of its intervals is 5% or more, if fewer than eight
-cases have an interval, or if other processes used the GPU.
+A run is also noisy if half of its intervals are wider than ±5% of their medians, if fewer than
+eight cases have an interval, or if other processes used the GPU.
 
 The verdict on a merged recording is never better than the worst verdict on the recordings from
-which it was made. The load of the host does not affect the verdict. If a run on a CPU, or on an
-unknown machine, is not quiet, likely causes are listed: other processes and virtual machines that
-used much of the cores' time.
+which it was made. The load of the host does not affect the verdict. It is only listed as a likely
+cause if a run on a CPU or on an unknown machine is not quiet, and other processes or virtual
+machines used much of the cores' time.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ def health(
 
 
 def health_sentence(run: Mapping[str, Any]) -> str:
-    """Return the verdict in words, with the difference of repeated medians and the worst reason.
+    """Return the verdict in words, with the variation of re-timed medians and the worst reason.
 
-    The difference is left out if too few cases were re-timed. The reason is left out if the
-    difference already explains the verdict. ``run`` is the content of run.json.
+    The variation is left out if too few cases were re-timed. The reason is left out if the
+    variation already explains the verdict. ``run`` is the content of run.json.
     """
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     repeats = run.get("repeats")
@@ -261,4 +261,6 @@ def _judge_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
             if (recording["health"] or {}).get("verdict") == verdict
         ]
         if workers:
-            yield verdict, f"{verdict} recordings were merged into this one: {', '.join(workers)}"
+            recordings = counted(len(workers), f"{verdict} recording")
+            verb = "was" if len(workers) == 1 else "were"
+            yield verdict, f"{recordings} {verb} merged into this one: {', '.join(workers)}"

@@ -18,7 +18,7 @@ CANARY = "canary"
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 """Columns with the readings of a device's sensors.
 
-If a sensor was not read, a sample lacks its column or has None there."""
+If a sensor was not read, the sensor's column is None or is missing from the sample."""
 
 BLOCKS = 5
 """Number of A B B A blocks of samples that each process takes when it re-times a pair of cases.
@@ -50,7 +50,7 @@ class History:
     crashes: int = 0
     """Number of processes that crashed while they ran this case and no other."""
     last_crash: str = ""
-    """Description of how the process of the last crash ended, such as ``killed by SIGSEGV``."""
+    """Description of how the process ended in the last crash, such as ``killed by SIGSEGV``."""
     sound: dict[int | None, int] = field(default_factory=dict)
     """Number of samples that checks have confirmed, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)

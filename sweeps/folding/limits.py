@@ -22,7 +22,11 @@ _MEASURED_SLACK = 1.15  # factor by which a measured ceiling may be exceeded wit
 
 
 def min_seconds(case: Case, machine: Machine) -> float:
-    """Return the lower limit of one launch's time in seconds, or 0 if no rate is known."""
+    """Return the lower limit of one launch's time in seconds.
+
+    The limit is the longer of the two times above. A time counts as 0 if its rate (the peak or the
+    bandwidth) is not known.
+    """
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops

@@ -154,15 +154,15 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
     The quotient of a re-timed case is the median of the other process divided by the original
-    median; ``ratio`` is the median of the quotients. The logarithms of the quotients vary more than
-    the noise of the medians explains. ``between`` is the unexplained part, as a standard deviation.
-    ``between_cases`` is computed like ``between``, but without the change that all cases share,
-    which does not affect the ratio of two cases. Return None if fewer than four cases have at least
-    six samples from each process.
+    median. ``ratio`` is the median of the quotients. ``between`` is the standard deviation of the
+    quotients' logarithms from 0, without the part that the noise of the medians explains.
+    ``between_cases`` is computed like ``between``, but without the change that all cases share.
+    Such a shared change does not affect the ratio of two cases. Return None if fewer than four
+    cases have at least six samples from each process.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long in
     that process. Deviations are clipped at three robust standard deviations, so that such a case
-    does not widen the intervals of all others.
+    does not widen the intervals of all other cases.
     """
     # 1. Collect the log ratio of each case's two medians, and the variance that their noise
     # explains.

@@ -47,7 +47,7 @@ def time_anchors(
     runs for ``seconds``, and has no events if it fails.
 
     ``wait`` is called with the name of each phase, and returns when that phase may begin. ``wait``
-    is None if no other GPU of the node is measured.
+    is None if no other GPU of the node measures at the same time.
 
     Raises:
         PoisonedError: if the device does not recover from an error.

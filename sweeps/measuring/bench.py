@@ -50,7 +50,7 @@ class PoisonedError(Exception):
 
 
 class Bench(Protocol):
-    """Interface of the measuring loop to a device and its memory, clock and sensors."""
+    """Device with its memory, clock and sensors, as the measuring loop uses it."""
 
     sampler: Sampler
     gpu: int | None
@@ -61,7 +61,7 @@ class Bench(Protocol):
     def prepare(
         self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Check and warm up cases, and yield the outcome of each in order.
+        """Check and warm up cases, and yield a result for each case, in order.
 
         ``histories`` has what earlier processes recorded about the cases, by case id.
 
@@ -73,11 +73,11 @@ class Bench(Protocol):
     def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """Yield, in any order, the columns that name each case's kernels.
+        """Yield each case with the columns that name its kernels, in any order.
 
         If the profiler loses the records of a case's launch, the case is left out, so that it can
-        be profiled again in another process. A case whose kernels cannot be named has an empty
-        ``kernel``.
+        be profiled again in another process. If the kernels of a case cannot be named, its column
+        ``kernel`` is empty.
 
         Raises:
             Exception: any error from the profiler, for example if profiling is not permitted.
@@ -105,14 +105,14 @@ class Bench(Protocol):
 
 
 OnStart = Callable[[Sequence[str], float], None]
-"""Function to call before anything that may crash, so that the parent knows which cases to blame.
+"""Function to call before any work that may crash, to tell the parent process what will run.
 
 Its arguments are the ids of the cases that are about to run, and the seconds that the work is
 expected to take. The ids are empty if the work belongs to no case."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """Make an event that happens now.
+    """Return an event of the kind ``event`` with the present time.
 
     ``worker`` is the shard's name. ``case`` is the id of the case, or "" if the event belongs to no
     case. ``cost`` is the measuring time that the event took, in seconds. ``more`` has the further

@@ -46,7 +46,7 @@ class ResultChecker:
 
         A launch on a GPU returns before its result is computed."""
         self.allocates = False
-        """True if the launch of :meth:`check_before_timing` returned memory other than ``out``."""
+        """True if the launch of :meth:`check_before_timing` returned a result outside ``out``."""
         # Norms of the operands of the first and the last set, by the index of the set.
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
@@ -64,8 +64,8 @@ class ResultChecker:
     def check_before_timing(self) -> CheckVerdict:
         """Launch on the first set; return a verdict on the result and on changed operands.
 
-        This sets :attr:`first_seconds` and :attr:`allocates`. The set's result buffer is filled
-        with NaN before the launch.
+        Also set :attr:`first_seconds` and :attr:`allocates`. The set's result buffer is filled with
+        NaN before the launch.
         """
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()

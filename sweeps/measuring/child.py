@@ -38,7 +38,7 @@ class Assignment:
     """Histories from earlier processes, by case id."""
     worker: str
     budget: float
-    """Seconds of measuring that this shard may use in all calls of the run together."""
+    """Seconds of measuring that this shard may use in total, however often the run is resumed."""
     spent: float
     """Seconds of the budget that are used up."""
     until: float = math.inf
@@ -160,7 +160,7 @@ def _first_line(error: Exception) -> str:
 def _make_bench(assignment: Assignment) -> Bench:
     """Import and call the assignment's callable, and return the bench that it makes.
 
-    The bench then prepares the assignment's careful cases one by one.
+    The bench is also told to prepare the assignment's careful cases one by one.
     """
     module_name, _, callable_name = assignment.bench.partition(":")
     make = getattr(importlib.import_module(module_name), callable_name)

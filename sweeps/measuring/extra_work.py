@@ -31,11 +31,11 @@ def repeat_cases(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time cases, to see how far their medians here differ from those of another process.
+    """Re-time cases, to see how far their medians differ from those of an earlier process.
 
     The cases are sampled in rounds, in a new order each time. Samples become ``repeat`` events. If
-    a sample fails or shows launch gaps, an ``aside`` event reports only the time that it took. A
-    case that cannot be prepared is left out. A case that fails gets no further samples.
+    a sample fails or shows launch gaps, an ``aside`` event reports only the time that the sample
+    took. A case that cannot be prepared is left out. A case that fails gets no further samples.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -73,7 +73,7 @@ def confirm_pairs(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time pairs of cases, to measure how much faster the second case is than the first.
+    """Re-time pairs of cases, to measure how much faster the second case of each pair is.
 
     The samples by which the pairs were chosen must be from other processes. Every pair gets
     :data:`BLOCKS` blocks. In each block, the second case is timed twice between two samples of the
@@ -81,7 +81,7 @@ def confirm_pairs(
     every attempt at a block, an ``aside`` event reports only the time of the attempts. A case that
     fails gets an ``outcome`` event, and its pairs get no further blocks.
 
-    ``cases`` has both cases of the first pair, then both of the second, and so on.
+    ``cases`` has the two cases of the first pair, then the two cases of the second pair, and so on.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -129,7 +129,7 @@ def _confirm_batch(
                     samples.append(sampler.sample(ready[case]))
                 if all(sample.hidden for sample in samples):
                     break
-            else:  # launch gaps show in every attempt
+            if not all(sample.hidden for sample in samples):  # launch gaps show in every attempt
                 return []
             if is_last:
                 for case in (first, second):

@@ -99,7 +99,7 @@ class TimedKernel:
     def launch_on_copies(self) -> Callable[[], Any]:
         """Copy the tensor arguments, and return a callable that launches the kernel on the copies.
 
-        A copy of a dense tensor has the same strides.
+        A copy of a dense tensor has the strides of the original.
         """
         copies = [
             argument.detach().clone() if isinstance(argument, Tensor) else argument
@@ -131,9 +131,9 @@ class TimedKernel:
     def checked_error(self, result: Any, expected: Tensor | None) -> float | None:
         """Check a result against the expected one, and return the largest error.
 
-        The error is relative to the largest absolute expected value. It is absolute if all expected
-        values are 0, and it is 0 if there are no values. It is None if ``expected``, the result of
-        :meth:`expected`, is None.
+        ``expected`` is the result of :meth:`expected`. The error is relative to the largest
+        absolute expected value, or absolute if all expected values are 0. The error is 0 if the
+        tensors are empty, and None if ``expected`` is None.
 
         Raises:
             WrongResultError: if the error is NaN or larger than the tolerance, or the result is not
@@ -198,8 +198,8 @@ class KernelTimer:
     def __init__(self, gpu: int | None) -> None:
         """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None.
 
-        This allocates the buffer that flushes the device's cache. On a GPU, it also wakes the GPU
-        and starts to read its sensors.
+        Also allocate the buffer that is used to flush the device's cache. If the device is a GPU,
+        wake the GPU, and start to read its sensors.
         """
         self._gpu = gpu
         clock: CpuClock | CudaClock = CpuClock()

@@ -65,7 +65,8 @@ class Rounds:
             known: histories from earlier processes. Finished cases are not measured again.
             bench: the bench that the cases run on.
             worker: the shard's name, for the events.
-            budget: seconds of measuring that this shard may use in all calls of the run together.
+            budget: seconds of measuring that this shard may use in total, however often the run is
+                resumed.
             spent: seconds of the budget that are used up.
             emit: called with every event.
             on_start: called before anything that may crash.
@@ -176,9 +177,10 @@ class Rounds:
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
 
-        Each case with samples is then reported as ``right``, which confirms the samples, or with
-        the outcome of a failed check. A case is reported as right without another launch if it has
-        no checker, or if this process has checked the case's eleventh sample or a later one.
+        A case that passes is reported as ``right``, which confirms its samples. A case that fails
+        is reported with an outcome. A case without samples is skipped. A case passes without
+        another launch if it has no checker, or if this process has checked the case's eleventh
+        sample or a later one.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -276,7 +278,7 @@ class Rounds:
         return len(chosen)
 
     def _open_case(self, result: Ready | Refusal, cost: float) -> None:
-        """Report a prepared case, and open it unless it was refused or would take too long."""
+        """Report a prepared case, and let it be sampled unless it is refused or takes too long."""
         if isinstance(result, Refusal):
             if result.facts:
                 self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
@@ -303,6 +305,8 @@ class Rounds:
 
     def _take_sample(self, subject: Subject) -> None:
         """Take one sample of a subject and report it, or report why it failed."""
+        # 1. Take the sample.
+        # 1. Take the sample.
         self._on_start([subject.key], subject.cost)
         begin = self._sampler.now()
         try:
@@ -313,9 +317,10 @@ class Rounds:
         self._left -= sample.cost
         if subject.key in self._sample_seconds:  # the canary is not, because it is not in the plan
             self._sample_seconds[subject.key] = subject.cost
+        # 2. Select the sensor values. A burst is shorter than the time between two power readings,
+        # so the power that is read around a burst is mostly that of other cases. Only sustained
+        # samples have a power.
         reading = sample.reading
-        # A burst is shorter than the time between two power readings, so the power that is read
-        # around a burst is mostly that of other cases. Only sustained samples have a power.
         power_w = reading.power_w if subject.mode == "sustained" else None
         sensors = {
             "sm_mhz": reading.sm_mhz,
@@ -323,8 +328,9 @@ class Rounds:
             "temp_c": reading.temp_c,
             "throttled": list(reading.throttled),
         }
-        # To keep the file small, entries with their usual value are left out. A sensor that was not
-        # read has None. A reading of 0 is left out as well, because no GPU has it while it works.
+        # 3. Report the sample. To keep the file small, entries with their usual value are left out,
+        # and so are sensors that were not read. A reading of 0 is left out as well, because no GPU
+        # at work reads 0.
         optional: dict[str, Any] = {}
         if not sample.hidden:
             optional["hidden"] = False
@@ -342,7 +348,7 @@ class Rounds:
         )
 
     def _fail(self, subject: Subject, error: Exception, begin: float) -> None:
-        """Let the bench recover from an error, and report it as the case's outcome.
+        """Let the bench recover from an error, and report the error as the case's outcome.
 
         The time since ``begin``, the moment when the failed work began, counts as measuring time.
         """
@@ -369,7 +375,7 @@ class Rounds:
     def _measure_ceilings(self) -> None:
         """Measure a CPU's ceilings again, and report them; the CPU may have been slow last time.
 
-        Nothing is reported on a GPU, which has no measured ceilings, or after a failure.
+        On a GPU, which has no measured ceilings, and after a failure, only the time is reported.
         """
         ceilings = self._run_outside_cases(None, self._bench.ceilings)
         if ceilings is not None:

@@ -109,10 +109,11 @@ class TorchBench:
     def _set_count(self, case: Case, seconds: float) -> int:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
-        A burst without a warm cache uses no set twice, so it has a set for each launch. Sustained
-        work uses its sets in turn. Before a set is used again, all other sets are used, so the
-        other sets together need only be twice as large as the cache. If memory is short, the arena
-        holds fewer sets than this method returns.
+        A burst without a warm cache uses no set twice, so it needs a set for each launch, up to
+        :data:`_MAX_SETS`. Sustained work uses its sets in turn. Before a set is used again, all
+        other sets are used, so the other sets together need only be twice as large as the cache. A
+        burst with a warm cache needs one set. If memory is short, the arena holds fewer sets than
+        this method returns.
         """
         if case.cache == "warm":
             return 1
@@ -127,7 +128,7 @@ class TorchBench:
     def prepare(
         self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Compile all cases but the :attr:`careful` ones together, then check and warm up each."""
+        """Compile all cases except the :attr:`careful` ones together, then prepare every case."""
         self._compile([case for case in cases if case.id not in self.careful], on_start)
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
@@ -181,7 +182,7 @@ class TorchBench:
         )
 
     def canary(self) -> Subject:
-        """Return the canary: a compute-bound GEMM in fp16 on GPUs that support it, or in fp32.
+        """Return the canary: a compute-bound GEMM, in fp16 on GPUs with fp16, in fp32 elsewhere.
 
         Raises:
             ArenaFullError: if the arena cannot hold the operands of the GEMM.
@@ -222,7 +223,7 @@ class TorchBench:
                 implementation.compile_ahead(requests)
 
     def _prepare_one(self, case: Case, history: History) -> Ready | Refusal:
-        """Check a case and prepare its launches, or return why it cannot be timed."""
+        """Return the checked and prepared case, or a refusal if the case cannot be timed."""
         implementation = implementations()[case.implementation]
         # 1. Leave out what the implementation does not support.
         reason = implementation.supports(case.problem, self.machine)

@@ -1,4 +1,4 @@
-"""Read a recording that is to be merged, and check it without comparing it with others."""
+"""Read a recording that is to be merged, and check whether this recording can be merged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOG = "1-of-1.jsonl"
 
 @dataclass(frozen=True)
 class MergeSource:
-    """A recording without shards, to be merged with others."""
+    """A recording without shards that is to be merged with other recordings."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -80,7 +80,7 @@ def read_source(folder: Path) -> MergeSource:
 
 
 def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why a recording cannot be merged, as the rest of a sentence, or "" if it can."""
+    """Return why a recording cannot be merged, as a sentence without its subject; "" if it can."""
     if "merged" in record:
         return "is itself a merged recording; give the recordings from which it was made."
     if "public" in record:
@@ -100,8 +100,8 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
         return f"has sample files other than {_LOG}; move them away."
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return (
-            "was measured with another timing protocol or file format than this version of "
-            "Rooftile uses; measure on that machine again."
+            "was measured with a timing protocol or a file format that this version of Rooftile "
+            "does not use; measure again on that machine."
         )
     return ""
 

@@ -23,5 +23,5 @@ def anchor_cases(machine: Machine) -> list[PlanEntry]:
 
 
 def steady_seconds(budget: float) -> float:
-    """Return the seconds that each sustained anchor runs, given the run's budget in seconds."""
+    """Return how many seconds each sustained anchor runs, given the run's budget in seconds."""
     return min(_STEADY_SECONDS, _STEADY_SHARE * budget)

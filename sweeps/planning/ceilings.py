@@ -69,7 +69,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
     """Return the seconds of the fastest of 3 to 20 launches on operand set 0.
 
-    The loop ends early, but not before the third launch, if the launches took 0.5 s in total.
+    From the third launch on, no further launch begins once the launches took 0.5 s in total.
     """
     times: list[float] = []
     while len(times) < _MAX_LAUNCHES and (len(times) < _MIN_LAUNCHES or sum(times) < _SECONDS):

@@ -20,7 +20,7 @@ from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
 from sweeps.planning.plan import make_plan
 
 EXPERIMENTAL = "experimental"
-"""Value of a sweep's ``config`` that selects the experimental configs and no others."""
+"""Value of a sweep's axis ``config`` that selects only the experimental configs."""
 
 
 def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
@@ -83,12 +83,16 @@ def _chosen_configs(
     """Return, as strings, the configs with which a sweep times a problem.
 
     ``sweep`` is the name of the sweep, and ``declared`` is the value of its axis ``config``, such
-    as ``best 4``. An empty string stands for the implementation's default config. If the
-    implementation does not support the problem, the list has a single empty string, unless
-    ``declared`` is itself a config. The list is empty if the sweep requests experimental configs,
-    and the implementation supports the problem but has no experimental config for it. The list is
-    also empty for a hand-written kernel if Triton is not installed; ``sweeps doctor`` reports that
-    Triton is missing.
+    as ``best 4``. An empty string stands for the implementation's default config.
+
+    The first of these conditions that holds determines the result:
+
+    - A hand-written kernel is requested, and Triton is not installed: no config. ``sweeps doctor``
+      reports that Triton is missing.
+    - ``declared`` is itself a config: only this config.
+    - The implementation does not support the problem: only an empty string.
+    - ``declared`` is ``experimental``: the experimental configs for the problem, if there are any.
+    - ``declared`` has any other value: the configs that it selects.
 
     Raises:
         UserError: if the implementation is unknown or the config is invalid.

@@ -1,4 +1,4 @@
-"""Compile hand-written kernels in other processes, while a run times the kernels that are ready.
+"""Compile hand-written kernels in the background, while a run times those already compiled.
 
 Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
 of the timing process, and fill that cache. If a compiling process dies, the timing process itself
@@ -30,7 +30,7 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
     """Return the number of processes that may compile in parallel with a run on a GPU.
 
     ``cores`` is the number of cores that these processes share with the run. None means all cores
-    that this process may use, which a batch system may have limited.
+    that this process may use; a batch system may have limited their number.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
     spare_cores = (usable_processors() if cores is None else cores) - _SPARED_CORES
@@ -53,12 +53,14 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
         return None
     if not case.config:  # the kernel does not support this problem
         return None
+    # 1. Parse the config. ``bm``, ``bn`` and ``bk`` are the sizes of a tile along m, n and k. A
+    # config with a size of 0 is refused only when its case is prepared, but 0 cannot be a divisor
+    # here.
     config = HAND_WRITTEN[case.implementation].parse(case.config)
-    # ``bm``, ``bn`` and ``bk`` are the sizes of a tile along m, n and k. A config with a size of 0
-    # is refused only when its case is prepared, but 0 cannot be a divisor here.
     if 0 in (config.bm, config.bn, config.bk):
         return None
-    # A kernel masks what is outside of a partial tile or K step.
+    # 2. Collect what decides which variant of the kernel is compiled. A kernel masks what is
+    # outside of a partial tile or K step.
     gemm = problem.implied_gemm
     has_partial_tiles = gemm.m % config.bm > 0 or gemm.n % config.bn > 0
     has_partial_step = gemm.k % config.bk > 0
@@ -82,8 +84,9 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
             problem.dilation,
             *(_specialised(size) for size in other_sizes),
         )
-    # A size's class is the largest power of two up to 16 that divides it. An odd size has the class
-    # (1,), which differs from 1, the class of size 1.
+    # 3. Classify the sizes by their divisors. A size's class is the largest power of two up to 16
+    # that divides the size. An odd size has the class (1,), which differs from 1, the class of
+    # size 1.
     divisor_classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in divided_sizes)
     return (
         case.implementation,
@@ -96,7 +99,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 def _specialised(size: int) -> str:
-    """Return the class in which Triton's specialisation puts a size.
+    """Return the class into which Triton's specialisation puts a size.
 
     The classes are ``1``, ``multiple of 16`` and ``other``.
     """
@@ -161,7 +164,7 @@ def compiling(
 
 
 def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
-    """Compile the kernels of cases, as the work of a compiling process."""
+    """Do the work of a compiling process: compile the kernels of ``cases``."""
     die_with_parent()
     os.nice(10)  # the process that launches has priority
     from kernels import implementations

@@ -1,9 +1,10 @@
 """Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
-Cases are admitted by whole lines if possible (:func:`sweeps.planning.lines.lines_of`), because a
-line with missing cases does not answer the ``question`` of its sweep. The lines of a sweep are
-ordered so that the first few already cover its axes. The sweeps take turns, so that each gets its
-share of the time. A line is admitted if its expected cost fits the rest of the budget.
+Cases are admitted by whole lines if possible. A line has the cases of one sweep whose sizes differ
+in only one dimension (:func:`sweeps.planning.lines.lines_of`). If cases of a line are missing, the
+line does not answer the ``question`` of its sweep. The lines of a sweep are ordered so that the
+first few lines already cover the sweep's axes. The sweeps take turns, so that each sweep gets its
+share of the time. A line is admitted if its expected cost fits the budget that is left.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 _SAMPLES = CHECKPOINTS[0]  # number of samples that a case's expected seconds include
 _PLANNED_SAMPLES = 10  # number of samples for which the plan leaves time
 _PREFERRED = ("alignment", "steps", "conv-layouts")
-"""Sweeps whose results users look at first, and which therefore get more time than others."""
+"""Sweeps that get more time than other sweeps, because users look at their results first."""
 _PREFERRED_FACTOR = 6.0  # these sweeps get this many times as much time as others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
@@ -210,7 +211,7 @@ def kind_of(case: Case) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """Planned cases in order, and how many other cases did not fit the budget."""
+    """Planned cases in order, and the number of cases that did not fit the budget."""
 
     planned: tuple[PlanEntry, ...]
     left_out: Mapping[str, int]
@@ -239,13 +240,15 @@ def make_plan(
 ) -> Plan:
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
-    On a GPU, up to a tenth of the budget is reserved for naming kernels. Only 92% of the rest is
-    filled. Each sweep in :data:`_PREFERRED` gets six times as much time as any other sweep.
+    On a GPU, up to a tenth of the budget is reserved for naming kernels. Cases fill at most 92% of
+    the remaining budget. Each sweep in :data:`_PREFERRED` gets six times as much time as any other
+    sweep, provided that it has enough cases.
 
-    If no line of a sweep fits the budget, single problems of that sweep are admitted as long as
-    they fit. All affordable implementations and configs of a problem are admitted together, because
-    they are compared. A case may take at most 2% of the budget, or 4% if its line would otherwise
-    be incomplete. If every case of a sweep takes more than 2%, its cheapest cases may take more.
+    If no line of a sweep fits the budget, those of its problems that fit are admitted one by one.
+    All affordable implementations and configs of a problem are admitted together, because they are
+    compared. A case may take at most 2% of the budget, or 4% if its line would otherwise be
+    incomplete. If every case of a sweep takes more than 2%, the cheapest cases of the sweep may
+    take more.
 
     Cases that are compared with each other go to one shard (:mod:`sweeps.planning.lines`).
 
@@ -334,9 +337,9 @@ class _Room:
     def take(self, entries: Sequence[PlanEntry]) -> bool:
         """Take the time of these cases from their shards' budgets, and return True.
 
-        If they do not all fit, take nothing and return False. The time for naming kernels is
+        If not all of the cases fit, take nothing and return False. The time for naming kernels is
         subtracted from a shard's budget first. Measuring may take the share :data:`_ADMITTED` of
-        the rest.
+        what is left.
         """
         # 1. Add up the seconds that would then be taken from the shards of these cases.
         new_measuring: dict[int | None, float] = {}
@@ -413,9 +416,9 @@ def _cost_limit(entries: Iterable[PlanEntry], limit: float) -> float:
     """Return the seconds that a single case of a sweep may cost.
 
     The result is ``limit``, unless every case of the sweep costs more, as on a CPU with a large
-    cache, whose flushes are slow. In that case, the result is twice the cost of the cheapest case,
-    so that the cheapest cases represent the sweep. Cases may cost twice the result if that keeps
-    their line whole (:func:`_affordable`).
+    cache that is slow to flush. In that case, the result is twice the cost of the cheapest case, so
+    that the cheapest cases represent the sweep. Cases may cost twice the result if that keeps their
+    line whole (:func:`_affordable`).
     """
     cheapest = min(entry.expected for entry in entries)
     return limit if cheapest <= limit else _EXCESS_FACTOR * cheapest

@@ -1,4 +1,4 @@
-"""Build training steps of two models, to show the share of time in GEMMs and convolutions."""
+"""Build training steps of two models, to profile how much time GEMMs and convolutions take."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ MODELS = {
 def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], None]:
     """Build a model of :data:`MODELS`, and return a function that runs one training step of it.
 
-    A step computes a loss and all gradients, from the same random inputs each time. Without an
-    optimizer, the parameters never change. On a GPU, the step returns before the device has
-    finished its work. ``device`` is the name of a PyTorch device, such as ``cuda:0``, and ``dtype``
-    is the type of the parameters and inputs.
+    A step computes a loss and all gradients, from the same random inputs each time. The parameters
+    never change, because a step does not call an optimizer. On a GPU, the step returns before the
+    device has finished its work. ``device`` is the name of a PyTorch device, such as ``cuda:0``,
+    and ``dtype`` is the type of the parameters and inputs.
     """
     model = MODELS[name]
     kind = "cpu" if device == "cpu" else "gpu"

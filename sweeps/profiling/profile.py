@@ -1,8 +1,8 @@
-"""Profile training steps of two models: their times, and a trace of one step, in each dtype.
+"""Time training steps of two models in several dtypes, and trace one step of each model and dtype.
 
-A few steps of each model are timed in each dtype. The dtypes alternate, so that slow changes in the
-machine's speed affect all of them alike. One step of each model and dtype then runs under PyTorch's
-profiler. ``analysis/traces/`` reads the resulting traces like any others.
+The dtypes alternate from step to step, so that slow changes in the machine's speed affect all of
+them alike. The traced steps run under PyTorch's profiler. ``analysis/traces/`` reads their traces
+like any other traces.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of mach
 _PARAMETER_TYPES = {"bf16": torch.bfloat16}
 _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
-"""Top-level entries of a trace that are kept, besides its events.
+"""Top-level entries that are kept from a trace, in addition to its events.
 
-Some of the other entries name the host or a folder."""
+Other entries are dropped, because some of them name the host or a folder."""
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
@@ -92,7 +92,10 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
-    """Return True if the folder has profiles of this software and schema, and all their traces."""
+    """Return True if a folder has a current ``models.json`` and all traces that it names.
+
+    The file is current if it was written with the device's present software and this schema.
+    """
     try:
         document = json.loads((folder / "models.json").read_bytes())
         has_traces = all((folder / entry["trace"]).exists() for entry in document["models"])
@@ -109,15 +112,15 @@ def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
 
 def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
     """Return the seconds from the start of one step until the device is idle again."""
-    with _settings_of(dtype, kind):
+    with _synchronized_settings(dtype, kind):
         begin = time.perf_counter()
         step()
     return time.perf_counter() - begin
 
 
 @contextmanager
-def _settings_of(dtype: str, kind: str) -> Iterator[None]:
-    """Run a block with a dtype's library settings; wait for a GPU before and after the block."""
+def _synchronized_settings(dtype: str, kind: str) -> Iterator[None]:
+    """Run a block with a dtype's library settings, and wait for a GPU before and after it."""
     with library_settings(dtype, LibraryConfig()):
         if kind == "gpu":
             torch.cuda.synchronize()
@@ -130,7 +133,7 @@ def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, An
     """Return the trace of one step, without earlier events and without entries about the host."""
 
     def marked_step() -> None:
-        with _settings_of(dtype, kind), torch.profiler.record_function(_MARK):
+        with _synchronized_settings(dtype, kind), torch.profiler.record_function(_MARK):
             step()
 
     activities = [torch.profiler.ProfilerActivity.CPU]

@@ -28,8 +28,8 @@ class Child:
     cases: tuple[str, ...] = ()
     """Ids of the cases that the process is running. They are the suspects if the process dies."""
     since: float = field(default_factory=time.monotonic)
-    """Moment (``time.monotonic``) at which the process began to run these cases or, if it has run
-    no cases, at which it started."""
+    """Time on the ``time.monotonic`` clock at which the process began to run these cases. Until the
+    process runs its first case, this is the time at which the process was started."""
     patience: float = _START_SECONDS
     """Seconds without a message after which the process is considered hung."""
     samples: int = 0
@@ -56,8 +56,8 @@ class Child:
     def sends_in_time(self) -> bool:
         """Return True if the child sends a message, or ends, before its patience is used up.
 
-        Time during which the child is stopped does not count. If this process is stopped during a
-        poll, only the poll's normal length counts.
+        Time during which the child is stopped does not count. If this process is itself stopped
+        while it waits, at most one second of that time counts.
         """
         waited = 0.0
         while waited < self.patience:

@@ -41,7 +41,7 @@ PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
 def machine_here(request: Request) -> Machine:
     """Return the machine that a request would measure, as the machine's recording describes it.
 
-    If there is no recording and the machine is a CPU, its ceilings are measured now.
+    If a CPU has no recording yet, its ceilings are measured now.
 
     Raises:
         UserError: if the device cannot be used, or its recording cannot be read.
@@ -67,9 +67,9 @@ def seconds_of(
 ) -> dict[Contender, tuple[float, float]]:
     """Return two expected times for each contender, in seconds.
 
-    The first is the time to measure the contender as a candidate. The second is the contender's
-    part of the time to re-time a pair. If the machine is a CPU, its ceilings must have been
-    measured.
+    A contender is a problem and the name of an implementation. The first time is the time to
+    measure the contender as a candidate. The second is the contender's part of the time to re-time
+    a pair. If the machine is a CPU, its ceilings must have been measured.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.
@@ -87,12 +87,13 @@ def explore(
     note: Callable[[str], None],
     quickly: bool = False,
 ) -> Run:
-    """Time candidates in shuffled rounds, and fold the samples into the machine's recording.
+    """Time original shapes and candidates in shuffled rounds, and fold the samples.
 
-    Return the run, which :func:`confirm_choices` needs. If the request has a budget, six samples of
-    one candidate may take up to half of the budget. If the recording does not say how well medians
-    repeat, some cases are re-timed to find out. If ``quickly`` is True because the user is
-    waiting, a later call names the kernels. ``note`` is called with each sentence for the user.
+    The samples are folded into the machine's recording. Return the run, which
+    :func:`confirm_choices` needs. If the request has a budget, six samples of one candidate may
+    take up to half of the budget. If the recording does not say how well medians repeat, some cases
+    are re-timed to find out. If ``quickly`` is True, the naming of kernels is left to a later call,
+    because the user is waiting. ``note`` is called with each sentence for the user.
 
     Raises:
         UserError: if the run cannot be opened (:func:`sweeps.running.opening.begin`) or carried out
@@ -111,7 +112,7 @@ def explore(
         run,
         longest=None if request.budget is None else _LARGEST_SHARE * request.budget,
         repeats=not repeats_known,
-        names=run.names and not quickly,
+        names_kernels=run.names_kernels and not quickly,
     )
     with LiveReporter() as live:
         carry_out(run, live, note)

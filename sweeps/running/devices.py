@@ -53,8 +53,8 @@ class DifferentLimitsError(UserError):
     def __init__(self, limit_here: str, limit_of_run: str) -> None:
         limits = f"has {limit_here}, but the run began with {limit_of_run}"
         super().__init__(
-            f"this GPU {limits}. Set the run's limit on this GPU, measure it with another "
-            f"--results folder, or use {USE_FRESH} to set the run aside and start a new one.",
+            f"this GPU {limits}. Set this GPU to the run's limit, measure with another --results "
+            f"folder, or use {USE_FRESH} to set the run aside and start a new one.",
             exit_code=1,
         )
         self.difference = f"it {limits}"
@@ -69,8 +69,9 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 
     Returns:
         The device's number within the run, and all places of the run in the order of their
-        numbers. Each place has ``gpu`` (its number), ``id`` (its hash), ``node`` (a number), and
-        the limits ``power_limit_w`` and ``sm_limit_mhz``, which are None if they are not known.
+        numbers. Each place has ``gpu`` (its number), ``id`` (its hash), ``node`` (the number of its
+        node), and the limits ``power_limit_w`` and ``sm_limit_mhz``. A limit that is not known is
+        None.
 
     Raises:
         DifferentLimitsError: if the device's power or clock limits differ from those of the run.
@@ -149,11 +150,11 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
 def find_different_limit(
     limits: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
-    """Return the first power or clock limit of a GPU that differs from that of the run's places.
+    """Find the first power or clock limit in which a GPU differs from the run's places.
 
-    The limit is returned in words, once for the GPU and once for the places. Return None if all
-    limits agree. Limits that differ by at most 2% agree. A limit that is None, 0 or missing is
-    unknown and agrees with any other.
+    Return the GPU's limit and the places' limit, both in words, or None if all limits agree. Limits
+    that differ by at most 2% agree. A limit that is None, 0 or missing is unknown and agrees with
+    every limit.
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)
@@ -186,10 +187,10 @@ def _hashed(salt: str, text: str) -> str:
 
 
 def _identity(device: Device) -> str:
-    """Return a string that identifies a GPU: its UUID, if PyTorch reports it.
+    """Return a string that identifies a GPU: its UUID, if PyTorch reports one.
 
-    If PyTorch does not report the UUID, as in older versions, the string consists of the node's
-    name, the GPU's PCI address and the GPU's ordinal.
+    Older versions of PyTorch do not report the UUID. The string then consists of the node's name,
+    the GPU's PCI address and the GPU's ordinal.
     """
     import torch
 
@@ -262,8 +263,9 @@ def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | N
 def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, History]) -> list[str]:
     """Return the ids of the cases that start over when their shard moves to another GPU.
 
-    These are the cases that were begun and whose series is not finished. The cases of a series are
-    compared with each other (:mod:`sweeps.planning.lines`), so one GPU must measure all of them.
+    A case starts over if it was begun and its series is not finished. A series is a set of cases
+    that are compared with each other (:mod:`sweeps.planning.lines`), so one GPU must measure all of
+    them.
 
     Args:
         planned: the shard's cases.

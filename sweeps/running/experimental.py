@@ -41,7 +41,8 @@ def unfinished_with(
 def refusal(feature: Feature, how: str) -> str:
     """Return the message for a case that is skipped because of its experimental feature.
 
-    ``how`` says how another case with this feature ended a process, or in which call.
+    ``how`` says how another case with this feature ended a process, or that this happened in an
+    earlier call.
     """
     implementation, name = feature
     return (

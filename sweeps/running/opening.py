@@ -74,8 +74,8 @@ def begin(
         note: called with each sentence for the user.
         advice_cases: functions that return the cases to time for advice, by the names of their
             sweeps. These sweeps replace the request's sweeps, so only cases for advice are
-            measured, with the whole budget. All of them are planned, because a candidate without
-            the time of its original shape is useless.
+            measured. All these cases are planned, even if they do not fit the budget, because a
+            candidate without the time of its original shape is useless.
 
     Raises:
         UserError: in any of these cases:
@@ -142,10 +142,10 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return the record after adding cases of the sweeps to its plan.
 
-    If these cases are timed for advice, the plan's budget stays the same. Otherwise, the budget is
-    raised, if necessary, to include the time to measure the cases. The time that the plan keeps for
-    advice is then also replaced: the new value is the time already spent on advice plus the time
-    that the request keeps for advice.
+    If these cases are timed for advice, the plan's times stay the same. Otherwise, the budget is
+    raised, if necessary, to include the time to measure the cases. In addition, the time that the
+    plan keeps for advice becomes the sum of the time already spent on advice and the time that the
+    request keeps for advice.
     """
     request, sweeps = opening.request, opening.sweeps
     if opening.for_advice:
@@ -242,7 +242,7 @@ def _run(
         place=place,
         anchor_options={"seconds": steady_seconds(plan["budget_s"])},
         compile_in_parallel=device.gpu is not None and is_shared(device.gpu),
-        names=device.gpu is not None,
+        names_kernels=device.gpu is not None,
         stop_at=opening.request.stop_at,
     )
 
@@ -295,8 +295,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
             - The old run is damaged.
             - The old run does not fit the request, and the request does not set it aside.
             - The old run was merged from several recordings, and the request does not set it aside.
-            - This node is to join the old run, but its version of PyTorch or of the driver, its
-              timing protocol or its file format differs from that of the run.
+            - This node is to join the old run, but this node and the run differ in the version of
+              PyTorch, the version of the driver, the timing protocol or the file format.
             - The old run must be set aside, but another process is writing it.
     """
     folder, request = opening.folder, opening.request
@@ -604,10 +604,10 @@ def _recorded_sweeps(
 ) -> list[str]:
     """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
-    A sweep is returned if the machine's recording in that folder has a time for every case of the
-    sweep and of the other sweeps in its group. The list is empty if the folder has no recording of
-    the machine, if the recording is unusable, or if the recording cannot be resumed with this
-    version of Rooftile and the software of this machine.
+    A sweep counts as recorded if the machine's recording in that folder has a time for every case
+    of the sweep and of the other sweeps in its group. A sweep without cases does not count. The
+    list is empty if the folder has no recording of the machine, if the recording is unusable, or if
+    the recording cannot be resumed with this version of Rooftile and the software of this machine.
     """
     results = request.skip_recorded
     if results is None:

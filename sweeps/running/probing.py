@@ -26,7 +26,7 @@ _MAX_FACTOR = 50.0
 
 
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
-    """Prepare, check and time some cases on a CPU, and return the costs to expect for other cases.
+    """Prepare, check and time a few cases on a CPU, and return the costs that a plan should expect.
 
     No further case is begun after six seconds. If no case can be prepared, the default costs are
     returned.

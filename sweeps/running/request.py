@@ -40,10 +40,10 @@ class Request:
     dtypes: tuple[str, ...] = ()
     """Dtypes to measure, including emulated ones; empty for the dtypes that the sweeps declare."""
     skip_recorded: Path | None = None
-    """Folder of other results; None to measure all sweeps.
+    """Folder of results whose sweeps need not be measured again; None to measure all sweeps.
 
     A sweep is left out if this folder has a usable recording of this machine, and the recording has
-    times for all cases of the sweep and of its group."""
+    times for all cases of the sweep and of the other sweeps in its group."""
     add: bool = False
     """True to add the sweeps to the plan and measure only them, for another ``budget`` seconds."""
     stop_at: float | None = None

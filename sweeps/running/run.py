@@ -11,7 +11,7 @@ from sweeps.measuring.bench import TORCH_BENCH
 from sweeps.planning.plan import PlanEntry
 
 MEASURE = "measure"
-"""Name of the gate at which a worker waits after timing its anchors, before it measures."""
+"""Name of the phase in which a worker measures its cases, after it has timed its anchors."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class NodePeers:
     """Facts that a run's worker knows about the other workers of its node."""
 
     workers: int
-    """Largest number of workers that share the host at one time, the run's own included."""
+    """Largest number of workers that share the host at one time, including the run's worker."""
     parent: int
     """Id of the process that started all workers and folds their samples."""
     wait: Callable[[str], None]
@@ -58,7 +58,7 @@ class Run:
     """True if other processes may open the GPU to compile kernels for it."""
     repeats: bool = True
     """True if some cases are re-timed at the end, in another process."""
-    names: bool = True
+    names_kernels: bool = True
     """True if kernels are named at the end, in another process.
 
     If this is False on a GPU, a later call names the kernels. On a CPU, kernels are named before

@@ -55,7 +55,7 @@ _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
-    """Measure until the plan is done or the budget or time is used up, then fold the samples.
+    """Measure until the plan is done, the budget is spent or the time is up, and fold the samples.
 
     The samples are folded even after an error or an interrupt, unless the run has peers.
 
@@ -99,7 +99,7 @@ def confirm(
 
 @contextmanager
 def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> Iterator[_Supervisor]:
-    """Open a run's sample log, yield its supervisor, and fold the samples if there are no peers."""
+    """Yield the supervisor of a run, and fold the samples afterwards if the run has no peers."""
     with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
         events, damaged = read_events(run.folder, run.shard)
         for sentence in damaged:
@@ -159,11 +159,11 @@ class _Supervisor:
             end = self._measure()
         self._watch.look_at_gpu()
         # 3. Re-time cases and name kernels in further processes.
-        self._repeat()
-        self._name()
+        self._repeat_cases()
+        self._name_kernels()
         # 4. Record the end, unless an earlier call recorded the same one.
         if self._run.whole and not self._tally.ended(end, self._run.budget):
-            self._tell("end", why=end, budget=self._run.budget)
+            self._record_own_event("end", why=end, budget=self._run.budget)
         return end
 
     def _arrive(self) -> None:
@@ -176,11 +176,11 @@ class _Supervisor:
             return
         if self._place is not None:
             for case in begun_elsewhere(run.planned, self._tally.histories):
-                self._tell("moved", case)
-        self._tell("place", place=run.place)
+                self._record_own_event("moved", case)
+        self._record_own_event("place", place=run.place)
 
-    def _tell(self, event: str, case: str = "", **more: Any) -> None:
-        """Record an event of the parent; ``case`` is empty if the event belongs to no case."""
+    def _record_own_event(self, event: str, case: str = "", **more: Any) -> None:
+        """Record an event of this process; ``case`` is empty if the event belongs to no case."""
         self._record(
             {
                 "event": event,
@@ -289,9 +289,9 @@ class _Supervisor:
         """Return how many of these ``seconds`` are reserved for naming kernels."""
         cases = [entry.case for entry in self._run.planned]
         # The seconds are negative if more than the budget or the time is used up.
-        return naming_reserve(cases, max(0.0, seconds)) if self._run.names else 0.0
+        return naming_reserve(cases, max(0.0, seconds)) if self._run.names_kernels else 0.0
 
-    def _repeat(self) -> None:
+    def _repeat_cases(self) -> None:
         """Re-time some cases in another process, to see how well their medians repeat.
 
         Do nothing if the run does not repeat cases, if :func:`choose_repeats` chooses no case, or
@@ -323,13 +323,13 @@ class _Supervisor:
         self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
         self._run_child(self._assignment(chosen, self._run.budget, work="repeat"))
 
-    def _name(self) -> None:
+    def _name_kernels(self) -> None:
         """Name the kernels of the timed cases, in processes that time nothing.
 
         A profiler slows the launches of the process that loads it, even after the profiler's
         session.
         """
-        if not self._run.names:
+        if not self._run.names_kernels:
             return
         stop_at = math.inf if self._run.stop_at is None else self._run.stop_at
         futile_processes = 0
@@ -353,7 +353,7 @@ class _Supervisor:
 
     def _give_up_naming(self, case: str) -> None:
         """Record an empty kernel name for a case, so that no later call names its kernels."""
-        self._tell("facts", case, facts={"kernel": ""})
+        self._record_own_event("facts", case, facts={"kernel": ""})
 
     def _assignment(
         self,
@@ -492,13 +492,13 @@ class _Supervisor:
         feature, it is given up at once, together with all unfinished cases that have this feature.
 
         Unless exactly one case was in flight, no case is blamed. If several cases were in flight,
-        the next child prepares them one by one. Crashes without a case to blame could repeat
-        forever. Such a crash therefore ends the run if several children in a row, the last one
-        included, crashed without a sample. Earlier crashes with a case to blame count as well.
+        the next child prepares them one by one. A crash without a case to blame could repeat
+        forever, so it ends the run if the last :data:`_MAX_IDLE_CRASHES` children all crashed
+        without a sample. The earlier ones of these crashes may have had a case to blame.
 
         Raises:
-            UserError: if no single case is to blame, and several children in a row crashed without
-                a sample.
+            UserError: if no single case is to blame, and the last :data:`_MAX_IDLE_CRASHES`
+                children all crashed without a sample.
         """
         # A child that took samples made progress.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
@@ -573,4 +573,4 @@ class _Supervisor:
 
     def _fail(self, case: str, status: str, message: str) -> None:
         """Record that a case has no time; measurements.csv shows ``status`` and ``message``."""
-        self._tell("outcome", case, status=status, message=message)
+        self._record_own_event("outcome", case, status=status, message=message)

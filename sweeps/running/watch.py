@@ -18,8 +18,8 @@ _LOOK_SECONDS = 10.0  # seconds between two looks at the host
 class Watch:
     """Observer that watches how processes outside a run use the host and one GPU.
 
-    On the host, the processes of the run are this process, its peers, the process that started
-    them, and the descendants of all these.
+    On the host, a process belongs to the run if it is this process, one of its peers, the process
+    that started this process and the peers, or a descendant of one of these processes.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Watch:
     def look_at_gpu(self) -> None:
         """Record how many other processes use the GPU, if any do.
 
-        Call this while no child of this process uses the GPU, because that child would be counted
-        as well.
+        Call this only while no child of this process uses the GPU. Such a child would be counted as
+        well.
         """
         others = other_processes_on(self._gpu)
         if others:
-            self._tell(seconds=0.0, gpu_processes=others)
+            self._record_use(seconds=0.0, gpu_processes=others)
 
     def begin(self) -> None:
         """Begin to watch the host."""
@@ -78,9 +78,9 @@ class Watch:
         """
         use = self._host.look() if self._host is not None else None
         if use is not None:
-            self._tell(**asdict(use))
+            self._record_use(**asdict(use))
 
-    def _tell(self, **observed: float) -> None:
+    def _record_use(self, **observed: float) -> None:
         """Record an event with the observed values."""
         self._record(
             {

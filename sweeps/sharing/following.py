@@ -73,7 +73,7 @@ class Follower:
     def unfinished(self, budget: float) -> list[int]:
         """Return the numbers of the unfinished shards.
 
-        A shard is finished if it has ended, and its budget was then at least ``budget`` seconds.
+        A shard is finished if it has ended with a budget of at least ``budget`` seconds.
         """
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 
@@ -86,8 +86,8 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Report the progress of all shards together.
 
-    Each shard has ``budget`` seconds. The reported time left is the longest time that any
-    unfinished shard has left.
+    Each shard has ``budget`` seconds. The reported time left is that of the unfinished shard with
+    the most time left, or 0 if all shards are finished.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     open_tallies = [tally for tally in tallies if not tally.is_over(budget)]

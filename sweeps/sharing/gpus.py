@@ -17,8 +17,8 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     :func:`kernels.device.select_device`.
 
     Raises:
-        UserError: if the text is neither ``all`` nor a list of numbers, if it names a device twice
-            or GPUs of several models, or if a device cannot be used.
+        UserError: if the text is neither ``all`` nor a list of different numbers, if the GPUs are
+            of several models, or if a device cannot be used.
     """
     import torch
 
@@ -35,11 +35,11 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     devices = {number: select_device(kind, number) for number in numbers}
     # A number that occurs twice in the text occurs only once in the dictionary.
     if len(devices) < len(numbers):
-        raise UserError(f"--gpus {text} names a GPU twice; name each once.")
+        raise UserError(f"--gpus {text} contains a number twice; give each number once.")
     models = {device.machine.slug: device.machine.name for device in devices.values()}
     if len(models) > 1:
         raise UserError(
-            f"--gpus {text} names GPUs of different models ({', '.join(models.values())}), and "
-            "their times must not be mixed; run each model separately."
+            f"--gpus {text} names GPUs of different models ({', '.join(models.values())}), whose "
+            "times must not be mixed; measure each model in a separate run."
         )
     return devices

@@ -1,4 +1,7 @@
-"""Estimate from anchors how much a node's GPUs slow down when all of them work at once."""
+"""Estimate how much a node's GPUs slow down when all of them work at once.
+
+The estimate is based on the anchors, a few cases that every GPU times.
+"""
 
 from __future__ import annotations
 

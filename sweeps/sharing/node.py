@@ -2,8 +2,9 @@
 
 A worker is a process that measures one shard of the run on one GPU. When a worker ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
-GPU if possible. The samples are kept, but if the shard moves to another GPU, the cases of its
-unfinished series start over (:mod:`sweeps.running.devices`).
+GPU if possible. The samples are kept. If the shard moves to another GPU, however, the cases of the
+shard's unfinished series start over (:mod:`sweeps.running.devices`). A series is a set of cases
+that are compared with each other.
 """
 
 from __future__ import annotations
@@ -104,31 +105,31 @@ def share(
     return run.folder
 
 
-def _shards_to_share(folder: Path, request: Request, nodes: int, gpus: int) -> int:
+def _shards_to_share(folder: Path, request: Request, nodes: int, gpus_per_node: int) -> int:
     """Return the run's number of shards, after checking that this request can resume the run.
 
     A new run has one shard for each GPU. A recorded run that is not set aside keeps the number of
-    shards in its plan. ``gpus`` is the number of GPUs of one node.
+    shards in its plan.
 
     Raises:
         UserError: if the old run cannot be read, if this number of nodes and GPUs cannot share it,
             or if it has several shards and the request names other sweeps.
     """
     if not (folder / "run.json").exists() or request.sets_all_aside:
-        return nodes * gpus
+        return nodes * gpus_per_node
     record = read_run(folder)
     if request.sets_aside(record):
-        return nodes * gpus
+        return nodes * gpus_per_node
     shards = int(record["plan"].get("shards", 1))
     # Each node must get the same number of shards. A node may have fewer or more GPUs than shards:
     # GPUs take the next shard, or stay idle. A run with one shard for each node was made for nodes
     # with one GPU, so several GPUs are probably a mistake.
-    if shards % nodes or (shards == nodes and gpus > 1):
+    if shards % nodes or (shards == nodes and gpus_per_node > 1):
         each = " each" if nodes > 1 else ""
         raise UserError(
             f"the run in {folder} was planned for {counted(shards, 'shard')} and cannot be shared "
-            f"by {counted(nodes, 'node')} with {counted(gpus, 'GPU')}{each}. Resume with the "
-            f"original numbers of nodes and GPUs, or use {USE_FRESH} to set the run aside and "
+            f"by {counted(nodes, 'node')} with {counted(gpus_per_node, 'GPU')}{each}. Resume with "
+            f"the original numbers of nodes and GPUs, or use {USE_FRESH} to set the run aside and "
             "start a new one."
         )
     # `begin` can add sweeps only to a run with one shard.
@@ -194,15 +195,15 @@ class _Parent:
         self._gates: Gates  # set by _start_all() before any worker starts
 
     def carry_out(self) -> None:
-        """Start a worker for each GPU that gets a shard, and later workers for the other shards.
+        """Carry out the node's shards with a worker on each GPU, and fold the samples.
 
-        When all workers have ended, fold the samples into the tables. After an error or an
-        interrupt, stop the workers first.
+        When a worker ends, its GPU may get another shard. The samples are folded into the tables
+        when all workers have ended. After an error or an interrupt, the workers are stopped first.
 
         Raises:
             UserError: in any of these cases:
 
-                - Failures left some shards unfinished, although there was time for them.
+                - Failures left some shards unfinished, although time was left.
                 - The power or clock limits of most of the GPUs differ from those of the run.
                 - A file of the run cannot be read or written.
 
@@ -273,7 +274,7 @@ class _Parent:
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Register the GPUs with the run, except GPUs with other power or clock limits.
+        """Register the GPUs with the run, except those whose power or clock limits differ.
 
         Raises:
             UserError: if the limits of most of the GPUs differ from those of the run, or if a file
@@ -292,9 +293,9 @@ class _Parent:
             has = "has" if left_out == 1 else "have"
             all_gpus = counted(len(self._gpus), "GPU")
             raise UserError(
-                f"{left_out} of {all_gpus} {has} other power or clock limits than the run. Set "
-                "the run's limits on these GPUs, or name only GPUs with equal limits in --gpus and "
-                f"use {USE_FRESH} to start a new run.",
+                f"{left_out} of {all_gpus} {has} power or clock limits that differ from the run's. "
+                "Set every GPU to the run's limits, or name only GPUs with equal limits in --gpus "
+                f"and use {USE_FRESH} to start a new run.",
                 exit_code=1,
             )
 

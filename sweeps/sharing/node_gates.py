@@ -1,6 +1,7 @@
 """Gates for a node's workers, which time anchors on one GPU at a time and then on all at once.
 
-A worker waits at a gate before each phase of its anchors and before it measures.
+Anchors are a few cases that every GPU times, so that the GPUs can be compared. A worker waits at a
+gate before each of these two phases, and before it measures.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def work(connection: Connection, job: WorkerJob) -> None:
 
     The worker sends ("note", text) for the user. When it comes to a gate, it sends ("wait", gate)
     and waits for a message. Its last message is ("end", reason), or ("failed", sentence) if a
-    :class:`UserError` ends its work. If the worker is interrupted, or another error ends it, it
-    exits without such a message.
+    :class:`UserError` ends its work. If an interrupt or another error ends the worker, it sends
+    neither of these two messages.
     """
     die_with_parent()
     # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. Only the

@@ -98,7 +98,7 @@ class Cluster:
         self._jobs: dict[str, submitit.Job[None]] = {}
 
     def submit(self, work: NodeJob, nodes: Sequence[int]) -> dict[int, str]:
-        """Submit a job for each of these nodes, on Slurm as one array. Return each node's job id.
+        """Submit a job for each node, and return each node's job id. On Slurm, submit one array.
 
         Raises:
             UserError: if the cluster refuses the jobs.
@@ -118,10 +118,10 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return the ids of the jobs that are still queued or running, and why each of them waits.
+        """Return the reason why each living job waits, by job id.
 
-        The reason is an empty string if the job does not wait. On the cluster ``debug``, this call
-        carries out the jobs, so none is left.
+        A job is living while it is queued or running. The reason is an empty string if the job does
+        not wait. On the cluster ``debug``, this call carries out the jobs, so no job is left.
 
         Raises:
             NoAnswerError: if Slurm does not say which jobs are left.
@@ -141,7 +141,10 @@ class Cluster:
         return {job_id: "" for job_id, job in jobs.items() if not job.done()}
 
     def cancel(self) -> None:
-        """Cancel the jobs of the cluster ``local``. Slurm jobs continue without this process."""
+        """Cancel the jobs on the cluster ``local``; on other clusters, do nothing.
+
+        Slurm jobs continue without this process.
+        """
         if self.kind == "local":
             for job in self._jobs.values():
                 job.cancel()

@@ -190,9 +190,10 @@ def submit_command(
 
 
 def _with_full_paths(group: str) -> str:
-    """Return names of sweeps, joined by commas, with the full path of each sweep file.
+    """Replace paths of sweep files by full paths in a list of sweeps that are joined by commas.
 
-    A relative path would be wrong in a job that does not start in the folder of this process.
+    A relative path would be wrong in a job that does not start in the current folder of this
+    process.
     """
     from sweeps.planning.choice import is_file
 

@@ -1,4 +1,7 @@
-"""Carry out a job on its node, and note the run's folder and any failure for the submission."""
+"""Carry out a job on its node, and leave the run's folder and any failure in a file.
+
+The submission reads this file, the node's note.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class NodeNote:
     """Message that a node's job leaves in a file for the process that follows the jobs."""
 
     folder: Path | None
-    """Folder of the run; None if the job has not planned it yet."""
+    """Folder of the run; None if the job has not planned the run yet."""
     failure: str
     """Sentence that says why the job failed; empty if it did not fail or left no reason."""
 
@@ -80,8 +83,8 @@ class NodeJob:
     gpus: int
     """Maximum number of visible GPUs that the job uses."""
     visible: str | None = None
-    """Value of CUDA_VISIBLE_DEVICES to restore, because submitit replaces it for local jobs; None
-    to leave it unchanged."""
+    """Value to restore in CUDA_VISIBLE_DEVICES, which submitit changes for local jobs; None to
+    leave the variable unchanged."""
 
     def __call__(self, number: int) -> None:
         """Measure the shards of node ``number``, counted from 1.

@@ -39,8 +39,8 @@ class Outcome:
     folders: tuple[Path, ...]
     """Folders of the run: one for each GPU model, and therefore usually only one."""
     missing: tuple[str, ...]
-    """One sentence for each node whose shards are not finished or were measured on another GPU
-    model."""
+    """One sentence for each node whose shards are not finished, or whose GPU model is not that of
+    most nodes."""
 
 
 def submit(
@@ -61,8 +61,8 @@ def submit(
     Raises:
         UserError: in any of these cases:
 
-            - The kind of cluster is unknown or not installed, or the cluster refuses the jobs or
-              does not answer.
+            - The kind of cluster is unknown, or its software is not installed.
+            - The cluster refuses the jobs, or does not answer.
             - Another submission follows the run.
             - This call does not fit the recorded run or the jobs from an earlier call.
             - A file of the run cannot be read or written.
@@ -157,8 +157,8 @@ class _Submission:
         The ids of these jobs are stored in ``self._ids``.
 
         Raises:
-            UserError: if Slurm does not answer, or if there are such jobs and this call requests a
-                fresh run or another number of nodes.
+            UserError: if Slurm does not answer, or if earlier jobs are still queued or running but
+                this call requests a fresh run or another number of nodes.
         """
         jobs: dict[int, str] = {}  # id of each node's job
         node_count = 0
@@ -232,8 +232,7 @@ class _Submission:
         """Show the progress of the nodes for a few seconds, and then ask which jobs are left.
 
         Return the nodes whose jobs are still queued or running. If the cluster does not answer,
-        return ``living`` instead. If ``living`` is empty, too, return all nodes that have had a
-        job.
+        return ``living`` instead, or all nodes that have had a job if ``living`` is empty.
 
         Raises:
             NoAnswerError: if the cluster has failed to answer many times in a row.

@@ -71,7 +71,7 @@ class Arena:
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
         """Return how many operand sets of a problem, with different inputs, the arena can hold.
 
-        The arena's memory for the problem's dtype is allocated first, if it is not yet. With
+        If necessary, the arena's memory for the problem's dtype is allocated first. With
         ``shared_a``, all sets share one first operand.
 
         Raises:
@@ -127,7 +127,7 @@ class Arena:
         return operand_sets
 
     def flush(self) -> None:
-        """Evict the cache by reading data of twice the cache's size, on a GPU in stream order."""
+        """Evict the cache by reading twice its size from memory. On a GPU, only queue the read."""
         self._flush.sum()
 
     def restore(self) -> None:
@@ -147,7 +147,10 @@ class Arena:
             chunk.copy_(values[: len(chunk)])
 
     def _memory(self, problem: Workload, storage: Storage = DENSE) -> tuple[Tensor, Tensor]:
-        """Return the memory for inputs and results of a problem's dtype, allocated at first use."""
+        """Return the memory for the inputs and the results of a problem's dtype.
+
+        The memory is allocated at the first use of the dtype.
+        """
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
             if dtype not in self._needed:

@@ -39,7 +39,7 @@ def do_nothing() -> None:
 
 
 class SmClock(Protocol):
-    """Reader that queues reads of the clock rate of a GPU's SMs, in stream order."""
+    """Interface that reads the clock rate of a GPU's SMs, in stream order."""
 
     def mark(self, number: int) -> None:
         """Read the clock. ``number`` is 0 before a batch and 1 after it."""
@@ -74,9 +74,8 @@ class Clock(Protocol):
             indices: index of each launch's operand set; at least one.
             before: untimed function that is called right before the batch, for example to flush the
                 cache. It is called again if the batch is timed again.
-            settle: seconds of untimed launches that precede ``before`` and the batch, without a
-                pause.
-            paced: True to time the gaps between the launches, too, instead of hiding them.
+            settle: seconds of untimed launches, directly followed by ``before`` and the batch.
+            paced: True to include the gaps between launches in the time instead of hiding them.
         """
         ...
 

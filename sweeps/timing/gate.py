@@ -1,7 +1,7 @@
 """Gates that hold a GPU's stream while the host queues a batch behind them.
 
-The host needs longer to launch a small kernel than the GPU needs to run it. Behind a closed gate
-the launches pile up, and when the gate opens, they run back to back.
+The host needs longer to launch a small kernel than the GPU needs to run it. Behind a closed gate,
+the launches pile up. When the gate opens, the kernels run back to back.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ module, a synchronising allocation) would never return."""
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Smallest and largest limit on the length of a spin, in seconds.
 
-The limit starts at the largest value, because under WSL and on virtual GPUs, queueing a batch can
-take longer than the smallest limit. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin
-is long enough. The limit is therefore halved after each spin that was as long as the limit but
-still too short."""
+The limit starts at the largest value, because queueing a batch can take longer than the smallest
+value under WSL and on virtual GPUs. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin
+is long enough. The limit is therefore halved, down to the smallest value, after each spin that was
+as long as the limit but still too short."""
 
 _FIRST_CYCLES = 2_000_000  # length of the spins that measure the cycle rate, about 1 ms at 2 GHz
 _MEASURING_SPINS = 3  # the first one also loads the kernel, so its rate is wrong
@@ -144,8 +144,8 @@ class Spin:
 
     ``torch.cuda._sleep`` takes a number of cycles. A busy GPU's clock rate is up to five times that
     of an idle one, so the cycle rate is measured with every spin. The expected queueing time is
-    multiplied by a factor. The factor is doubled after each spin that was too short, and halved,
-    but not below 1, after each spin that was long enough.
+    multiplied by a factor of at least 1. The factor is doubled after each spin that was too short,
+    and halved after each spin that was long enough.
     """
 
     def __init__(self, torch: Any) -> None:

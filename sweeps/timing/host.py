@@ -47,7 +47,10 @@ class _HostLook(NamedTuple):
 
 
 class HostWatch:
-    """Watch that reports how others have used the host since the last call of :meth:`look`."""
+    """Observer of how other processes and virtual machines use the host.
+
+    Each call of :meth:`look` reports the use since the call before it.
+    """
 
     def __init__(
         self,
@@ -70,10 +73,10 @@ class HostWatch:
         return self._now() - self._last.moment
 
     def look(self) -> HostUse | None:
-        """Return how much others used the host since the last look.
+        """Return how much other processes and virtual machines used the host since the last look.
 
         Return None if the system does not report CPU time, if that time has not advanced, or if
-        some of our processes have ended since the last look and none has started.
+        some of our processes have ended since the last look and no process of ours has started.
         """
         before = self._last
         after = self._read()

@@ -71,7 +71,9 @@ def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
 
 
 def parse_verbose(text: str) -> list[Kernel]:
-    """Return the kernels that oneDNN and MKL list in verbose mode, in lines of these formats.
+    """Return the kernels in the output that oneDNN and MKL print in verbose mode.
+
+    Each kernel has a line in one of these formats. Other lines are ignored.
 
     oneDNN: ``onednn_verbose,v1,primitive,exec,cpu,<kind>,<implementation>,…,<ms>``.
     MKL: ``MKL_VERBOSE SGEMM(N,N,…) 1.30ms …``.
@@ -148,8 +150,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     within the span, and each kernel has the number of the call that launched it (``correlation``).
     If the record of a kernel is lost, the trace has the kernel's call without a kernel. Only the
     launch with that call then gets None. The trace may have neither calls nor kernels for a launch,
-    for example because the launch failed. The launch's entry is then None if the trace has kernels
-    of another launch, and an empty list otherwise.
+    for example because the launch failed. Such a launch gets None if the trace has kernels of any
+    other launch, because its own records may be lost. Otherwise, it gets an empty list.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)

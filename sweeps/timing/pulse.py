@@ -2,9 +2,9 @@
 
 A batch during which the process was stopped says nothing about the device, and the lost time must
 not be charged to the budget. The signal SIGCONT reports most stops when the process resumes. Other
-stops show as a gap between two beats of a background thread, during which the whole process used
-almost no CPU time. A gap with more CPU time is not a stop: the process was merely busy, or its
-background thread had to wait for another thread.
+stops are detected by a background thread that beats at regular intervals. A gap between two beats
+counts as a stop if the whole process used almost no CPU time during the gap. If the process used
+more, it was merely busy, or its background thread had to wait for another thread.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BeatingPulse(Pulse):
         return self._lost
 
     def beat(self) -> None:
-        """Count a stop if the process used almost no CPU time in a gap since the last beat."""
+        """Beat. Count a stop if the last beat is long ago and almost no CPU time was used since."""
         with self._lock:
             # The lock keeps two threads that beat at once from counting a gap twice.
             last_time, last_cpu = self._last_beat

@@ -81,7 +81,7 @@ class Checker(Protocol):
 
 @dataclass
 class Subject:
-    """Something to time.
+    """Callable to time, with the conditions for timing it and the samples taken so far.
 
     Attributes:
         key: unique name of the subject, such as the id of its case.
@@ -128,10 +128,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Window:
-    """One batch of a steady run.
+    """One batch of a steady run, in which :meth:`Sampler.hold` times batch after batch.
 
-    The window lasts from the end of the previous batch, or the start of the run, to the end of this
-    batch.
+    The window lasts from the end of the previous batch to the end of this batch. The first window
+    begins with the steady run.
 
     Attributes:
         begin: start of the window, in seconds since the steady run began.
@@ -300,7 +300,7 @@ class Sampler:
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
-        """Time batch after batch until ``seconds`` have passed.
+        """Time batch after batch until ``seconds`` have passed, and return a window for each batch.
 
         Between two batches, the device waits until the host has read the sensors. This pause is
         part of the next window, which therefore lasts longer than its launches. A batch is not
@@ -356,8 +356,9 @@ class Sampler:
         A warm burst uses only set 0. All other batches are divided into groups of twelve. Within a
         group, each batch starts one set further than the previous batch, so that batches of one
         launch also use all sets. The first batch of a group starts one set further than the first
-        batch of the previous group. Without this shift, checked batches, which are twelve apart
-        from the eleventh batch on, would all start at the same set if the case has two sets.
+        batch of the previous group. This shift makes checked batches start at different sets. From
+        the eleventh on, checked batches are twelve apart. If every batch simply started one set
+        further, all these checked batches would start at the same set of a case with two sets.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches

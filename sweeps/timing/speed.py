@@ -62,9 +62,9 @@ class MachineSpeed:
         """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
         ``seconds`` has the time per launch in each of the case's samples, and ``moments`` the time
-        at which each sample was taken, in seconds since 1970. The result is an interval
-        that covers two others: that of the measured samples, and that of the samples after they are
-        corrected for the machine's speed.
+        at which each sample was taken, in seconds since 1970. The result covers two intervals: the
+        interval of the measured samples, and the interval of the samples after correction for the
+        machine's speed.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):
@@ -181,10 +181,11 @@ def _medians(group: Whole, values: Array, count: int = 0) -> Array:
 
 
 def _series_median_interval(series: Array) -> tuple[float, float]:
-    """Return the 95% interval of the median of a series of correlated values.
+    """Return the 95% interval of the median of a time series, whose values are correlated.
 
-    The ends of the interval are quantiles of the series, chosen for the effective number of
-    independent values. If that number is below six, the interval is the whole range of the series.
+    The ends of the interval are quantiles of the series. The quantiles depend on the number of
+    independent values that carry as much information as the series. If that number is below six,
+    the interval is the whole range of the series.
     """
     # 1. Sum the autocorrelations until they become negligible. ``length`` values of the series
     # carry as much information as one independent value.

@@ -1,4 +1,4 @@
-"""Median of a few samples, its distribution-free interval, and the stopping rule.
+"""Median of a few samples, its distribution-free 95% interval, and the rule that ends sampling.
 
 The interval between the k-th smallest and the k-th largest of n samples covers the median with
 probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking again after every sample
@@ -57,7 +57,10 @@ def interval_rank(n: int) -> int:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the middle value, or the mean of the two middle values, of at least one sample."""
+    """Return the middle sample, or the mean of the two middle samples if their number is even.
+
+    ``samples`` has at least one entry.
+    """
     ordered = sorted(samples)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -103,7 +103,10 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return each sensor's median in or near the span, and all throttle reasons there."""
+        """Return each sensor's median from ``begin`` to ``end``, and all throttle reasons then.
+
+        If no reading was taken in or near this span, the last earlier reading is used.
+        """
         with self._lock:
             readings = list(self._readings)
         # The span is widened by a period at both ends, because a batch is shorter than a period. If
@@ -240,7 +243,10 @@ def _open_handle(gpu: int) -> tuple[Any, Any] | None:
 
 
 def gpu_telemetry(gpu: int) -> Telemetry:
-    """Return the telemetry of the GPU with this ordinal; without NVML, it has no sensors."""
+    """Return the telemetry of the GPU with this ordinal.
+
+    If NVML is missing or does not find the GPU, the telemetry has no sensors.
+    """
     opened = _open_handle(gpu)
     if opened is None:
         return Telemetry()

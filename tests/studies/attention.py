@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from analysis.attention_shapes import CONTEXT, DECODE, FULL, KINDS, AttentionShapes
 from analysis.imports.attention_tables import find_attention_tables, read_calls
 from analysis.imports.tables import package_folders
-from analysis.model.attention import NINE_TENTHS, AttentionFit, features, grown
+from analysis.model.attention import NINE_TENTHS, AttentionFit, features, grow_trees
 from analysis.model.attention_basis import (
     FRAMEWORKS,
     fit_tables,
@@ -77,7 +77,7 @@ def held_out_error(
     left = residual.copy()
     for fold in np.unique(folds):
         test = folds == fold
-        left[test] -= grown(rows[~test], residual[~test]).predict(rows[test])[0]
+        left[test] -= grow_trees(rows[~test], residual[~test]).predict(rows[test])[0]
     return float(np.abs(np.expm1(-left[judged_calls(calls, kind)])).mean())
 
 

@@ -27,7 +27,7 @@ from analysis.audit.step_totals import SumChange, gain_of_step, summed
 from analysis.imports.public import read_source
 from analysis.model.fit import NEAR
 from analysis.model.query import group_of
-from analysis.model.sum_errors import MOST_PRODUCTS, simulated_counts
+from analysis.model.sum_errors import MOST_GEMMS, simulated_counts
 from analysis.validation.holdout import Validation, validate
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
@@ -76,7 +76,7 @@ def judge_baskets(validation: Validation, draws: int = DRAWS) -> BasketsWorth:
         near = [int(j) for j in index.near(problems[place], 0.0, NEAR) if j != place]
         if near:
             padded[int(place)] = near
-    if len(padded) < MOST_PRODUCTS:
+    if len(padded) < MOST_GEMMS:
         raise UserError(f"{validation.source.name} has too few neighbours for baskets.")
     seconds = tested.seconds[keep]
     names = [tested.implementations[i] for i in keep]

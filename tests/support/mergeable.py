@@ -40,7 +40,7 @@ def record(
     )  # fmt: skip
     run = a_run(folder, list(cases), seconds=seconds, gpu=gpu, **bench)
     run.anchors, run.anchor_options = anchors, {"seconds": 0.1}
-    assert carry(replace(run, place=gpu, names=False)) == ("done", [])
+    assert carry(replace(run, place=gpu, names_kernels=False)) == ("done", [])
     return folder
 
 

@@ -308,9 +308,10 @@ def test_a_step_gains_what_its_products_gain() -> None:
     assert half == pytest.approx((100 / 80 - 1,) * 3)
     unsure = gain_of_step(100.0, [SumChange(40.0, (2.0, 1.0, 4.0))])
     assert unsure == pytest.approx((0.25, 0.0, 100 / 70 - 1))
-    costs = gain_of_step(100.0, [SumChange(40.0, (2.0, 2.0, 2.0))], more=20.0)
+    costs = gain_of_step(100.0, [SumChange(40.0, (2.0, 2.0, 2.0))], extra_time=20.0)
     assert costs.value == pytest.approx(0.0)
-    assert gain_of_step(100.0, [], unsure=10.0) == pytest.approx((0, 100 / 110 - 1, 100 / 90 - 1))
+    uncertain = gain_of_step(100.0, [], extra_error=10.0)
+    assert uncertain == pytest.approx((0, 100 / 110 - 1, 100 / 90 - 1))
 
 
 def test_a_vocabulary_that_nothing_divides_is_the_lever(h100: Basis) -> None:

@@ -117,7 +117,8 @@ def test_convolutions_have_the_columns_of_measurements(tmp_path: Path) -> None:
         ({"stride": "x"}, "but stride must be one number such as 2, or two such as 2x1, not 'x'"),
         ({"groups": "1.5"}, "groups is '1.5', not a whole number"),
         ({"groups": "3"}, r"but groups=3 must divide the input channels \(64\)"),
-        ({"layout": "nt"}, "but conv layout 'nt' is not known; use one of nhwc, nchw"),
+        ({"layout": "nt"}, r"but conv layout 'nt' is not known \(use one of nhwc, nchw\)\."),
+        ({"pass": "fprob"}, r"but pass 'fprob' is not known \(did you mean 'fprop'\?\)\."),
         ({"r": "60"}, "but a 60×3 filter does not fit into 56×56 pixels"),
         ({"r": "0"}, "r is '0', not a whole number from 1"),
     ],
@@ -127,7 +128,8 @@ def test_a_damaged_convolution_is_told_what_is_wrong(
 ) -> None:
     sound = {
         "batch": "8", "c": "64", "h": "56", "w": "56", "kout": "64", "r": "3", "s": "3",
-        "stride": "1", "groups": "1", "layout": "nhwc", "dtype": "bf16", "time_us": "9",
+        "stride": "1", "groups": "1", "layout": "nhwc", "pass": "fprop", "dtype": "bf16",
+        "time_us": "9",
     }  # fmt: skip
     lines = [",".join(row.values()) for row in (sound, sound | changed)]
     read(tmp_path, "\n".join([",".join(sound), *lines]))

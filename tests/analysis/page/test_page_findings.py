@@ -13,7 +13,13 @@ from analysis.advice.headlines import UNUSABLE_LINE
 from analysis.advice.verdict import CONFIRMED, LEAVE_IT, LIKELY
 from analysis.model.fitted import analyse
 from analysis.page import points
-from analysis.page.page_findings import accuracy, neighbourhood, side_by_side, tiles, verdict
+from analysis.page.page_findings import (
+    accuracy,
+    key_figures,
+    neighbourhood,
+    side_by_side,
+    verdict,
+)
 from analysis.page.page_report import PageReport
 from analysis.recordings.load import load
 from analysis.rules.tensor_cores import TimedStep
@@ -82,7 +88,7 @@ def test_a_retimed_change_may_be_likely(tmp_path: Path) -> None:
         SimpleNamespace(verdict=LIKELY, evidence=CONFIRMED),
         SimpleNamespace(verdict=LEAVE_IT, evidence=CONFIRMED),
     ]
-    assert tiles(replace(report, advice=answers))[-1] == (
+    assert key_figures(replace(report, advice=answers))[-1] == (
         "changes that gain", "1 likely", "none confirmed",
     )  # fmt: skip
 

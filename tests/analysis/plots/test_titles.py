@@ -35,7 +35,7 @@ def test_squares_say_from_which_size_on_they_are_fast() -> None:
         == "The largest square GEMM is below 90% of the best speed in fp32"
     )
     both = pd.concat([rows.assign(dtype="bf16"), slower])
-    assert titles.square_title(both) == f"{title}; the largest is below that in fp32"
+    assert titles.square_title(both) == f"{title}; the largest GEMM is below 90% in fp32"
 
 
 def line(*times: float, error: float = 0.001) -> pd.DataFrame:
@@ -80,7 +80,7 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
         ([alignment(15, 0.99, 0.05)],
          "No misaligned size is significantly slower than the round size"),
         ([alignment(offset, 0.94, 0.065) for offset in range(1, 16)],
-         "On average, misaligned sizes along N are 6% slower in fp32; no single one is "
+         "On average, misaligned sizes along N are 6% slower in fp32; no single size is "
          "significantly slower"),
         # The error of the base is shared by all sizes, so a mean is hardly more certain.
         ([alignment(offset, 0.96, 0.065) for offset in range(1, 16)],

@@ -77,6 +77,6 @@ def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     (finding,) = doctor._compare_facts(selected)
     assert finding.text == (
-        "machines.toml lists 132 SMs, but the device reports 148 SMs; the device may be another "
-        "variant than the one in machines.toml"
+        "machines.toml lists 132 SMs, but the device reports 148 SMs; the device may be a "
+        "different variant from the one in machines.toml"
     )

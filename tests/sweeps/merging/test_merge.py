@@ -203,7 +203,7 @@ def test_a_disturbed_recording_does_not_hide_among_quiet_ones(two: Path) -> None
     change(two / "b", health={"verdict": "unusable", "reasons": reasons})
     health = merged(two).record["health"]
     assert health["verdict"] == "unusable"
-    assert "unusable recordings were merged into this one: 2/2" in health["reasons"]
+    assert "1 unusable recording was merged into this one: 2/2" in health["reasons"]
 
 
 def test_without_into_it_goes_to_the_merged_results(two: Path) -> None:

@@ -156,7 +156,7 @@ def with_another_limit(two: Path) -> None:
         (of_another_cache, "are recordings of machines that differ in l2_bytes"),
         (of_no_machine, "b: invalid machine description"),
         (of_other_software, "with torch 2.12.0. Measure one of them again"),
-        (of_another_protocol, "b was measured with another timing protocol or file format"),
+        (of_another_protocol, "b was measured with a timing protocol or a file format that this"),
         (in_shards, "b was measured in shards"),
         (without_samples, "b has no samples .published recordings have none."),
         (with_more_samples, "b has sample files other than 1-of-1.jsonl"),

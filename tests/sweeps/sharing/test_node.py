@@ -185,27 +185,27 @@ def test_options_that_exclude_each_other_are_a_sentence(options: list[str], sent
 
 def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None:
     asked = Request(results=tmp_path)
-    assert _shards_to_share(tmp_path, asked, nodes=4, gpus=8) == 32
+    assert _shards_to_share(tmp_path, asked, nodes=4, gpus_per_node=8) == 32
     plan = {"shards": 8, "sweeps": ["cache", "square"], "cases": []}
     record = {"schema": 1, "protocol": 1, "run": "2026-11-23T12:00:00Z", "machine": None,
               "software": {}, "plan": plan}  # fmt: skip
     write_run(tmp_path, record)
-    assert _shards_to_share(tmp_path, asked, nodes=1, gpus=3) == 8
-    assert _shards_to_share(tmp_path, asked, nodes=4, gpus=2) == 8
+    assert _shards_to_share(tmp_path, asked, nodes=1, gpus_per_node=3) == 8
+    assert _shards_to_share(tmp_path, asked, nodes=4, gpus_per_node=2) == 8
     for nodes, gpus in ((3, 8), (8, 2)):
         with pytest.raises(UserError, match=r"was planned for 8 shards and cannot be shared by"):
             _shards_to_share(tmp_path, asked, nodes, gpus)
     with pytest.raises(UserError, match=r"Name exactly its sweeps \(cache, square\)"):
-        _shards_to_share(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus=8)
+        _shards_to_share(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus_per_node=8)
     # A fresh run has a new number of shards. A run that began after the submission counts as fresh.
     noon = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
     fresh = Request(results=tmp_path, fresh=True)
-    assert _shards_to_share(tmp_path, fresh, nodes=1, gpus=2) == 2
+    assert _shards_to_share(tmp_path, fresh, nodes=1, gpus_per_node=2) == 2
     for moment, shards in ((noon - 60, 8), (noon + 60, 4)):
         asked = replace(fresh, fresh_since=moment)
-        assert _shards_to_share(tmp_path, asked, nodes=2, gpus=2) == shards
+        assert _shards_to_share(tmp_path, asked, nodes=2, gpus_per_node=2) == shards
     write_run(tmp_path, {**record, "run": "once"})
-    assert _shards_to_share(tmp_path, asked, nodes=2, gpus=2) == 4
+    assert _shards_to_share(tmp_path, asked, nodes=2, gpus_per_node=2) == 4
 
 
 def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:
@@ -249,7 +249,7 @@ def test_a_gpu_with_another_limit_is_left_out_in_one_sentence(
     parent = parent_of(tmp_path)
     parent._note = notes.append
     parent._places = {}
-    with pytest.raises(UserError, match="1 of 1 GPU has other power or clock limits than the run"):
+    with pytest.raises(UserError, match="1 of 1 GPU has power or clock limits that differ"):
         parent._take_part()
     words = "it has a power limit of 500 W, but the run began with a power limit of 700 W"
     assert notes == [f"worker 0 is left out: {words}."]
