@@ -94,7 +94,7 @@ def show_command(
     gpu: GpuOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """List the sweeps, show the cases of one sweep, or show what a plan would measure.
+    """List the sweeps, show the cases of one sweep, or count the cases that fit a budget.
 
     ``--device`` and ``--gpu`` are ignored with ``--machine`` and for the list of sweeps.
     """

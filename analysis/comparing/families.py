@@ -208,6 +208,10 @@ def _with_search(
 ) -> pd.DataFrame:
     """Add the columns ``found`` and ``best_config``, with values only for fully searched shapes.
 
+    ``found`` is the speed of the chosen config relative to the fastest candidate in the search. It
+    is missing if the search did not time the chosen config. ``best_config`` is the config of the
+    fastest candidate.
+
     ``search_rows`` are the rows of the sweeps that time every config. ``complete`` is the result of
     :func:`_fully_searched`.
     """

@@ -38,7 +38,7 @@ _ENOUGH = 0.5  # share of the largest table's rows below which a table has too f
 _UNFINISHED = {"dev": -4, "a": -3, "b": -2, "rc": -1}  # marks of unfinished versions, by stage
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
-"""Rooftile's name of each dtype that is read, keyed by the dtype's name in the tables."""
+"""Rooftile's name for each dtype that is read, keyed by the dtype's name in the tables."""
 
 
 @dataclass(frozen=True)

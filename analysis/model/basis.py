@@ -431,8 +431,8 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
 def _start_of(fit: Fit) -> str:
     """Name the public tables that still influence a fit, or return "" if there are none.
 
-    If the fit uses trees of public tables, the tables of these trees are named. Otherwise, the
-    tables from whose constants the fit started are named, but only if fewer than
+    If the fit uses trees of public tables, the result names the tables of these trees. Otherwise,
+    it names the tables that the fit's starting constants come from, if fewer than
     :data:`MIN_RESIDUAL_ROWS` cases were fitted. A fit to more cases hardly depends on the constants
     from which it started.
     """

@@ -22,7 +22,7 @@ from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED, RuleResult
 from analysis.rules.rules_report import SHARES
-from analysis.slices.cliffs import steepest
+from analysis.slices.cliffs import largest_cliff
 from analysis.slices.series import DIMENSIONS, fastest_gemms, roofline_series
 from analysis.units import rate
 from kernels.common.counts import counted
@@ -145,10 +145,10 @@ def neighbourhood(report: PageReport) -> str:
     rows = bursts(library_rows(report.analysis.table), recording.cache)
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
     # Cliffs along every dimension are looked for in the same rows.
-    largest_cliff = steepest(dict.fromkeys(DIMENSIONS, rows))
-    if largest_cliff is None:
+    along_and_cliff = largest_cliff(dict.fromkeys(DIMENSIONS, rows))
+    if along_and_cliff is None:
         return "No time rises significantly from one measured size to the next."
-    along, cliff = largest_cliff
+    along, cliff = along_and_cliff
     return (
         f"The largest measured cliff is from {along.upper()} = {cliff[along]} to "
         f"{cliff['after']}: the larger GEMM takes {cliff['ratio']:.2f}× as long as "

@@ -28,7 +28,7 @@ from kernels.machine import Machine
 _LABEL_SHARE = 0.18  # width of a label left of a point, as a share of the plot's width
 
 
-def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
+def roof_table(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
     """Return a table of roofs, one row for each of the ``dtypes`` that the machine supports.
 
     Returns:
@@ -57,7 +57,7 @@ def draw(analysis: Analysis) -> Figure | None:
     machine = analysis.recording.machine
     if len(rows) < LEAST_POINTS:
         return None
-    roofs = ceilings(machine, list(rows["dtype"].unique()))
+    roofs = roof_table(machine, list(rows["dtype"].unique()))
     factor, unit = rate_unit(float(roofs["tflops"].max()))
     intensity = rows["intensity"]
     measured = rows["tflops"] * factor
@@ -144,7 +144,7 @@ def _draw_roofs(
     Args:
         axes: the axes to draw on.
         machine: the measured machine.
-        roofs: table from :func:`ceilings`.
+        roofs: table from :func:`roof_table`.
         ends: smallest and largest intensity on the axis, in FLOP/byte.
         factor: number of the plot's units in one TFLOP/s.
     """

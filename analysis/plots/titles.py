@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.slices.cliffs import steepest
+from analysis.slices.cliffs import largest_cliff
 from analysis.slices.series import (
     NEARLY,
     fast_from,
@@ -71,10 +71,10 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
         lines: cases to search, by the dimension that differs, as
             :func:`analysis.slices.series.steps_series` returns them.
     """
-    largest_cliff = steepest(lines)
-    if largest_cliff is None:
+    along_and_cliff = largest_cliff(lines)
+    if along_and_cliff is None:
         return "No cliff from one size to the next is significant"
-    along, cliff = largest_cliff
+    along, cliff = along_and_cliff
     sizes = f"{along.upper()} {cliff[along]} → {cliff['after']}"
     # All cases are in layout nt. M is not the length of a row of any matrix there, so its alignment
     # is not mentioned.

@@ -259,6 +259,6 @@ def _why_left_out(folder: Path) -> str:
 
 
 def health_reasons(recording: Recording) -> list[str]:
-    """Return sentences that say what made a run noisy or unusable, with likely causes."""
+    """Return the reasons why a run was judged noisy or unusable, as sentences."""
     reasons = recording.health.get("reasons", ())
     return [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]

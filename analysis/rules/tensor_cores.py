@@ -78,20 +78,22 @@ class TimedStep:
         with_known_use = [
             operation
             for operation in self.account.operations
-            if not self.why_not(operation) and operation.uses_tensor_cores is not None
+            if not self.why_not_eligible(operation) and operation.uses_tensor_cores is not None
         ]
         total = sum(operation.time_us for operation in with_known_use)
         used = sum(operation.time_us for operation in with_known_use if operation.uses_tensor_cores)
         return used / total if total else None
 
-    def why_not(self, operation: ProfiledOperation) -> str:
+    def why_not_eligible(self, operation: ProfiledOperation) -> str:
         """Return why an operation is not eligible for Tensor Cores, or "" if it is eligible.
 
         An operation in fp32 is eligible only in a step that allows TF32.
         """
         if not operation.matrix:
             return _NOT_MATRIX
-        return _EXACT_FP32 if operation.dtype == "fp32" and self.dtype != "tf32" else ""
+        if operation.dtype == "fp32" and self.dtype != "tf32":
+            return _EXACT_FP32
+        return ""
 
 
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
@@ -158,7 +160,7 @@ def step_markdown(step: TimedStep) -> str:
     ]
     total = step.account.total_us
     for operation in step.account.operations[:_MAX_OPERATIONS]:
-        reason = step.why_not(operation)
+        reason = step.why_not_eligible(operation)
         if step.kind == "cpu":
             used = "none here"
         else:

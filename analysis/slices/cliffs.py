@@ -118,22 +118,23 @@ def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame
     return ups.nlargest(count, "ratio"), downs.nsmallest(count, "ratio")
 
 
-def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
+def largest_cliff(rows_by_dimension: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
     """Find the largest certain cliff upwards along any dimension.
 
     Args:
-        lines: for each dimension, the rows to search, as :func:`neighbouring_pairs` takes them.
+        rows_by_dimension: for each dimension, the rows to search, as :func:`neighbouring_pairs`
+            takes them.
 
     Returns:
         The dimension of the largest cliff, and the cliff's row in the result of
         :func:`neighbouring_pairs`. The result is None if there is no certain cliff upwards.
     """
     cliffs: dict[str, pd.Series] = {}  # largest cliff by dimension
-    for along, rows in lines.items():
+    for along, rows in rows_by_dimension.items():
         ups, _ = largest(neighbouring_pairs(rows, along), 1)
         if len(ups):
             cliffs[along] = ups.iloc[0]
     if not cliffs:
         return None
-    steepest_along = max(cliffs, key=lambda along: float(cliffs[along]["ratio"]))
-    return steepest_along, cliffs[steepest_along]
+    dimension = max(cliffs, key=lambda along: float(cliffs[along]["ratio"]))
+    return dimension, cliffs[dimension]

@@ -1,8 +1,8 @@
 """Measure how much following the advice is worth, on the held-out shapes of a table.
 
 For *choose* queries, random neighbourhoods are drawn. A neighbourhood consists of one held-out
-shape, and of all other held-out shapes that differ from this shape only in size, by at most 15% in
-each dimension. The regret is the share of the highest speed (FLOP/s) in the neighbourhood that is
+shape and all other held-out shapes that differ from it only in size, by at most 15% in each
+dimension. The regret is the share of the highest speed (FLOP/s) in the neighbourhood that is
 lost if the picked shape is used instead of the fastest shape.
 
 For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is

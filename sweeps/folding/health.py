@@ -102,7 +102,8 @@ def health(
     findings = [
         *_judge_repeats(record),
         *_judge_speed(max((speed.spread for speed in speeds), default=0.0)),
-        *_judge_rows(measured),
+        *_judge_intervals(measured),
+        *_judge_throttling(measured),
         *_judge_ticks(events, planned),
         *_judge_gpu_use(host_events),
         *_judge_merged(record),
@@ -160,11 +161,8 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
 
-def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
-    """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
-
-    If fewer than eight cases have an interval, only this shortage is reported.
-    """
+def _judge_intervals(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
+    """Judge how wide the intervals are, or whether too few cases have one."""
     # Half the width of each interval, relative to its median.
     half_widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
@@ -176,8 +174,12 @@ def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding
         return
     half_width = float(np.median(half_widths))
     yield _HALF_WIDTH.verdict(half_width), f"half of the intervals are wider than ±{half_width:.0%}"
+
+
+def _judge_throttling(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
+    """Judge in how many cases the GPU throttled its clock."""
     throttled = [row for row in measured if not RETRY.isdisjoint(row["throttled"].split(";"))]
-    share = len(throttled) / len(measured)
+    share = len(throttled) / max(1, len(measured))
     yield _THROTTLED.verdict(share), f"the GPU throttled its clock in {share:.0%} of the cases"
 
 

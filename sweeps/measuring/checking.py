@@ -92,7 +92,7 @@ class ResultChecker:
         for out in buffers.values():
             out.fill_(value)
 
-    def batch(self, indices: Sequence[int], last: object) -> None:
+    def check_batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a timed batch, before which :meth:`poison` was called.
 
         If launches write into the result buffers of their operand sets, the content of each buffer

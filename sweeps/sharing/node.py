@@ -427,7 +427,7 @@ class _Parent:
         return True
 
     def _record_turns(self) -> None:
-        """Add this node to ``turns`` in run.json, the list of nodes whose GPUs take turns."""
+        """Add this node to ``turns``, the list in run.json of the nodes whose GPUs take turns."""
         with planning(self._folder):
             record = read_run(self._folder)
             places_here = {*self._places.values()}

@@ -56,10 +56,13 @@ class Checker(Protocol):
         """
         ...
 
-    def batch(self, indices: Sequence[int], last: object) -> None:
-        """Check the results of a batch on the operand sets ``indices``.
+    def check_batch(self, indices: Sequence[int], last: object) -> None:
+        """Check the results of a batch that was launched after :meth:`poison`.
 
-        ``last`` is what the last launch of the batch returned.
+        Args:
+            indices: index of the operand set of each launch, in launch order.
+            last: what the last launch returned. If launches allocate their results, only this
+                result can be checked.
 
         Raises:
             Exception: if a result is wrong.
@@ -265,7 +268,7 @@ class Sampler:
         taken = len(subject.samples) + subject.exposed
         late = taken % CHECKED_EVERY == LATE
         checked = late or taken == 0
-        indices = self._indices(subject, taken)
+        indices = self._set_indices(subject, taken)
         checker = subject.checker if checked else None
         begin = self.now()
         try:
@@ -277,7 +280,7 @@ class Sampler:
             cost_without_check = self.now() - begin
             subject.cost = cost_without_check
             if checker is not None:
-                checker.batch(indices, timing.last)
+                checker.check_batch(indices, timing.last)
         finally:
             if checker is not None:
                 checker.release()
@@ -350,18 +353,18 @@ class Sampler:
         """Return the clock's host time in seconds, without the stops that the pulse has seen."""
         return self._clock.now() - self._pulse.lost()
 
-    def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
-        """Return the indices of a batch's operand sets, in order.
+    def _set_indices(self, subject: Subject, taken: int) -> Sequence[int]:
+        """Return the index of the operand set of each launch of a batch, in launch order.
 
-        A warm burst uses only set 0. All other batches are divided into groups of twelve. Within a
-        group, each batch starts one set further than the previous batch, so that batches of one
-        launch also use all sets. The first batch of a group starts one set further than the first
-        batch of the previous group. This shift makes checked batches start at different sets. From
-        the eleventh on, checked batches are twelve apart. If every batch simply started one set
-        further, all these checked batches would start at the same set of a case with two sets.
+        ``taken`` is the number of the case's earlier batches, including rejected ones. A warm burst
+        uses only set 0. Any other batch starts one set further than the previous batch, so that
+        batches of one launch also use all sets. After every twelfth batch, the next batch starts at
+        the set that follows the first set of these twelve.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
+        # Every twelfth batch is checked. Without the first term, all checked batches of a case with
+        # two sets would start at the same set.
         first = taken // CHECKED_EVERY + taken % CHECKED_EVERY
         return [(first + i) % subject.sets for i in range(subject.launches)]
 

@@ -92,7 +92,7 @@ class FakeChecker:
     def poison(self, changed: int | None) -> None:
         self.changed = changed
 
-    def batch(self, indices: Sequence[int], last: object) -> None:
+    def check_batch(self, indices: Sequence[int], last: object) -> None:
         if self.changed is not None:
             self.check_after_timing()
         if self.behaviour == "wrong-in-batch":

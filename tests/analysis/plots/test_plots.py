@@ -134,7 +134,7 @@ def test_a_recording_without_a_sweep_draws_what_it_has(tmp_path: Path) -> None:
 def test_the_roofline_has_every_case_below_every_ceiling(analysis: Analysis) -> None:
     rows = series.roofline_series(analysis.table)
     assert len(rows) == len(analysis.table)
-    roofs = roofline.ceilings(H100, ["bf16", "tf32", "fp16", "fp32"])
+    roofs = roofline.roof_table(H100, ["bf16", "tf32", "fp16", "fp32"])
     assert dict(zip(roofs["dtype"], roofs["tflops"], strict=True)) == {
         "fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4,
     }  # fmt: skip

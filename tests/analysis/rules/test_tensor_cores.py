@@ -68,7 +68,7 @@ def test_a_steps_table_says_who_is_eligible_who_is_used_and_the_bound(tmp_path: 
     assert timed.matrix_share == pytest.approx(0.75)
     assert timed.bound == pytest.approx(4.0)
     assert timed.used_share == pytest.approx(6 / 7)
-    why = [timed.why_not(operation) for operation in timed.account.operations]
+    why = [timed.why_not_eligible(operation) for operation in timed.account.operations]
     assert why == ["", "not a matrix operation", "", "exact FP32, because TF32 is not allowed"]
     page = step_markdown(timed)
     assert "at most 4.00×" in page

@@ -109,6 +109,8 @@ def test_a_speed_that_changes_is_noise() -> None:
             [row(throttled="hw_slowdown") for _ in range(20)],
             "throttled its clock in 100% of the cases",
         ),
+        # Too few cases to judge their intervals, but enough to see the throttling.
+        ([row(throttled="hw_slowdown")] * 3, "throttled its clock in 100% of the cases"),
     ],
 )
 def test_what_the_rows_say(rows: list[dict[str, Any]], words: str) -> None:

@@ -285,7 +285,7 @@ class Recorder:
     def release(self) -> None:
         self.released += 1
 
-    def batch(self, indices: Sequence[int], last: object) -> None:
+    def check_batch(self, indices: Sequence[int], last: object) -> None:
         self.asked.append(tuple(indices))
         if self.wrong == len(self.asked):
             raise ValueError("wrong")
