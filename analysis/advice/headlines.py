@@ -275,7 +275,9 @@ def size(table: pd.DataFrame) -> Headline | None:
         hi = fast_from(group, "tflops_lo")
         largest = int(group["m"].max())
         if fast_size is None:
-            slow.append(f"{dtype} (M = {largest})")
+            # The upper end of the largest size's speed may be fast enough.
+            doubt = "" if lo is None else "; not significant"
+            slow.append(f"{dtype} (M = {largest}{doubt})")
         else:
             fast.append(f"{fast_size}{_size_interval(lo, hi)} in {dtype}")
         figures.append((fast_size or largest, lo or largest, hi or largest, len(group)))

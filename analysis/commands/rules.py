@@ -182,7 +182,7 @@ def _judge_table(
     from analysis.rules.judge import Evidence, judge_all
 
     if slug is None:
-        raise UserError("--table needs --machine; name the machine whose rows are used.")
+        raise UserError("--table needs --machine; name the machine whose measurements are used.")
     machine = known_machine(slug)
     source = read_source(path, machine, dtype)
     rows = judge_all([Evidence.from_public(source, Model(machine))])

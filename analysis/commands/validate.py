@@ -36,15 +36,16 @@ def validate_command(
         Path, typer.Argument(help="Folder of a recording, or file with a public table.")
     ],
     machine: Annotated[
-        str, typer.Option("--machine", help="Slug of the machine whose rows in FILE are used.")
+        str,
+        typer.Option("--machine", help="Slug of the machine whose measurements in FILE are used."),
     ],
     dtype: Annotated[
         str | None,
         typer.Option(
             "--dtype",
             help=(
-                "Dtype of the rows to judge the model on [default: bf16 if present, else the "
-                "only dtype]."
+                "Dtype of the measurements to judge the model on [default: bf16 if present, else "
+                "the only dtype]."
             ),
         ),
     ] = None,
@@ -53,8 +54,8 @@ def validate_command(
         typer.Option(
             "--calibrate",
             help=(
-                "Number of rows to calibrate on (0 for none), or all. With --holdout folds and "
-                "without --prior, the number has no effect, because all rows are used."
+                "Number of measurements to calibrate on (0 for none), or all. With --holdout folds "
+                "and without --prior, the number has no effect, because all are used."
             ),
         ),
     ] = "256",
@@ -63,7 +64,7 @@ def validate_command(
         typer.Option(
             "--seed",
             min=0,
-            help="Random seed for the choice of calibration rows and of held-out rows.",
+            help="Random seed for the choice of calibration and of held-out measurements.",
         ),
     ] = 0,
     holdout: Annotated[
@@ -71,9 +72,9 @@ def validate_command(
         typer.Option(
             "--holdout",
             help=(
-                "Choice of the held-out rows. rows: all rows that calibration does not use; with "
-                "--prior, all rows of a fifth of the shapes. levels: rows whose M, N and K all "
-                "differ from those of the calibration rows. beyond: rows with M above 2,304; not "
+                "Choice of the held-out measurements. rows: all that calibration does not use; "
+                "with --prior, all of a fifth of the shapes. levels: those whose M, N and K all "
+                "differ from the calibration measurements. beyond: those with M above 2,304; not "
                 "with --prior. folds: five-fold cross-validation."
             ),
         ),
@@ -83,8 +84,8 @@ def validate_command(
         typer.Option(
             "--algorithm",
             help=(
-                "Convolution algorithm whose rows in FILE are used, such as implicit-gemm "
-                "[default: all]. The algorithm of a row follows from its kernel names."
+                "Convolution algorithm whose measurements in FILE are used, such as implicit-gemm "
+                "[default: all]. The kernel names of a measurement show its algorithm."
             ),
         ),
     ] = None,
@@ -112,7 +113,9 @@ def validate_command(
         bool,
         typer.Option(
             "--curve",
-            help="Add the learning curve from 32 to 2,048 calibration rows; takes minutes.",
+            help=(
+                "Add the learning curve from 32 to 2,048 calibration measurements; takes minutes."
+            ),
         ),
     ] = False,
     again: Annotated[
@@ -235,7 +238,7 @@ def _parse_calibration_count(text: str) -> int | None:
     if text == "all":
         return None
     if not is_whole(text):
-        raise UserError(f"--calibrate must be a number of rows or all, not {text!r}.")
+        raise UserError(f"--calibrate must be a number of measurements or all, not {text!r}.")
     return int(text)
 
 

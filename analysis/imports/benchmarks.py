@@ -88,7 +88,8 @@ class NamePattern:
     def problem(self, name: str) -> Problem | None:
         """Return the problem that a name contains, or None if the pattern does not match the name.
 
-        The problem is a convolution if the pattern has the field ``kout``, otherwise a GEMM.
+        The problem is a convolution if the pattern has the field ``kout``, otherwise a GEMM. Words
+        in the name may be in upper or lower case.
 
         Raises:
             UserError: if the fields do not describe a GEMM or a convolution.
@@ -101,6 +102,9 @@ class NamePattern:
             cells["op"] = "conv"
         if "dtype" in cells:
             cells["dtype"] = our_dtype(cells["dtype"])
+        for word in ("layout", "pass"):
+            if word in cells:
+                cells[word] = cells[word].lower()
         return problem_from_cells(f"the name {name!r}", cells)
 
 

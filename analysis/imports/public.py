@@ -492,7 +492,7 @@ _DEEPBENCH_PASSES = {
 
 
 def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert DeepBench's convolutions in NCHW.
+    """Convert DeepBench's convolutions, all of which have the layout NCHW.
 
     A row has one time for each pass, in milliseconds. The time of a pass that was not run is
     ``N/A``.

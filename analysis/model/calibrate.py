@@ -249,7 +249,7 @@ def _fold_of(problem: Problem, folds: int) -> int:
 def _fit_with_sum_errors(
     fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Fit:
-    """Return a fit with the factors for intervals of sums of times.
+    """Return ``fit`` with added factors, which correct the predicted intervals of summed times.
 
     ``times`` has the held-out prediction and the measured time of each case, and ``spread`` has the
     relative spread of each prediction's error. ``small`` and ``large`` are the two arrays that

@@ -95,12 +95,18 @@ def analyse(recording: Recording) -> Analysis:
     """Fit the model to a recording, and join measured and predicted times in one table.
 
     Raises:
-        UserError: if the recording has no measured case.
+        UserError: if the recording has no time of a GEMM or a convolution, or if its rounds.csv is
+            damaged.
     """
     # 1. Choose the cases to analyse.
     measured = recording.products.reset_index(drop=True)
     sample = measured.iloc[sampled_positions(measured)].reset_index(drop=True)
     rows = with_steady_times(sample, recording)
+    if rows.empty and len(recording.ok):
+        raise UserError(
+            f"{recording.folder} has no time of an ordinary GEMM or convolution, which the model "
+            f"needs. Run {target('sweep', 'run')} to measure such cases as well."
+        )
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}. If the "

@@ -21,6 +21,7 @@ from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
 from analysis.validation.validation_report import basis, held_out_table
+from kernels.common.counts import counted
 from kernels.config import ceil_div
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
@@ -79,7 +80,10 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
         floor: errors that even a perfect model would make, drawn as dotted lines; None if they are
             unknown.
     """
-    labels = {"rows": "other rows", "levels": "rows whose M, N and K are all held out"}
+    labels = {
+        "rows": "other measurements",
+        "levels": "measurements whose M, N and K are all held out",
+    }
     figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
     for panel, average in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
@@ -100,7 +104,7 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
             )
         panel.set(
             xscale="log",
-            xlabel="number of calibration rows",
+            xlabel="number of calibration measurements",
             ylabel=f"{average} error, %",
             ylim=(0, None),
         )
@@ -112,9 +116,9 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
-    """Return the title: the median error with the fewest and with the most calibration rows.
+    """Return the title: the median error with the fewest and the most measurements.
 
-    The error is given only once if both numbers of rows are the same.
+    The error is given only once if both numbers of calibration measurements are the same.
 
     Args:
         curve: points of the learning curve, beginning with those of the hold-out named ``rows``.
@@ -123,11 +127,11 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     fewest = min(same_holdout, key=lambda point: point.count)
     most = max(same_holdout, key=lambda point: point.count)
     title = (
-        f"The median error on other rows is {fewest.errors.median:.1%} after calibration on "
-        f"{fewest.count:,} rows"
+        f"The median error is {fewest.errors.median:.1%} after calibration on "
+        f"{counted(fewest.count, 'measurement')}"
     )
     if most.count > fewest.count:
-        title += f". After calibration on {most.count:,} rows, it is {most.errors.median:.1%}"
+        title += f". After calibration on {most.count:,}, it is {most.errors.median:.1%}"
     return title
 
 

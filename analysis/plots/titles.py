@@ -51,7 +51,9 @@ def square_title(rows: pd.DataFrame) -> str:
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
         if size is None:
-            slow_at_end.append(str(dtype))
+            # The upper end of the largest size's speed may be fast enough.
+            is_certain = fast_from(group, "tflops_hi") is None
+            slow_at_end.append(str(dtype) if is_certain else f"{dtype} (not significant)")
         else:
             # Non-breaking spaces keep the size on one line.
             reached.append(f"at M\u00a0=\u00a0{size} in {dtype}")

@@ -369,7 +369,7 @@ class _Sums:
             works = products.works.get(event, ())
             operation_sum = self._cpu_sums[_key(trace, joined, event, works)]
             # The recorded times of inner operations may add up to more than that of the outer one.
-            operation_sum.time_ns += max(joined.own_ns[event], 0)
+            operation_sum.time_ns += max(joined.self_ns[event], 0)
             # For a scalar argument, an operation only calls itself with a tensor. The outer and the
             # inner operation are counted as one call.
             inner = children[event]

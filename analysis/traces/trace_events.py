@@ -398,7 +398,7 @@ class TraceJoin:
             contains it.
         calls: links to calls of CUDA's runtime and driver, sorted by thread and time.
         parent: link from each host event to the innermost operation or annotation around it.
-        own_ns: time in ns of each operation and annotation, minus the time of the operations and
+        self_ns: time in ns of each operation and annotation, minus the time of the operations and
             annotations within it; for all other host events, the duration.
         module: for each host event, the position in ``modules`` of the path of modules around the
             event, or NOTHING if no module is around it. A gradient has the path of its forward
@@ -413,7 +413,7 @@ class TraceJoin:
     order: Sequence[int]
     calls: Sequence[int]
     parent: Sequence[int]
-    own_ns: Sequence[int]
+    self_ns: Sequence[int]
     module: Sequence[int]
     modules: Sequence[str]
     operation: Sequence[int]
@@ -463,7 +463,7 @@ def join(trace: TraceEvents) -> TraceJoin:
         order=operations,
         calls=calls,
         parent=nesting.parent,
-        own_ns=nesting.own_ns,
+        self_ns=nesting.self_ns,
         module=nesting.module,
         modules=nesting.modules,
         operation=device_operations,
@@ -476,7 +476,7 @@ class _Nesting(NamedTuple):
     """Operation and modules around each host event; the fields are those of :class:`TraceJoin`."""
 
     parent: list[int]
-    own_ns: list[int]
+    self_ns: list[int]
     module: list[int]
     modules: list[str]
 
@@ -498,7 +498,7 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     host = trace.host
     parent = [NOTHING] * len(order)
     module = [NOTHING] * len(order)
-    own_ns = list(host.duration)
+    self_ns = list(host.duration)
     paths: dict[tuple[int, int], int] = {}  # position of a module's path, by outer path and name
     modules: list[str] = []
     running: list[_RunningEvent] = []  # stack of the thread's running events, the innermost last
@@ -534,12 +534,12 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
         # 3. Subtract the event's time from the own time of the operation or annotation around it.
         is_operation = kind in (OPERATION, ANNOTATION)
         if is_operation and outer_operation != NOTHING:
-            own_ns[outer_operation] -= host.duration[event]
+            self_ns[outer_operation] -= host.duration[event]
         # 4. Keep the event for the events within it. No event is within a launch.
         if kind != LAUNCH:
             operation = event if is_operation else outer_operation
             running.append(_RunningEvent(end, operation, path))
-    return _Nesting(parent, own_ns, module, modules)
+    return _Nesting(parent, self_ns, module, modules)
 
 
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:

@@ -232,8 +232,8 @@ def validate(
         tested = np.setdiff1d(tested, calibration_rows)
     if not len(tested):
         raise UserError(
-            f"{source.name} has no row left to test; give a smaller --calibrate or another "
-            "--holdout."
+            f"{source.name} has no measurements left to test; give a smaller --calibrate or "
+            "another --holdout."
         )
     held_out = source.take(tested)
     # With folds, the calibration already predicted each row with a fit to the other folds.

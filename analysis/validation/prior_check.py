@@ -202,7 +202,7 @@ def _validate_once(
     count = len(pool) if calibrate is None else calibrate
     calibration_rows = choose_calibration_rows(machine, source, pool, count, seed, other_constants)
     if not len(tested):
-        raise UserError(f"{source.name} has no row to test; give another --holdout.")
+        raise UserError(f"{source.name} has no measurements to test; give another --holdout.")
     group = str(query.groups()[0])
     # 2. Fit the public collections, without shapes that are tested or calibrated on. With the
     #    hold-out "levels", also leave out each value of M, N and K that no row of the pool has.
@@ -241,7 +241,7 @@ def _validate_once(
         model = Model(machine, {group: prior.fit})
     else:
         raise UserError(
-            "without --prior and calibration rows, nothing can be judged; give --prior, or "
+            "without --prior and calibration measurements, nothing can be judged; give --prior, or "
             "--calibrate above 0."
         )
     # 4. Predict the held-out rows.

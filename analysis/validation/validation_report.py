@@ -58,7 +58,7 @@ def validation_text(validation: Validation) -> str:
         for reason, count in validation.source.skipped.items()
         if count
     )
-    left_out = f"; rows left out: {skipped}" if skipped else ""
+    left_out = f"; measurements left out: {skipped}" if skipped else ""
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
         f"{basis(validation)}{left_out}",
@@ -83,7 +83,7 @@ def validation_text(validation: Validation) -> str:
     if validation.tile_agreement is not None:
         lines.append(
             f"The predicted tile agrees with the kernel name in {validation.tile_agreement:.1%} of "
-            "the rows whose kernel name contains a tile."
+            "the measurements whose kernel name contains a tile."
         )
     return "\n".join(lines)
 
@@ -91,12 +91,12 @@ def validation_text(validation: Validation) -> str:
 def basis(validation: Validation) -> str:
     """Return a phrase with the model's origin, the number of tested rows and the hold-out."""
     if len(validation.calibrated):
-        origin = f"calibrated on {counted(len(validation.calibrated), 'row')}"
+        origin = f"calibrated on {counted(len(validation.calibrated), 'measurement')}"
     elif validation.constants_from:
         origin = f"predicted with the constants of {validation.constants_from}"
     else:
         origin = "predicted from public tables without calibration"
-    tested = counted(len(validation.tested), "row")
+    tested = counted(len(validation.tested), "measurement")
     return f"{origin}, tested on {tested} (hold-out: {validation.holdout})"
 
 
@@ -124,7 +124,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
     """Return a learning curve and a noise floor as text, or "" if both are missing."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
-        lines.append(f"calibration rows (hold-out: {holdout})")
+        lines.append(f"calibration measurements (hold-out: {holdout})")
         lines += [
             _error_line(f"  {point.count:,}", point.errors)
             for point in curve

@@ -155,7 +155,7 @@ def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     # 2. Estimate the time of a launch of each subject, to choose the number of launches in a batch.
     for subject in fresh_subjects:
         with subject.settings():
-            sampler.fit(subject, sampler.estimate(subject.launch))
+            sampler.set_batch(subject, sampler.estimate(subject.launch))
     # 3. Sample them.
     sampler.wake()
     unfinished = list(fresh_subjects)

@@ -263,7 +263,7 @@ class KernelTimer:
                 rotating = self._rotation.launch(launches, warm_up_result)
                 subject.launch, subject.renew = rotating, rotating.renew
         # 4. Take the samples.
-        self._sampler.fit(subject, seconds)
+        self._sampler.set_batch(subject, seconds)
         while not subject.finished:
             self._sampler.sample(subject)
         if not subject.samples:

@@ -194,7 +194,7 @@ class TorchBench:
         launch = implementation.prepare(problem, self._arena.sets(problem, 1))
         subject = Subject(CANARY, launch.bare, cache="warm", settings=launch.settings)
         with launch.settings():
-            self.sampler.fit(subject, self.sampler.estimate(launch.bare))
+            self.sampler.set_batch(subject, self.sampler.estimate(launch.bare))
         return subject
 
     def _canary_problem(self) -> Gemm:
@@ -279,7 +279,7 @@ class TorchBench:
         if case.shared_a:
             # Summing the shared operand reads all of it into the cache, on a GPU in stream order.
             subject.warm = functools.partial(torch.sum, launch.sets[0].a)
-        self.sampler.fit(subject, seconds)
+        self.sampler.set_batch(subject, seconds)
         return Ready(case, subject, facts)
 
     def _launch(self, case: Case, implementation: Implementation, set_count: int) -> Launch:

@@ -608,6 +608,9 @@ def _recorded_sweeps(
     of the sweep and of the other sweeps in its group. A sweep without cases does not count. The
     list is empty if the folder has no recording of the machine, if the recording is unusable, or if
     the recording cannot be resumed with this version of Rooftile and the software of this machine.
+
+    Raises:
+        UserError: if the recording's run.json or plan cannot be read.
     """
     results = request.skip_recorded
     if results is None:
@@ -615,7 +618,7 @@ def _recorded_sweeps(
     folder = results / device.machine.slug
     if not (folder / "run.json").exists():
         return []
-    record = read_run(folder)
+    record = read_run(folder, "Restore this file, or leave out --skip-recorded.")
     unusable = (record.get("health") or {}).get("verdict") == UNUSABLE
     if unusable or _why_outdated(record, device):
         return []

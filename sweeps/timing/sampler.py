@@ -224,7 +224,7 @@ class Sampler:
         needed = math.ceil(batch_seconds / max(seconds, 1e-9))
         return max(1, min(needed, self._clock.max_launches))
 
-    def fit(self, subject: Subject, seconds: float) -> None:
+    def set_batch(self, subject: Subject, seconds: float) -> None:
         """Set a subject's launches per batch and cost, given the ``seconds`` of one launch.
 
         A cold burst uses no set twice, because the second use would find the data in the cache. The

@@ -83,7 +83,7 @@ def alternate(
         begin = time.perf_counter()
         if not subject.launches:
             with subject.settings():
-                sampler.fit(subject, sampler.estimate(subject.launch))
+                sampler.set_batch(subject, sampler.estimate(subject.launch))
         sampler.sample(subject)
         mine.seconds += time.perf_counter() - begin
 

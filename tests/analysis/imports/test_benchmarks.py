@@ -123,6 +123,8 @@ def test_a_pattern_finds_problems() -> None:
     found = conv.problem("conv n8 c64 56x56 k64 r3s3 pad1 torch.half warm")
     assert isinstance(found, Conv)
     assert (found.n, found.padding, found.dtype) == (8, (1, 1), "fp16")
+    in_capitals = NamePattern.parse("{m}x{n}x{k}_{dtype}_{layout}").problem("8x16x32_FP16_TN")
+    assert in_capitals == Gemm(8, 16, 32, "fp16", "tn")
 
 
 @given(st.tuples(*[st.integers(1, 10_000)] * 3), st.sampled_from(["bf16", "torch.float32", "tf32"]))

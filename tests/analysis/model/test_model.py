@@ -343,6 +343,12 @@ def test_nothing_measured_is_a_sentence(tmp_path: Path) -> None:
         analyse(load(record(tmp_path, [], [])))
 
 
+def test_times_that_the_model_does_not_use_are_told_from_none(tmp_path: Path) -> None:
+    cases = [replace(case, cache="weights-cold") for case in gemm_cases([(64, 64, 64)])]
+    with pytest.raises(UserError, match="has no time of an ordinary GEMM or convolution"):
+        analyse(load(record(tmp_path, cases, [1e-5])))
+
+
 @pytest.mark.parametrize(
     ("file", "slug", "mean"),
     [

@@ -27,6 +27,7 @@ def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
 
 def test_squares_say_from_which_size_on_they_are_fast() -> None:
     rows = pd.DataFrame({"m": [256, 512, 768, 1024], "tflops": [1.0, 9.5, 8.0, 10.0]})
+    rows["tflops_hi"] = np.nan
     title = titles.square_title(rows.assign(dtype="bf16"))
     assert title == "Square GEMMs reach 90% of their best speed at M\u00a0=\u00a01024 in bf16"
     slower = rows.assign(dtype="fp32", tflops=[1.0, 10.0, 9.5, 5.0])
@@ -36,6 +37,10 @@ def test_squares_say_from_which_size_on_they_are_fast() -> None:
     )
     both = pd.concat([rows.assign(dtype="bf16"), slower])
     assert titles.square_title(both) == f"{title}; the largest GEMM is below 90% in fp32"
+    noisy = slower.assign(tflops_hi=slower["tflops"] * 2)
+    assert titles.square_title(noisy) == (
+        "The largest square GEMM is below 90% of the best speed in fp32 (not significant)"
+    )
 
 
 def line(*times: float, error: float = 0.001) -> pd.DataFrame:

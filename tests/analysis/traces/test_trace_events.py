@@ -32,7 +32,7 @@ def trace_of(tmp_path: Path, *events: Any) -> TraceEvents:
 
 def own(trace: TraceEvents) -> dict[str, float]:
     joined = join(trace)
-    return {trace.names[trace.host.name[e]]: joined.own_ns[e] / 1e3 for e in joined.order}
+    return {trace.names[trace.host.name[e]]: joined.self_ns[e] / 1e3 for e in joined.order}
 
 
 def test_an_operations_own_time_is_without_those_within_it(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_own_times_add_up_to_what_the_outermost_operations_took(
     trace = trace_of(tmp_path_factory.mktemp("tree"), *events)
     joined = join(trace)
     outermost = [e for e in joined.order if joined.parent[e] == NOTHING]
-    assert sum(joined.own_ns) == sum(trace.host.duration[e] for e in outermost)
-    assert min(joined.own_ns) >= 0
+    assert sum(joined.self_ns) == sum(trace.host.duration[e] for e in outermost)
+    assert min(joined.self_ns) >= 0
 
 
 def test_a_gradient_is_in_the_module_of_its_forward_operation(tmp_path: Path) -> None:

@@ -100,10 +100,10 @@ def test_a_known_law_is_learned_and_beats_every_baseline(source: PublicRows) -> 
     assert 0.85 <= found.coverage <= 0.98
     text = validation_text(found)
     assert "four fitted" in text
-    assert "rows left out" not in text
+    assert "left out" not in text
     skipped = replace(source, skipped={"other_machines": 0, "other_dtypes": 2, "unreadable": 0})
     text = validation_text(replace(found, source=skipped))
-    assert "; rows left out: 2 in other dtypes\n" in text
+    assert "; measurements left out: 2 in other dtypes\n" in text
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: PublicRows)
     assert rows[1].errors.mean is not None
     assert rows[0].errors.mean is not None
     assert rows[1].errors.mean < rows[0].errors.mean
-    assert "calibration rows (hold-out: rows)" in curve_text(points, None)
+    assert "calibration measurements (hold-out: rows)" in curve_text(points, None)
 
 
 def test_the_noise_floor_is_the_difference_of_two_collections_over_root_two(
@@ -330,7 +330,7 @@ def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
     curve = [CurvePoint("rows", 60, found.errors), CurvePoint("rows", 120, found.errors)]
     written = write_validation_plots(found, tmp_path, curve, found.errors)
     assert {"learning-curve", "predicted-measured", "error-by-shape"} <= {p.stem for p in written}
-    assert basis(found).startswith("calibrated on 60 rows, tested on ")
+    assert basis(found).startswith("calibrated on 60 measurements, tested on ")
     none = replace(found, calibrated=found.calibrated[:0], constants_from="nvidia-a100-sxm-80gb")
     assert basis(none).startswith("predicted with the constants of nvidia-a100-sxm-80gb, tested on")
     rows = held_out_table(found)
@@ -345,17 +345,17 @@ def test_a_learning_curve_only_has_the_hold_outs_with_points(found: Validation) 
     figure = draw_curve(curve, None)
     legend = figure.axes[0].get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["other rows"]
+    assert [text.get_text() for text in legend.get_texts()] == ["other measurements"]
     plt.close(figure)
 
 
 def test_the_title_of_a_learning_curve_gives_each_error_once(found: Validation) -> None:
     curve = [CurvePoint("rows", 60, found.errors)]
     median = f"{found.errors.median:.1%}"
-    title = f"The median error on other rows is {median} after calibration on 60 rows"
+    title = f"The median error is {median} after calibration on 60 measurements"
     assert curve_title(curve) == title
     longer = [*curve, CurvePoint("rows", 1200, found.errors)]
-    assert curve_title(longer) == f"{title}. After calibration on 1,200 rows, it is {median}"
+    assert curve_title(longer) == f"{title}. After calibration on 1,200, it is {median}"
 
 
 def stairs(n: int, step: float) -> pd.DataFrame:

@@ -180,20 +180,20 @@ def test_only_two_results_take_up_memory_when_sampling_begins(
     timer = timer_for(None)
     results: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
-    fit = timer._sampler.fit
+    set_batch = timer._sampler.set_batch
 
     def add_one(a: Tensor) -> Tensor:
         result = a + 1
         results.append(weakref.ref(result))
         return result
 
-    def count_and_fit(subject: Subject, seconds: float) -> None:
+    def count_and_set(subject: Subject, seconds: float) -> None:
         alive.append(sum(result() is not None for result in results))
-        fit(subject, seconds)
+        set_batch(subject, seconds)
 
     monkeypatch.setattr(kernel_timing, "make_current", lambda gpu: None)
     monkeypatch.setattr(timer, "_set_count", lambda nbytes, seconds: 4)
     monkeypatch.setattr(timer, "_gpu", 0)
-    monkeypatch.setattr(timer._sampler, "fit", count_and_fit)
+    monkeypatch.setattr(timer._sampler, "set_batch", count_and_set)
     timer.time(TimedKernel(add_one, (A,)))
     assert alive == [2]

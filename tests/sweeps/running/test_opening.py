@@ -466,6 +466,9 @@ def test_what_is_recorded_whole_elsewhere_is_left_out(tmp_path: Path) -> None:
     # Without names, all default sweeps are asked for. None of them is recorded.
     unnamed = begin(Request((), 20.0, tmp_path / "sixth", device="cpu", skip_recorded=main), quiet)
     assert "square" in {entry.case.sweep for entry in unnamed.planned}
+    (recorded.folder / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"Restore this file, or leave out --skip-recorded\.$"):
+        begin(Request(names, 20.0, tmp_path / "seventh", device="cpu", skip_recorded=main), quiet)
 
 
 def test_candidates_of_what_a_machine_cannot_run_are_one_case(tmp_path: Path) -> None:

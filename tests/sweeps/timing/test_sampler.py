@@ -65,11 +65,11 @@ def test_a_burst_is_as_long_as_the_clock_needs(clock: FakeClock) -> None:
     sampler = Sampler(clock)
     short, long = constant(1e-5), constant(0.2)
     short.cache = "warm"
-    sampler.fit(short, 1e-5)
-    sampler.fit(long, 0.2)
+    sampler.set_batch(short, 1e-5)
+    sampler.set_batch(long, 0.2)
     assert short.launches == 100  # one millisecond
     assert long.launches == 1
-    sampler.fit(short, 1e-9)
+    sampler.set_batch(short, 1e-9)
     assert short.launches == clock.max_launches
 
 
@@ -78,7 +78,7 @@ def test_the_flush_is_part_of_what_a_cold_sample_costs(clock: FakeClock) -> None
     cold, warm = constant(1e-3), constant(1e-3)
     warm.cache = "warm"
     for subject in (cold, warm):
-        sampler.fit(subject, 1e-3)
+        sampler.set_batch(subject, 1e-3)
     assert (cold.cost, warm.cost) == pytest.approx((0.005, 0.001))
     assert sampler.sample(cold).cost == pytest.approx(cold.cost)
 
@@ -88,7 +88,7 @@ def test_a_cold_batch_flushes_first_and_never_uses_a_set_twice(clock: FakeClock)
     sampler = Sampler(clock, flush=lambda: flushed_at.append(len(clock.batches)))
     subject = constant(1e-5)
     subject.sets = 7
-    sampler.fit(subject, 1e-5)
+    sampler.set_batch(subject, 1e-5)
     flushed_at.clear()  # fitting measures what a flush costs
     sample = sampler.sample(subject)
     assert sample.launches == 7
@@ -104,7 +104,7 @@ def test_of_batches_of_one_launch_the_checked_ones_use_every_set(
     sampler = Sampler(clock)
     subject = constant(1.0)
     subject.sets = sets
-    sampler.fit(subject, 1.0)
+    sampler.set_batch(subject, 1.0)
     samples = [sampler.sample(subject) for _ in range(CHECKED_EVERY * sets)]
     pairs = zip(samples, clock.batches, strict=True)
     assert {indices for sample, (indices, _) in pairs if sample.checked} == {
@@ -122,7 +122,7 @@ def test_cold_weights_flush_first_then_warm_what_all_launches_share(clock: FakeC
 
     subject = Subject("case", launch, sets=3, cache="weights-cold")
     subject.warm = lambda: said.append("warm")
-    sampler.fit(subject, 1e-5)
+    sampler.set_batch(subject, 1e-5)
     said.clear()  # fitting measures what a flush costs
     assert sampler.sample(subject).launches == 3
     assert said == ["flush", "warm", "set 0", "set 1", "set 2"]
@@ -135,7 +135,7 @@ def test_a_warm_batch_uses_one_set_and_launches_it_once_before(clock: FakeClock)
     subject = constant(1e-4)
     subject.launch = lambda index: launched.append(index) or 1e-4  # type: ignore[func-returns-value]
     subject.cache, subject.sets = "warm", 5
-    sampler.fit(subject, 1e-4)
+    sampler.set_batch(subject, 1e-4)
     sampler.sample(subject)
     assert not flushed
     assert clock.batches == [((0,) * 10, 0.0)]
@@ -146,7 +146,7 @@ def test_sustained_work_settles_first_and_rotates_its_sets(clock: FakeClock) -> 
     sampler = Sampler(clock)
     subject = constant(1e-2)
     subject.mode, subject.sets = "sustained", 3
-    sampler.fit(subject, 1e-2)
+    sampler.set_batch(subject, 1e-2)
     sampler.sample(subject)
     ((indices, settle),) = clock.batches
     assert settle == SUSTAINED_SETTLE
@@ -342,7 +342,7 @@ def test_a_steady_run_has_no_pause_and_reads_the_board_in_every_window(clock: Fa
 
     subject = Subject("case", lambda index: 2e-3, 4, "sustained", checker=Checker("ok"))
     sampler = Sampler(clock, telemetry=Board(clock))
-    sampler.fit(subject, 2e-3)
+    sampler.set_batch(subject, 2e-3)
     windows = sampler.hold(subject, 5.0)
     took = sum(window.seconds * window.launches for window in windows)
     # Only launches advance the fake clock. There are none but those of the windows: nothing
