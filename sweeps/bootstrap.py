@@ -30,6 +30,7 @@ import tomllib
 import venv
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -82,55 +83,60 @@ print(json.dumps([missing, gpu]))
 """
 
 
-def main(groups: list[str]) -> int:
-    """Print the path of an interpreter with the extra ``measure`` and the extras ``groups``.
+def main(extras: list[str]) -> int:
+    """Print the path of an interpreter with the extra ``measure`` and the ``extras``.
 
     An extra whose name ends in ``?`` is optional: if it cannot be installed, for example on a node
     without access to a package index, the interpreter may lack it.
 
     Returns:
-        The exit code: 0, or 1 if no interpreter with the required extras could be set up.
+        The exit code: 0, 1 if no interpreter with the required extras could be set up, or 2 if an
+        extra does not exist.
 
     Raises:
-        KeyError: if pyproject.toml lacks one of the extras.
         OSError, subprocess.CalledProcessError: as in :func:`set_up`, for the required extras.
     """
-    needed = ["measure", *(group for group in groups if not group.endswith("?"))]
+    declared = _project()["optional-dependencies"]
+    for extra in extras:
+        if extra.removesuffix("?") not in declared:
+            _say(f"The extra {extra} does not exist; use one of {', '.join(declared)}.")
+            return 2
+    needed = ["measure", *(extra for extra in extras if not extra.endswith("?"))]
     python = set_up(requirements(needed))
     if python is None:
         return 1
-    for group in groups:
-        if group.endswith("?"):
-            extended = add_if_possible(needed, group.removesuffix("?"))
+    for extra in extras:
+        if extra.endswith("?"):
+            extended = add_if_possible(needed, extra.removesuffix("?"))
             if extended is not None:
                 python = extended
     print(python)
     return 0
 
 
-def add_if_possible(needed: list[str], group: str) -> str | None:
-    """Return the path of an interpreter with the extras ``needed`` and the extra ``group``.
+def add_if_possible(needed: list[str], extra: str) -> str | None:
+    """Return the path of an interpreter with the extras ``needed`` and with ``extra``.
 
-    If ``group`` cannot be installed, print a message and return None. After a failure, which
+    If ``extra`` cannot be installed, print a message and return None. After a failure, which
     :data:`FAILED` records, installation is not tried again for a day, because every attempt takes
     seconds on a node without access to a package index.
     """
     failed_at = read_failed()
-    tried_today = group in failed_at
+    tried_today = extra in failed_at
     try:
-        python = set_up(requirements([*needed, group]), optional=True, offline=tried_today)
+        python = set_up(requirements([*needed, extra]), optional=True, offline=tried_today)
     except (OSError, subprocess.CalledProcessError):
         python = None
     new_failed_at = dict(failed_at)
     if python is not None:
-        new_failed_at.pop(group, None)
+        new_failed_at.pop(extra, None)
     else:
         _say(
-            f"The optional extra {group} could not be installed; everything else works without "
+            f"The optional extra {extra} could not be installed; everything else works without "
             "it. To try again before tomorrow, run `make clean` and then the same command."
         )
         if not tried_today:
-            new_failed_at[group] = time.time()
+            new_failed_at[extra] = time.time()
     if new_failed_at != failed_at:
         with suppress(OSError):
             FAILED.write_text(json.dumps(new_failed_at), encoding="utf-8")
@@ -145,12 +151,12 @@ def read_failed() -> dict[str, float]:
     """
     try:
         recorded = json.loads(FAILED.read_text(encoding="utf-8"))
-        failed_at = {str(group): float(moment) for group, moment in recorded.items()}
+        failed_at = {str(extra): float(moment) for extra, moment in recorded.items()}
     except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return {}
     # A time in the future is ignored, too: the clock may have been wrong when it was written.
     now = time.time()
-    return {group: moment for group, moment in failed_at.items() if 0 <= now - moment < _DAY}
+    return {extra: moment for extra, moment in failed_at.items() if 0 <= now - moment < _DAY}
 
 
 def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
@@ -246,18 +252,18 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
     return is_made
 
 
-def requirements(groups: list[str]) -> list[str]:
-    """Return the requirements of the project and of the extras ``groups`` on this platform.
+def requirements(extras: list[str]) -> list[str]:
+    """Return the requirements of the project and of the ``extras`` on this platform.
 
     Each requirement has the form ``name>=version``.
 
     Raises:
         KeyError: if pyproject.toml lacks one of these extras.
     """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _project()
     declared = list(project["dependencies"])
-    for group in groups:
-        declared += project["optional-dependencies"][group]
+    for extra in extras:
+        declared += project["optional-dependencies"][extra]
     applicable = []
     for line in declared:
         requirement, _, marker = line.partition(";")
@@ -265,6 +271,13 @@ def requirements(groups: list[str]) -> list[str]:
         if not marker.strip() or sys.platform == "linux":
             applicable.append(requirement.strip())
     return applicable
+
+
+def _project() -> dict[str, Any]:
+    """Return the table ``project`` of pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project: dict[str, Any] = tomllib.loads(text)["project"]
+    return project
 
 
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:

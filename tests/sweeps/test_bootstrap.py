@@ -101,6 +101,11 @@ def test_a_gpu_that_pytorch_cannot_see_gets_the_pinned_one(
     assert "torch" in stage["did"][1][1]
 
 
+def test_an_extra_that_does_not_exist_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bootstrap.main(["pages?"]) == 2
+    assert capsys.readouterr().err.startswith("The extra pages? does not exist; use one of ")
+
+
 def test_a_changed_pin_makes_the_environment_anew(
     stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
