@@ -408,8 +408,11 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     numbers_by_row = frame[shape_column].str.findall(r"\d+")
     sizes: dict[str, pd.Series] = {}
     for position, size_name in enumerate(size_names):
-        # A damaged shape may have too few numbers. An empty cell is then reported below.
-        cells = [numbers[position] if len(numbers) > position else "" for numbers in numbers_by_row]
+        # A damaged shape has too few or too many numbers. Its empty cells are reported below.
+        cells = [
+            numbers[position] if len(numbers) == len(size_names) else ""
+            for numbers in numbers_by_row
+        ]
         sizes[size_name] = pd.Series(cells, index=frame.index)
     # 2. Make a row of each implementation's latency.
     rows_by_implementation = []
