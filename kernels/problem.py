@@ -24,7 +24,7 @@ model must quantise in every run.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
-"""Dtypes that a sweep can time; times in fp8 are only imported from public tables."""
+"""Dtypes that a sweep can time. Times in fp8 can only be imported."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
 """Phrase that tells the user what the time of an fp8 GEMM includes."""

@@ -73,9 +73,12 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.attention_folder)
     if attention_basis is None:
+        if machine.kind == "cpu":
+            remedy = "give a GPU as --machine"
+        else:
+            remedy = "give bf16 or fp16 as the dtype in --attention"
         raise UserError(
-            f"attention in {work.dtype} cannot be predicted for {machine.slug}; give a GPU as "
-            "--machine, and bf16 or fp16 as the dtype in --attention."
+            f"attention in {work.dtype} cannot be predicted for {machine.slug}; {remedy}."
         )
     peak = machine.peak(work.dtype)
     if framework is not None:

@@ -187,19 +187,21 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     if min(map(len, groups.values())) < LEAST_COMPARED:
         groups = {"": misaligned}
     means = {name: mean_alignment(group) for name, group in groups.items()}
-    texts = [
-        f"{speed:.0%} ({percent_range(lo, hi)}){f' along {name}' if name else ''}"
-        for name, (speed, lo, hi) in means.items()
-    ]
     speeds = {name: speed for name, (speed, _, _) in means.items()}
     slowest = min(speeds, key=lambda name: speeds[name])
     affected = rows[rows["along"] == slowest.lower()] if slowest else rows
-    where = f" along {slowest}" if slowest and len(groups) > 1 else ""
+    where = f" along {slowest}" if slowest else ""
+    speed, lo, hi = means[slowest]
+    others = [f"{name}: {mean:.0%}" for name, mean in speeds.items() if name != slowest]
+    other_speeds = f" ({', '.join(others)})" if others else ""
     return Headline(
         "alignment",
-        f"Speed of sizes that are not multiples of {_WIDE}, relative to the round size just below "
-        f"each: {', '.join(texts)}. On average{where}, {_sufficient_multiple(affected)}.",
-        *means[slowest],
+        f"Sizes{where} that are not multiples of {_WIDE} reach on average {speed:.0%} "
+        f"({percent_range(lo, hi)}) of the speed of the next smaller round size{other_speeds}. "
+        f"On average{where if others else ''}, {_sufficient_multiple(affected)}.",
+        speed,
+        lo,
+        hi,
         len(groups[slowest]),
     )
 

@@ -80,7 +80,7 @@ def measure_best_guesses(
         )
     recording = load_runs(folder)
     if recording.unusable:
-        note("No change is re-timed: the run is unusable. Run the sweep again.")
+        note("No candidate is measured: the run is unusable. Run the sweep again.")
         return
     # 2. Find trials, and estimate the time that each takes.
     whole_budget = parse_seconds(budget)  # seconds
@@ -105,10 +105,10 @@ def measure_best_guesses(
     chosen = affordable(trials, seconds, remaining)
     if not chosen:
         if trials:
-            reason = "the budget is too small even for one change; give a larger --budget"
+            reason = "the budget is too small even for one query; give a larger --budget"
         else:
-            reason = "no further change is expected to bring a gain"
-        note(f"No change is re-timed: {reason}.")
+            reason = "no other candidate is expected to bring a gain"
+        note(f"No candidate is measured: {reason}.")
         return
     queries = counted(len(trials), "query", "queries")
     note(f"Measuring the best candidates for {len(chosen):,} of {queries} …")

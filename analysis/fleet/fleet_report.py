@@ -180,9 +180,9 @@ def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
         names.append(f"{len(nodes) - _LISTED_NODES:,} more")
     word = "node" if len(nodes) == 1 else "nodes"
     yield (
-        f"The run's anchors showed that the {noun}s of {word} {enumerated(names)} slow each "
-        f"other down. These {noun}s took turns, so each time was measured while no other {noun} of "
-        "the same node worked."
+        f"The run's anchors showed that the {noun}s within {word} {enumerated(names)} slow each "
+        f"other down. After the anchors, these {noun}s therefore took turns: on each "
+        f"node, only one {noun} measured at a time."
     )
 
 

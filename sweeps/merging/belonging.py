@@ -15,7 +15,7 @@ from sweeps.running.devices import find_different_limit
 from sweeps.store import differing_software
 
 _REPORTED = ("name", "memory_bytes", "sources")
-"""Facts of a machine that may differ between devices of one model."""
+"""Facts about a machine in which recordings that are merged may differ."""
 _MEASURED = ("peaks", "bandwidth")
 """Facts of a CPU that every run measures again."""
 

@@ -257,8 +257,9 @@ class Sampler:
         updated. If the check finds a wrong result, only ``cost`` changes.
 
         A batch during which the hardware throttled is timed again after a pause, up to three times.
-        If the hardware still throttles, the last batch is kept with the throttle reasons. Later
-        batches are then not timed again until one of them runs at full speed.
+        If the hardware still throttles, the last batch is kept with the throttle reasons. From then
+        on, throttled batches are kept at once. Once a batch has run at full speed, throttled
+        batches are timed again as before.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.

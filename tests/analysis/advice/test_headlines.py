@@ -91,7 +91,7 @@ def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: 
     # Two of the 14 sizes along N are multiples of four.
     assert found.value == pytest.approx(0.9 ** (12 / 14), rel=0.01)
     assert found.lo < found.value < found.hi < 1
-    assert "100% (" in found.text
+    assert "(K: 100%" in found.text
     assert ". On average along N, " in found.text
     assert found.text.endswith("multiples of 4 are less than 2% slower than multiples of 16.")
     assert found.count == 14
