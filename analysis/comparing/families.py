@@ -102,7 +102,7 @@ def shape_class(problem: Problem) -> str:
 
     Hopper's Tensor Cores read tf32 operands only in layout nt, in which both operands are
     contiguous along K. In other layouts, a Triton kernel transposes operands while it copies them,
-    four bytes at a time, which is slow. On an H100, cuBLAS takes 5% to 8% longer in tt and nn than
+    four bytes at a time, which is slow. On an H100, cuBLAS takes 5–8% longer in tt and nn than
     in nt, and 27% longer in tn (geometric means over 20 shapes).
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":

@@ -136,7 +136,7 @@ def read_anchors(folder: Path) -> Anchors:
         worker=table.rows["worker"].map(printable),
     )
     _record_faults(rows, table.faults)
-    damaged = table.faults.leave_out()
+    damaged = table.faults.report()
     rows = rows[table.faults.sound]
     if rows.empty:
         raise UserError(f"{path} has no anchor times. {_remedy()}")

@@ -127,7 +127,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
         [line is None for line in parsed_lines],
         f"it must have two planned cases and at least {_LEAST_BLOCKS} ratios",
     )
-    table.faults.leave_out()
+    table.faults.report()
     # 3. Collect the processes of each pair. A claim must rest on more than one process.
     pairs: dict[tuple[Contender, Contender], list[tuple[float, ...]]] = {}
     for line, is_sound in zip(parsed_lines, table.faults.sound, strict=True):

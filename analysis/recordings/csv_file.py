@@ -74,8 +74,10 @@ class Faults:
         """Mask of the rows without a fault."""
         return np.asarray(self._why == "", dtype=bool)
 
-    def leave_out(self) -> tuple[str, ...]:
+    def report(self) -> tuple[str, ...]:
         """Report the damaged lines on stderr, and return a sentence for each of them.
+
+        The caller leaves out the rows that are not :attr:`sound`.
 
         Up to five lines are named on stderr, and any further lines are only counted. A process that
         reads a file several times does not repeat its report.
@@ -84,15 +86,20 @@ class Faults:
             UserError: if all lines are damaged, or if several lines are damaged and make up more
                 than a tenth of all lines.
         """
-        # 1. Find the fault of each damaged line. Lines are counted instead of rows, because several
-        #    rows may come from one line.
-        lines_of_faults = self._lines[~self.sound].tolist()
-        fault_of = dict(zip(lines_of_faults, self._why[~self.sound], strict=True))
+        # 1. Find the first fault of each damaged line. Lines are counted instead of rows, because
+        #    several rows may come from one line. Sound rows of a damaged line are kept.
+        fault_of: dict[int, str] = {}
+        for line, fault in zip(
+            self._lines[~self.sound].tolist(), self._why[~self.sound], strict=True
+        ):
+            fault_of.setdefault(line, fault)
+        lines_with_sound_rows = set(self._lines[self.sound].tolist())
         damaged_count = len(fault_of)
         line_count = len(set(self._lines.tolist()))
         name = self._path.name
         sentences = tuple(
-            f"{name} line {line} is damaged and was left out: {fault}."
+            f"{name} line {line} is damaged and was left out"
+            f"{' in part' if line in lines_with_sound_rows else ''}: {fault}."
             for line, fault in sorted(fault_of.items())
         )
         # 2. Refuse the file if too many lines are damaged. One damaged line is always tolerated,
@@ -131,12 +138,12 @@ class CsvTable:
     faults: Faults
 
     def sound_rows(self) -> tuple[pd.DataFrame, tuple[str, ...]]:
-        """Return the rows without a fault, and the sentences that :meth:`Faults.leave_out` returns.
+        """Return the rows without a fault, and the sentences that :meth:`Faults.report` returns.
 
         Raises:
             UserError: if too many lines are damaged.
         """
-        sentences = self.faults.leave_out()
+        sentences = self.faults.report()
         rows = self.rows[self.faults.sound] if sentences else self.rows
         return rows.reset_index(drop=True), sentences
 

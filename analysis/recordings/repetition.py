@@ -365,7 +365,7 @@ def _read_rounds(folder: Path, run: str) -> Mapping[str, Rounds]:
     table.faults.record(
         [rounds is None for rounds in parsed], "its rounds and times are not pairs of numbers"
     )
-    table.faults.leave_out()
+    table.faults.report()
     sound = table.faults.sound
     return {
         case: rounds

@@ -260,6 +260,15 @@ def test_a_shape_of_tritonbench_with_too_many_numbers_is_damaged(
     assert "line 2 is damaged and was left out: m is" in capsys.readouterr().err
 
 
+def test_a_line_of_tritonbench_may_be_damaged_in_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"({8 * i}, 8, 8);0.02;0.02\n" for i in range(2, 41))
+    text = f"(M, N, K);aten_matmul-latency;other-latency\n(8, 8, 8);0.02;0.0\n{rows}"
+    assert len(read(tmp_path, text, dtype="fp16")) == 79
+    assert "line 2 is damaged and was left out in part: time_us is" in capsys.readouterr().err
+
+
 def test_only_pytorchs_own_product_is_the_library(tmp_path: Path) -> None:
     text = "(M, N, K);aten_matmul-latency;aten_tunableop_mm-latency\n(8, 8, 8);0.02;0.01\n"
     names = [name for _, name, _ in read(tmp_path, text, dtype="fp16")]
