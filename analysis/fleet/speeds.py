@@ -104,8 +104,8 @@ class SpeedChange:
 class Interference:
     """Slowdown of the anchors of a node if all its GPUs work in parallel, and not one at a time.
 
-    ``all`` is the ratio of the time in parallel to the time alone, over all anchors. ``kinds`` has
-    this ratio for each kind of anchor that was timed in both phases.
+    ``all`` is the time in parallel divided by the time of one GPU at a time, over all anchors.
+    ``kinds`` has this ratio for each kind of anchor that was timed in both phases.
     """
 
     node: int | None

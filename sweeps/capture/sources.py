@@ -104,7 +104,7 @@ class Factory:
         """
         try:
             parameters = dict(inspect.signature(self.build).parameters)
-        except ValueError:  # raised if there is no signature
+        except ValueError:  # the function has no signature
             parameters = {}
         defaults = {
             name: parameter.default

@@ -158,7 +158,7 @@ def mean_of(result: Any) -> Tensor:
             return value.float().mean()
     raise UserError(
         "training needs a loss, but the module returns no floating-point tensor. Let its forward "
-        "method return such a tensor, alone or in a list or dictionary that is not nested, or use "
+        "method return such a tensor, or a list or dictionary that directly contains one, or use "
         "--mode prefill."
     )
 
