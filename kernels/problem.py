@@ -212,7 +212,7 @@ class Conv:
             raise UserError(
                 "fp8 is available only for GEMMs, not for convolutions; use another dtype."
             )
-        check_word("dtype", self.dtype, DTYPE_BYTES)
+        check_word("dtype", self.dtype, TIMED_DTYPES)
         check_word("conv layout", self.layout, CONV_LAYOUTS)
         check_word("pass", self.pass_, PASSES)
         for name, minimum in (("stride", 1), ("padding", 0), ("dilation", 1)):

@@ -361,7 +361,14 @@ def run_command(
         bool, typer.Option("--fresh", help="Set an old run aside and start a new one.")
     ] = False,
     device: DeviceOption = "auto",
-    gpu: GpuOption = 0,
+    gpu: Annotated[
+        int | None,
+        typer.Option(
+            "--gpu",
+            help="Number of the GPU to use, counted from 0 [default: 0].",
+            show_default=False,
+        ),
+    ] = None,
     gpus: GpusOption = None,
     dtype: Annotated[
         list[str] | None,
@@ -439,7 +446,7 @@ def run_command(
         shard=parse_shard(shard),
         fresh=fresh,
         device=device,
-        gpu=gpu,
+        gpu=gpu or 0,
         dtypes=tuple(dtype or ()),
         skip_recorded=skip_recorded,
         add=add,
@@ -447,7 +454,7 @@ def run_command(
         leave=leave,
         identify=gpu_ids,
     )
-    if gpus and gpu:
+    if gpus and gpu is not None:
         raise UserError("--gpu and --gpus cannot be combined; give only one of them.")
     if gpus and add:
         raise UserError(
@@ -457,7 +464,9 @@ def run_command(
         raise UserError("--add needs at least one sweep; give the names of the sweeps to add.")
     # 2. Choose the devices, plan or resume the run, and measure.
     note_broken()
-    devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
+    devices = (
+        choose_gpus(gpus, device) if gpus else {request.gpu: select_device(device, request.gpu)}
+    )
     single_run = None
     begun_folders: list[Path] = []  # the folder of a run with --gpus, once the run has begun
     try:

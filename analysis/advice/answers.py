@@ -13,10 +13,6 @@ from analysis.advice.verdict import PREDICTED
 from analysis.model.basis import Basis
 from kernels.problem import Problem
 
-# When measurements are looked up, this is the smallest share to which a size is assumed to shrink.
-# Without a smallest share, an allowance of 100% would cause a division by zero.
-_SMALLEST_SHARE = 0.1
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -43,11 +39,7 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
         UserError: if the machine's recording cannot be read, if the machine does not support a
             problem's dtype, or if the size constraints of the query do not fit a problem.
     """
-    # A size may grow by the allowance and, for a choose query, also shrink by it. The measurements
-    # have to cover both, so the larger of the two factors counts.
-    growth = 1 + question.allowance
-    shrinkage = 1 / max(1 - question.allowance, _SMALLEST_SHARE)
-    measured = measurements_near(basis, problems, max(growth, shrinkage))
+    measured = measurements_near(basis, problems, question.farthest_factor)
     answers = []
     for problem in problems:
         library = basis.library(problem)

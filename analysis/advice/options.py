@@ -49,6 +49,15 @@ class Question:
         """True if sizes may also shrink; the query then compares speeds instead of times."""
         return self.kind == "choose"
 
+    @property
+    def farthest_factor(self) -> float:
+        """Factor between the current size and the size farthest from it within the allowance.
+
+        Shrinking by 20% is a larger factor than growing by 20%. With an allowance of 100%, a size
+        may shrink to nearly nothing.
+        """
+        return 1 / max(1 - self.allowance, 1e-9) if self.choose else 1 + self.allowance
+
     def allows_flops(self, problem: Problem, option: Problem) -> bool:
         """Return True if the FLOPs of an option are within the allowance.
 

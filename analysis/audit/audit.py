@@ -189,7 +189,9 @@ def audit(
         # The inputs of a factory's module determine their own batch size, and --batch has no
         # effect.
         batch = None if isinstance(source, Factory) else step.batch
-        remedies = [] if memory.fits else what_fits(captured, runtime, machine, trains, batch)
+        remedies = (
+            what_fits(captured, runtime, machine, trains, batch) if memory.fits is False else []
+        )
         report = AuditReport(
             title=_title(source, step, batch),
             account=account,

@@ -218,6 +218,9 @@ def summary_lines(report: AuditReport) -> list[str]:
             f"Best change: {best.words}; step gain {signed_percent(best.gain.value)}, "
             f"{verdict_words}."
         )
+    if memory.fits is None:
+        unknown_text = f"Memory: {needed_gb} GB; the machine did not report how much it has."
+        return [time_text, unknown_text, change_text]
     if memory.fits:
         return [time_text, f"{memory_text}; it fits.", change_text]
     # Not fitting matters more than the time, so it comes first.

@@ -27,6 +27,8 @@ _COMPRESSED = re.compile(r"kv_a_proj\w*$")
 class Memory:
     """Bytes that a step needs on each GPU, by use, and the bytes ``available`` on each GPU.
 
+    ``available`` is 0 if the machine did not report its memory.
+
     In training, ``activations`` are the tensors that the forward pass keeps for the backward pass.
     Without a backward pass, they are the tensors of the largest operation.
     """
@@ -44,12 +46,12 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
 
     @property
-    def fits(self) -> bool:
-        """True if each GPU has enough memory."""
-        return self.total <= self.available
+    def fits(self) -> bool | None:
+        """True if each GPU has enough memory; None if the machine did not report its memory."""
+        return self.total <= self.available if self.available else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all sizes in bytes, and whether the step fits, as a record."""
+        """Return all sizes in bytes and ``fits`` as a record."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,

@@ -148,10 +148,7 @@ def measure_questions(
 
     basis = basis_here(machine, request)
     this_machine = basis.model.machine
-    # `measurements_near` takes one factor for larger and smaller sizes. It has to be the factor of
-    # shrinking by the allowance, which is the larger one: shrinking by 20% is a factor of 1.25, and
-    # growing by 20% is a factor of 1.2. With an allowance of 100% or more, any size is near.
-    nearby = measurements_near(basis, problems, 1 / max(1 - question.allowance, 1e-9))
+    nearby = measurements_near(basis, problems, question.farthest_factor)
     trials = [
         trial_of(
             problem,

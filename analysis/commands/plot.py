@@ -95,7 +95,8 @@ def plot_command(
     file_formats = tuple(formats or ("png", "svg"))
     for file_format in file_formats:
         check_option("--format", file_format, _FORMATS)
-    if _WAVE in (names or []) and names != [_WAVE]:
+    names = list(dict.fromkeys(names or []))
+    if _WAVE in names and names != [_WAVE]:
         raise UserError("the plot `wave` is drawn by itself; leave the other names out.")
     has_size = bool(n or k or m)
     # 2. Draw the wave plot, or list the cliffs that it could show.
@@ -125,7 +126,7 @@ def plot_command(
         raise UserError(
             "--n, --k, --m, --find, --output and --json are only for `plot wave`; leave them out."
         )
-    _draw_recording(names or [], machine, dtype, sweep, file_formats, results)
+    _draw_recording(names, machine, dtype, sweep, file_formats, results)
 
 
 def _draw_recording(

@@ -337,10 +337,12 @@ def report_text(report: FleetReport) -> str:
     """
     recording, speeds = report.anchors.recording, report.speeds
     devices = counted(len(report.verdicts), report.noun)
-    nodes = counted(len({device.node for device in report.anchors.fleet.devices}), "node")
+    nodes = {device.node for device in report.anchors.fleet.devices}
+    # Devices of unknown nodes need not be of the same node, so these nodes cannot be counted.
+    of_nodes = "" if None in nodes else f" of {counted(len(nodes), 'node')}"
     anchors = counted(len(report.anchors.fleet.kinds), "anchor")
     date = recording.run["run"][:10]
-    lines = [f"{recording.machine.name}: {devices} of {nodes}, {anchors}, measured {date}"]
+    lines = [f"{recording.machine.name}: {devices}{of_nodes}, {anchors}, measured {date}"]
     if speeds.overall:
         lines += [
             f"speed: relative to the fleet's median in {KIND_WORDS[speeds.overall]}, with its "

@@ -25,18 +25,18 @@ _NEEDED = {
 }  # fmt: skip
 _MOST_GEMM_FIELDS = 6  # maximum number of fields of a GEMM; a convolution has at least 12
 
-Shape = str | tuple[Any, ...] | Gemm | Conv
-"""A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple of its fields, or a
-:class:`Gemm` or :class:`Conv`."""
+Shape = str | tuple[Any, ...] | list[Any] | Gemm | Conv
+"""A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple or list of its
+fields, or a :class:`Gemm` or :class:`Conv`."""
 
 
 def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
     """Convert one or several shapes to problems, in the same order.
 
     Args:
-        shapes: one shape, several shapes, or a DataFrame. A shape is text or a tuple in the order
-            of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame has the
-            columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields of each
+        shapes: one shape, several shapes, or a DataFrame. A shape is text, a tuple or a list in the
+            order of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame has
+            the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields of each
             operation. A DataFrame without a column ``m`` may instead have shapes in a column
             ``problem`` or ``shape``. Other columns are ignored.
 
@@ -50,7 +50,7 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
     """
     if isinstance(shapes, pd.DataFrame):
         return _problems_of_frame(shapes)
-    if _is_tuple_of_fields(shapes):
+    if _has_fields(shapes):
         return [_as_problem(shapes)]
     # Anything else that is not a collection is one shape, or is not a shape, such as a number.
     # _as_problem raises an error in the second case.
@@ -62,10 +62,10 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
     return problems
 
 
-def _is_tuple_of_fields(shapes: object) -> bool:
-    """Return True if ``shapes`` is a tuple of one shape's fields, not of several shapes."""
+def _has_fields(shapes: object) -> bool:
+    """Return True if ``shapes`` holds one shape's fields, not several shapes."""
     # The first field is a size.
-    return isinstance(shapes, tuple) and bool(shapes) and isinstance(shapes[0], Real)
+    return isinstance(shapes, (tuple, list)) and bool(shapes) and isinstance(shapes[0], Real)
 
 
 def _as_problem(shape: object) -> Problem:

@@ -25,6 +25,7 @@ from analysis.model.query import Query
 from analysis.validation.baselines import baseline_errors
 from analysis.validation.design import choose_rows
 from analysis.validation.error_summary import Errors
+from kernels.common.checks import check_word
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.machine import Machine
@@ -205,6 +206,7 @@ def validate(
             - ``constants`` names a machine without shipped constants in this dtype.
             - The machine does not support the dtype.
     """
+    check_word("holdout", holdout, HOLDOUTS)
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)
     other_constants, constants_from = foreign_constants(machine, source.dtype, constants)

@@ -70,6 +70,11 @@ def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
         yield trace
 
 
+_ONEDNN_LINE = re.compile(
+    r"onednn_verbose,[^,]*,primitive,exec,[^,]*,([^,]*),([^,]*),.*,(\d+\.?\d*(?:e[+-]?\d+)?)$"
+)
+
+
 def parse_verbose(text: str) -> list[Kernel]:
     """Return the kernels in the output that oneDNN and MKL print in verbose mode.
 
@@ -81,10 +86,9 @@ def parse_verbose(text: str) -> list[Kernel]:
     units = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
     kernels = []
     for line in text.splitlines():
-        fields = line.split(",")
-        if line.startswith("onednn_verbose,") and fields[2:4] == ["primitive", "exec"]:
-            kind, implementation = fields[5:7]
-            kernels.append(Kernel(f"{kind} {implementation}", float(fields[-1]) * 1e-3))
+        if match := _ONEDNN_LINE.match(line):
+            kind, implementation, milliseconds = match.groups()
+            kernels.append(Kernel(f"{kind} {implementation}", float(milliseconds) * 1e-3))
         elif match := re.match(r"MKL_VERBOSE (\w+)\(.*?\) ([\d.]+)([mun]?s)\b", line):
             name, number, unit = match.groups()
             kernels.append(Kernel(f"mkl_{name.lower()}", float(number) * units[unit]))

@@ -154,6 +154,7 @@ def test_a_bad_gemm_gets_a_sentence(text: str, words: str) -> None:
         ("1,2,8,8,4,3,3,0,1,1,1,fp32", "stride must be at least 1, not 0"),
         ("1,2,8,8,4,3,3,1,1,1,1,fp32,nhcw", "did you mean 'nhwc'"),
         ("1,2,8,8,4,3,3,1,1,1,1,fp32,nhwc,fwd", "pass 'fwd' is not known"),
+        ("1,2,8,8,4,3,3,1,1,1,1,int8", "use one of fp32, tf32, fp16, bf16."),
     ],
 )
 def test_a_bad_conv_gets_a_sentence(text: str, words: str) -> None:

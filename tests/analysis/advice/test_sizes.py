@@ -48,6 +48,18 @@ def test_only_sizes_that_an_engineer_would_choose(
             assert size > own or kind == "choose"
 
 
+@given(st.integers(1, 70_000), st.sampled_from(["pad", "choose"]), st.floats(0.01, 3.0))
+def test_the_farthest_factor_covers_every_proposed_size(
+    size: int, kind: str, allowance: float
+) -> None:
+    question = Question(kind, allowance)
+    problem = Gemm(size, size, size, "bf16")
+    for sizes in sizes_near(problem, allowance, question.choose, [192]).values():
+        for proposed in sizes:
+            ratio = max(proposed / size, size / proposed)
+            assert ratio <= question.farthest_factor * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("size", [800, 1600, 4480])
 def test_both_ends_of_a_window_belong_to_it(size: int) -> None:
     ends = size * 85 // 100, size * 115 // 100

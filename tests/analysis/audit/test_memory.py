@@ -145,6 +145,18 @@ def test_a_batch_that_fits_is_told() -> None:
         assert memory_of(smaller, Runtime(), H100, trains=False).fits is fits
 
 
+def test_unknown_memory_is_neither_enough_nor_too_little() -> None:
+    basis = find_basis("nvidia-t4", RESULTS)
+    silent = replace(basis.model.machine, memory_bytes=0)
+    basis = replace(basis, model=replace(basis.model, machine=silent))
+    (result,) = audit(
+        find_source("gpt2"), ModelStep("prefill", seq=64, dtype="fp16"), Runtime(), [basis]
+    )
+    assert result.to_json()["memory"]["fits"] is None
+    assert result.to_json()["fits_with"] == []
+    assert "the machine did not report how much it has." in str(result)
+
+
 def test_only_a_degree_that_divides_the_heads_is_proposed() -> None:
     step = ModelStep(batch=1, seq=1024, dtype="fp16")
     captured = capture(find_source("gpt2-xl", {"layers": 64}), step)  # 25 heads

@@ -96,7 +96,7 @@ def test_calibrate_plot_and_table(results: Path) -> None:
     document = json.loads(analysis("calibrate", "--results", str(results), "--json").stdout)
     assert document["groups"]["cublas gemm bf16"]["rows"] > 100
     assert "roofline.png" in analysis("plot", "--results", str(results)).stdout
-    drawn = analysis("plot", "roofline", "conv-layouts", "--results", str(results))
+    drawn = analysis("plot", "roofline", "roofline", "conv-layouts", "--results", str(results))
     assert drawn.returncode == 0
     assert len(drawn.stdout.splitlines()) == 1
     assert "has too little data for conv-layouts; name other plots" in drawn.stderr

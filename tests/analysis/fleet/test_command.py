@@ -267,6 +267,7 @@ def test_devices_of_an_unknown_node_have_no_node_none(tmp_path: Path) -> None:
     speeds = replace(report.speeds, interference=tuple(changes))
     text = report_text(replace(report, speeds=speeds))
     assert "While all GPUs of an unknown node work" in text
+    assert "of 2 nodes" not in text.splitlines()[0]
     assert "While all GPUs of node 1 work" in text
 
 

@@ -92,6 +92,7 @@ def test_a_recording_is_found_by_its_folder_and_by_its_machine() -> None:
     "shape",
     [
         "8192,50257,768,bf16", (8192, 50257, 768, "bf16"), Gemm(8192, 50257, 768, "bf16"),
+        [8192, 50257, 768, "bf16"],
         Gemm(NUMPYS[0], NUMPYS[1], NUMPYS[2], "bf16"), (np.float32(8192), 50257, 768, "BF16"),
         (8192, 50257, 768, "bf16", None), rooftile.predict("8192,50257,768,bf16", H100),
         (np.int64(8192), 50257, 768.0, "bf16", "nt", 1), ["8192,50257,768,bf16"],

@@ -173,6 +173,7 @@ def test_two_workers_share_a_run(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (["--gpus", "0", "--gpu", "1"], "give only one of them"),
+        (["--gpus", "1", "--gpu", "0"], "give only one of them"),
         (["square", "--gpus", "0,1", "--add"], "--add works only on one GPU"),
     ],
 )

@@ -29,6 +29,8 @@ VERBOSE = """
 onednn_verbose,v1,info,oneDNN v3.12.0 (commit 80afa71049cd69a3df32adcccb623b12cd7baa22)
 onednn_verbose,v1,primitive,exec,cpu,reorder,jit:blk,undef,src:f32::blocked:abcd::f0,,,4x64x28x28,0.25
 onednn_verbose,v1,primitive,exec,cpu,convolution,brg_conv_fwd:avx512_core,forward,,alg:x,mb4,1.75
+onednn_verbose,v1,primitive,exec,cpu,conv
+onednn_verbose,v1,primitive,exec,cpu,convolution,brg_conv_fwd:avx512_core,forward,,alg:x,mb4,1.7onednn
 something that a library prints
 MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture
 MKL_VERBOSE SGEMM(N,N,512,512,512,0x7ffe,0x7f6c,512,0x7f6c,512,0x7ffe,0x5624,512) 2.60ms CNR:OFF
