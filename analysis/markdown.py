@@ -1,8 +1,4 @@
-"""Escape text for Markdown pages, because names in recordings are untrusted input.
-
-Text from run.json is also made printable when it is read, so that it cannot move a terminal's
-cursor. matplotlib escapes the text that it writes into an SVG.
-"""
+"""Escape text for Markdown pages, because names in recordings are untrusted input."""
 
 from __future__ import annotations
 
@@ -35,7 +31,10 @@ def table_row(cells: Iterable[str]) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Return a JSON value in which a space replaces each run of unprintable characters."""
+    """Return a JSON value in which a space replaces each run of control characters.
+
+    A control character in a recording could otherwise move a terminal's cursor.
+    """
     if isinstance(value, str):
         # Nearly all texts are printable, and this test is faster than the substitution.
         return value if value.isprintable() else _UNPRINTABLE.sub(" ", value)
@@ -47,10 +46,7 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return the matched markup as an HTML entity, or with a backslash in front.
-
-    Code is returned unchanged.
-    """
+    """Escape the matched markup with an HTML entity or a backslash; return code unchanged."""
     markup = match.group()
     if len(markup) > 1 and markup.startswith("`"):
         return markup

@@ -36,8 +36,8 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     """Return an answer for each problem.
 
     Raises:
-        UserError: if the machine's recording cannot be read, if the machine does not support a
-            problem's dtype, or if the size constraints of the query do not fit a problem.
+        UserError: for an unreadable recording, an unsupported dtype, or constraints that do not
+            fit.
     """
     measured = measurements_near(basis, problems, question.farthest_factor)
     answers = []

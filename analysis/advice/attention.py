@@ -21,13 +21,12 @@ _LIMIT_WORDS = {"compute": "arithmetic", "memory": "memory", "launch": "launchin
 def parse_attention(text: str) -> Attention:
     """Parse an attention call from the command line, such as ``8,2048,32,8,128,bf16,causal``.
 
-    The text has the form ``B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,mask]``, where the mask is
-    ``causal`` (the default), ``full`` or ``decode``. The call has B sequences of S tokens each.
-    With ``decode``, each sequence has only one query, which attends to the S keys of the sequence.
+    The text has the form ``B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,mask]``, where the mask is ``causal``
+    (the default), ``full`` or ``decode``. With ``decode``, each of the B sequences has one query
+    and S keys.
 
     Raises:
-        UserError: if the text does not have this form, if a size is 0 or too large, if the dtype or
-            the mask is unknown, or if the number of KV heads does not divide the number of heads.
+        UserError: if the text does not describe a valid attention call.
     """
     fields = [field.strip().lower() for field in text.split(",")]
     if len(fields) < _FIELDS_WITH_MASK:
@@ -59,16 +58,11 @@ def parse_attention(text: str) -> Attention:
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
     """Return the row that ``predict --json`` prints for an attention call.
 
-    ``framework`` is the framework that computes the attention; None stands for an unknown
-    framework.
+    ``framework`` is the framework that computes the attention; None if it is unknown.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The machine is a CPU.
-            - The dtype is neither bf16 nor fp16, or is not supported by the machine.
-            - The file with the fits to the machine's imported attention times cannot be read.
-            - The given framework is unknown or was not measured.
+        UserError: if the machine, the dtype or the framework is not supported, or if the file with
+            the fits cannot be read.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.attention_folder)

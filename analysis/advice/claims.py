@@ -10,9 +10,7 @@ measurements (Dawid, "Selection paradoxes of Bayesian inference", 1994).
 The distribution of gains is a mixture, as in Stephens, "False discovery rates: a new deal",
 Biostatistics 18, 2017. Most components are half-normal densities on either side of zero gain, with
 scale parameters of 0.25–64%. The other components are normal densities around gains of 1–16%,
-because the measured changes were chosen for their expected gains. The weights of the components are
-fitted to all measured gains by maximum likelihood, with a tenth of an observation added to the
-count of each component.
+because the measured changes were chosen for their expected gains.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _DEGREES = 10
 class MeasuredRatio:
     """Logarithm of a measured time ratio, with its standard error.
 
-    The error follows Student's t distribution with ``degrees`` degrees of freedom.
+    The error is assumed to follow Student's t distribution with ``degrees`` degrees of freedom.
     """
 
     log_ratio: float
@@ -66,23 +64,18 @@ def from_processes(
     """Estimate the time ratio of each re-timed pair from samples of several processes.
 
     All samples of a process share an error, which shows only in the differences between processes.
-    One pair is not enough to estimate this error, so the estimates from all pairs are averaged.
-
-    Each run also measured the deviation between processes, by re-timing cases minutes later. This
-    deviation is included in the average, because it contains slow changes that two consecutive
-    processes do not show.
+    One pair is not enough to estimate this error, so the estimates from all pairs are averaged. The
+    average includes ``between``, because consecutive processes do not show slow changes.
 
     Args:
-        pairs: for each pair and each of its processes, the log ratios of the process's blocks. A
-            pair has at least two processes, and a process at least three blocks.
+        pairs: log ratios by pair, process and block, with at least two processes per pair and three
+            blocks per process.
         between: for each pair, the standard deviation of log times between processes in the pair's
             run.
         cases: for each pair, the number of cases from which this standard deviation was computed.
 
     Returns:
-        One log ratio per pair, with its standard error. The log ratio is a mean over the pair's
-        processes, and each process counts with the mean of its blocks without the smallest and the
-        largest block.
+        One log ratio per pair: the mean of the trimmed means of its processes.
     """
     if not pairs:
         return []
@@ -116,15 +109,13 @@ def from_processes(
 
 
 def _trimmed(blocks: Sequence[float]) -> Sequence[float]:
-    """Return the blocks in increasing order, without the smallest and the largest block."""
     return sorted(blocks)[_CUT : len(blocks) - _CUT]
 
 
 def _squared_error(blocks: Sequence[float]) -> float:
     """Return the squared standard error of the mean of the trimmed blocks.
 
-    The formula is that of Wilcox, "Introduction to Robust Estimation and Hypothesis Testing", for
-    the standard error of a trimmed mean.
+    The formula is from Wilcox, "Introduction to Robust Estimation and Hypothesis Testing".
     """
     block_count = len(blocks)
     kept_share = 1 - 2 * _CUT / block_count
@@ -139,8 +130,7 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
     All ratios have to come from one machine, because one distribution is fitted to all of them.
-    Every result lies between about 1/150 and 150, because only log ratios from −5 to 5 are
-    considered.
+    Only log ratios from −5 to 5 are considered.
     """
     if not measured:
         return []
@@ -170,11 +160,9 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
 
 
 def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
-    """Return a grid of log ratios at which to compute the likelihood of a measurement.
+    """Return increasing log ratios, which are densest around the measurement and around 0.
 
-    The grid is in increasing order, and is fine around the measurement and around 0. A single grid
-    for all measurements would be too coarse far from 0: a measured ratio of 9, for example, may
-    have an error far below 1%.
+    One grid for all measurements would be too coarse: a ratio of 9 may have an error below 1%.
     """
     error = max(measured.error, _LEAST_ERROR)
     # The steps are 0.03 errors around the measurement, and a twentieth of the distance far from it.
@@ -184,18 +172,13 @@ def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
 
 @functools.cache
 def _sinh_spaced(scale: float, end: float) -> NDArray[np.float64]:
-    """Return 401 increasing values from ``-end`` to ``end``, which are densest around 0.
-
-    Values are about evenly spaced between ``-scale`` and ``scale``. Farther from 0, the distance
-    between neighbouring values grows in proportion to the values.
-    """
+    """Return 401 increasing values from ``-end`` to ``end``, which are densest around 0."""
     positive = np.sinh(np.linspace(0, math.asinh(end / scale), 201)) * scale
     # The negative half mirrors the positive one without its 0.
     return np.concatenate([-positive[:0:-1], positive])
 
 
 def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the likelihood of a measurement for each true log ratio in ``grid``."""
     error = max(measured.error, _LEAST_ERROR)
     squares = ((measured.log_ratio - grid) / error) ** 2
     # Density of Student's t distribution without its constant factor, which cancels when the
@@ -204,11 +187,10 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
 
 
 def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights of the mixture's components that make the measurements most likely.
+    """Fit the weights of the mixture's components with expectation–maximisation.
 
-    The weights are fitted with expectation–maximisation. Each component gets :data:`_PSEUDO`
-    additional observations, so that no weight becomes 0. ``densities`` has the likelihood of each
-    measurement (rows) under each component (columns).
+    Each component gets :data:`_PSEUDO` additional observations, so that no weight becomes 0.
+    ``densities`` has one row per measurement and one column per component.
     """
     component_count = densities.shape[1]
     weights = np.full(component_count, 1 / component_count)
@@ -239,7 +221,6 @@ def _normal_density(
     mean: float | NDArray[Any],
     deviation: NDArray[Any],
 ) -> NDArray[np.float64]:
-    """Return the density of a normal distribution at the ``values``."""
     # Every command would take half a second longer to import scipy.stats for this formula.
     scaled = (values - mean) / deviation
     return np.exp(-(scaled**2) / 2) / (math.sqrt(2 * math.pi) * deviation)

@@ -33,7 +33,7 @@ class AdviceFinding:
 
     @property
     def weight(self) -> float:
-        """Sum of all gains; findings with the same verdict are sorted by this sum."""
+        """Sum of all gains."""
         return sum(answer.gain.value for answer in self.advice)
 
     def text(self) -> str:
@@ -85,10 +85,7 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides the new size of every named dimension.
-
-        Return None if no number of :data:`_STEPS` divides all these sizes.
-        """
+        """Return the largest of :data:`_STEPS` that divides all new sizes."""
         new_sizes = [
             getattr(answer.instead, name) for answer in self.advice for name in _dimensions(answer)
         ]
@@ -97,10 +94,7 @@ class AdviceFinding:
 
 
 def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
-    """Group all advice that recommends another shape or another implementation.
-
-    Groups are sorted by verdict, then by total gain.
-    """
+    """Group advice that recommends another shape or implementation, the best verdict first."""
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
@@ -120,11 +114,7 @@ def kind_of_change(answer: Advice) -> tuple[object, ...]:
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
-    """Format at most ten findings as a Markdown list, with counts of further findings and queries.
-
-    The last line counts the queries whose answer is to leave the shape as it is, and names up to
-    four reasons, the most frequent first.
-    """
+    """Format at most ten findings as a Markdown list, and count the rest."""
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
     if len(groups) > MAX_FINDINGS:
@@ -147,5 +137,4 @@ def _dimensions(answer: Advice) -> tuple[str, ...]:
 
 
 def _cause(answer: Advice) -> str:
-    """Return ``alignment`` if the new sizes are better aligned, otherwise ``size``."""
     return "alignment" if answer.instead.alignment > answer.problem.alignment else "size"

@@ -1,4 +1,7 @@
-"""Summarise a recording in at most eight headlines, each with a number."""
+"""Summarise a recording in at most eight headlines, each with a number.
+
+A function that reports a headline returns None if the recording has too few cases for the headline.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fra
 
 @dataclass(frozen=True)
 class Headline:
-    """A statement about a recording, with the statement's most important number and its interval.
+    """A statement about a recording, with the most important number in the statement.
 
     The meaning of ``value`` depends on ``id``:
 
@@ -55,10 +58,9 @@ class Headline:
     - ``accuracy``: the median relative error of predictions;
     - ``change``: a gain as a fraction.
 
-    The interval of ``value``, from ``lo`` to ``hi``, is computed from 95% intervals, or from a 90%
-    interval if ``value`` is a predicted gain. Both ends are NaN if the interval is unknown.
-    ``count`` is the number of cases that ``value`` is computed from. For ``layout``, it is the
-    number of pairs, and for ``steady``, the number of sustained runs.
+    The interval from ``lo`` to ``hi`` is based on 95% intervals, or on a 90% interval for a
+    predicted gain. Both ends are NaN if the interval is unknown. ``count`` is the number of cases,
+    pairs or sustained runs behind ``value``.
     """
 
     id: str
@@ -69,7 +71,7 @@ class Headline:
     count: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return a record for findings.json, with null for a missing interval."""
+        """Return a record for findings.json, with None instead of NaN."""
         record = asdict(self)
         # JSON has no NaN.
         for name in ("value", "lo", "hi"):
@@ -101,10 +103,9 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report the fastest GEMMs, their shares of the peak, and every peak that was raised.
+    """Report the fastest GEMM of each dtype that has enough cases, and every raised peak.
 
-    Dtypes with too few cases are left out. The value, the interval and the count are those of the
-    fastest dtype. Return None if no dtype has enough cases.
+    ``value`` is the largest of these speeds.
     """
     plotted = roofline_series(analysis.table, analysis.recording.cache)
     fastest = fastest_gemms(plotted, analysis.recording.machine)
@@ -138,9 +139,7 @@ def peak(analysis: Analysis) -> Headline | None:
 def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of the speed in short bursts.
 
-    If there are several sustained runs, the run with the median share is reported. For an even
-    number of runs, the run with the larger of the two middle shares is reported. Return None if no
-    sustained run was compared with bursts.
+    If the recording has several sustained runs, the one with the (upper) median share is reported.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:
@@ -171,10 +170,8 @@ def steady(analysis: Analysis) -> Headline | None:
 def alignment(table: pd.DataFrame) -> Headline | None:
     """Report the speed of sizes that are not multiples of 8, and which multiples are fast enough.
 
-    Dimensions are reported separately if each has enough sizes that are not multiples of 8. The
-    value, the interval, the count and the multiples are then those of the slowest dimension.
-    Otherwise, all dimensions are reported together. Return None if all dimensions together have too
-    few such sizes.
+    If each dimension has enough such sizes, the dimensions are reported separately, and ``value``
+    is for the slowest one.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -209,8 +206,6 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
     """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
-    If all sizes together are that fast on average, say that alignment hardly matters. If no smaller
-    number than 16 is sufficient, say that multiples of 8 are slower by more than :data:`_HARDLY`.
     ``rows`` come from :func:`alignment_series`, and include the round sizes.
     """
     mean_log_speed = {
@@ -235,10 +230,7 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
 
 
 def layout(table: pd.DataFrame) -> Headline | None:
-    """Report the speed of NHWC convolutions relative to NCHW, as a geometric mean.
-
-    Return None if too few convolutions were measured in both layouts.
-    """
+    """Report the speed of NHWC convolutions relative to NCHW, as a geometric mean."""
     pairs = layout_series(table)
     if len(pairs) < LEAST_COMPARED:
         return None
@@ -259,10 +251,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed.
 
-    Dtypes with too few square GEMMs are left out. The value, the interval and the count are those
-    of the first dtype that is not left out. If no measured size is fast enough, the value or the
-    end of the interval is the largest measured size. Return None if no dtype has enough square
-    GEMMs.
+    ``value`` is for the first dtype that has enough square GEMMs. If no measured size is fast
+    enough, ``value`` is the largest measured size.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
@@ -308,10 +298,7 @@ def size(table: pd.DataFrame) -> Headline | None:
 
 
 def _size_interval(lo: int | None, hi: int | None) -> str:
-    """Format the interval of a size, such as `` (512–1024)``; "" if both ends are equal.
-
-    An end is None if it would be larger than every measured size.
-    """
+    """Format the interval of a size, such as `` (512–1024)``; "" if both ends are equal."""
     if lo == hi:
         return ""
     if hi is None:
@@ -320,10 +307,7 @@ def _size_interval(lo: int | None, hi: int | None) -> str:
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
-    """Report prediction errors on held-out cases, and the machine's drift if the drift is certain.
-
-    The value is the median error. Return None if there are too few errors.
-    """
+    """Report prediction errors on held-out cases, and the machine's drift if it is certain."""
     errors = analysis.errors.dropna()
     interval = median_interval(errors.tolist())
     if len(errors) < LEAST_COMPARED or interval is None:
@@ -348,10 +332,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report up to three changes, each of a different shape and of a different kind.
-
-    Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
-    """
+    """Report the best changes, at most three, each of a different shape and of a different kind."""
     changing = [answer for answer in advice if answer.verdict != LEAVE_IT]
     best_changes: list[Advice] = []
     shapes: set[Problem] = set()
@@ -383,17 +364,13 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
 
 
 def _verdict_and_evidence(answer: Advice) -> str:
-    """Format the verdict and the evidence, such as ``Likely (91%, measured)``."""
     if answer.verdict == LIKELY:
         return f"Likely ({answer.probability:.0%}, {answer.evidence})"
     return f"{answer.verdict.capitalize()} ({answer.evidence})"
 
 
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
-    """Return a sort key, largest for the best answer.
-
-    The key consists of the verdict, the evidence, and the lower end of the gain's interval.
-    """
+    """Return a sort key: the verdict, the evidence, and the lower end of the gain's interval."""
     # The positions are negated, because VERDICTS and EVIDENCE begin with the best.
     verdict_position = VERDICTS.index(answer.verdict)
     evidence_position = EVIDENCE.index(answer.evidence)

@@ -37,7 +37,10 @@ Ratio = tuple[float, float, float]
 
 
 class Measurements:
-    """Burst times of the measured problems, indexed by problem and by size."""
+    """Burst times of the measured problems, indexed by problem and by size.
+
+    Times are compared only if they come from the same place (run, worker and GPU).
+    """
 
     def __init__(
         self,
@@ -50,12 +53,10 @@ class Measurements:
 
         Args:
             times: for each problem, the time of every implementation that computed it.
-            warm: True if unmeasured options have to be predicted as if the cache already held every
-                operand that fits in it.
+            warm: True to predict unmeasured options with a warm cache.
             pairs: pairs of contenders (problem and implementation) that were re-timed together.
             repeats: all times of each contender that was measured several times; ``times`` has only
-                one of these times. Times are compared only if they come from the same place (run,
-                worker and GPU).
+                one of these times.
         """
         self._repeats = dict(repeats or {})
         self.warm = warm
@@ -67,8 +68,8 @@ class Measurements:
                 option, other_implementation = after
                 if implementation == other_implementation:
                     self._confirmed[kind, problem, option] = ratio
-                # Other implementations are re-timed only at the original sizes, where both kinds of
-                # queries compare times. The ratios for pad queries are therefore used for both.
+                # Other implementations are re-timed only at the original sizes, where the FLOPs are
+                # equal. The ratios for pad queries therefore serve both kinds of queries.
                 elif kind == "pad":
                     self._other_implementations.setdefault(before, []).append(
                         (other_implementation, ratio)
@@ -82,9 +83,8 @@ class Measurements:
     def with_older(self, older: Measurements) -> Measurements:
         """Return these measurements together with older ones from another recording.
 
-        If an implementation has times for a problem in both recordings, :meth:`times_of` returns
-        the newer time. The older times are kept, and are compared with other times from the same
-        place.
+        If a contender was measured in both, :meth:`times_of` returns the newer time. Older times
+        still count in :meth:`ratio`.
         """
         times = {
             problem: {**older.times_of(problem), **self.times_of(problem)}
@@ -103,7 +103,6 @@ class Measurements:
         return joined
 
     def _contenders(self) -> set[Contender]:
-        """Return all measured problems, each with every implementation that computed it."""
         return {(problem, name) for problem, times in self._times.items() for name in times}
 
     @property
@@ -129,16 +128,14 @@ class Measurements:
         """Return the time ratio of a re-timed pair (``problem`` over ``option``) with its interval.
 
         The ratio is an expected value, given all re-timed pairs that answer this kind of query
-        (``pad`` or ``choose``). Return None if the two problems were not re-timed together with the
-        same implementation, or if ``option`` has a smaller size and the query is ``pad``.
+        (``pad`` or ``choose``).
         """
         return self._confirmed.get((kind, problem, option))
 
     def other_implementations(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
         """Return the implementations that were re-timed together with ``library`` on a problem.
 
-        Each implementation is paired with the ratio of ``library``'s time to the implementation's
-        time, and with the interval of this ratio.
+        Each has a ratio: the time of ``library`` over the time of the implementation.
         """
         return self._other_implementations.get((problem, library), [])
 
@@ -147,8 +144,7 @@ class Measurements:
 
         The interval covers the ratio that a second measurement of both problems would give. For
         each problem, the fastest of the implementations that computed both problems is used. Return
-        None if no implementation computed both problems, if the two times were not measured in the
-        same place, or if the interval is unknown.
+        None if the times cannot be compared, or if the interval is unknown.
         """
         contenders = self._fastest_common(problem, option)
         if contenders is None:
@@ -160,8 +156,7 @@ class Measurements:
         """Return the ratio of two times without intervals (``problem`` over ``option``).
 
         Times from public tables have no intervals. The implementations are chosen as in
-        :meth:`ratio`. Return None if no implementation computed both problems, if one of the times
-        has an interval, or if the times come from different places.
+        :meth:`ratio`. Return None if a time has an interval, or if the times cannot be compared.
         """
         contenders = self._fastest_common(problem, option)
         if contenders is None:
@@ -177,10 +172,7 @@ class Measurements:
     def _fastest_common(
         self, problem: Problem, option: Problem
     ) -> tuple[Contender, Contender] | None:
-        """Return each problem with the fastest of the implementations that computed both problems.
-
-        Return None if no implementation computed both problems.
-        """
+        """Return each problem with the fastest of the implementations that computed both."""
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
         if not common:
@@ -190,11 +182,7 @@ class Measurements:
         return (problem, before_name), (option, after_name)
 
     def _compared(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the ratio of two contenders' times, from the place with the narrowest intervals.
-
-        Return None if the two contenders were not measured in the same place, or if the interval of
-        the ratio is unknown.
-        """
+        """Return the ratio of two contenders' times from the same place, with its interval."""
         pairs = [
             (before_time, after_time)
             for before_time in self._all_times(before)
@@ -207,26 +195,17 @@ class Measurements:
         return repeated_ratio(best_before, best_after)
 
     def _all_times(self, contender: Contender) -> Sequence[MeasuredTime]:
-        """Return all times of a measured contender; several may come from one place."""
         problem, implementation = contender
         return self._repeats.get(contender) or [self.times_of(problem)[implementation]]
 
     def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the time of ``before`` over the time of ``after``, with an interval.
-
-        The interval has the same meaning as that of :meth:`ratio`. Return None if one of the
-        contenders was not measured, if they were not measured in the same place, or if the interval
-        is unknown.
-        """
+        """Return the time of ``before`` over the time of ``after``, with an interval."""
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
         return self._compared(before, after)
 
     def winner(self, problem: Problem, library: str) -> str:
-        """Return the fastest implementation if it is significantly faster than ``library``.
-
-        Otherwise return ``library``.
-        """
+        """Return the fastest implementation, or ``library`` if none is significantly faster."""
         times = self.times_of(problem)
         if library not in times:
             return library
@@ -241,8 +220,7 @@ class Measurements:
 def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, Contender], Ratio]:
     """Return the expected time ratio of each re-timed pair that answers one kind of query.
 
-    For ``choose``, every pair is used, and speeds are compared. For ``pad``, times are compared,
-    and a pair is used only if no size of the second problem is below the same size of the first.
+    A pad query does not allow smaller sizes, so ``pad`` uses only pairs in which no size shrinks.
     """
     # 1. Select the pairs, and convert their log ratios of times to log ratios of what is compared.
     #    A time ratio times ``work`` is a ratio of speeds for ``choose``, and of times for ``pad``.
@@ -275,7 +253,6 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, 
 
 
 def _contains(larger: Problem, smaller: Problem) -> bool:
-    """Return True if no size of ``larger`` is below the same size of ``smaller``."""
     return all(getattr(larger, d) >= getattr(smaller, d) for d in dimensions(smaller))
 
 
@@ -284,11 +261,10 @@ def rows_near(
 ) -> pd.DataFrame:
     """Return the rows near any of the problems.
 
-    A row is near a problem if none of M, N and K differs by more than the factor ``factor``, which
-    is at least 1. For a convolution, the sizes of its implied GEMM are compared. A query about one
-    problem needs only a few rows of a table, and creating a :class:`Problem` for every row takes
-    longer than answering the query. For more than 64 problems, filtering usually takes longer than
-    it saves, so all rows are returned unless ``always`` is True.
+    A row is near a problem if M, N and K each differ by at most a factor of ``factor``. Filtering
+    saves time, because creating a :class:`Problem` for every row takes longer than answering a
+    query. For more than 64 problems, filtering itself takes too long, so all rows are returned
+    unless ``always`` is True.
     """
     if len(problems) > _MOST_FILTERED and not always:
         return rows
@@ -306,16 +282,12 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     """Read the measured times of the given rows, which are ``ok`` rows of a recording.
 
     Only burst times in the recording's main cache state are used, and only those of cases whose
-    operands are dense and aligned. If an implementation computed a problem both with its default
-    config and with other configs, the times with the other configs are left out.
-
-    A time that the user imported without an interval gets the interval of a single measurement. A
-    time from a public table gets no interval here; :mod:`analysis.model.fit` covers the difference
-    between the table's framework and the user's framework.
+    operands are dense and aligned. On each problem, an implementation's times with the default
+    config replace its times with other configs. A time that the user imported without an interval
+    gets the interval of a single measurement.
 
     Raises:
-        UserError: if a rounds.csv, or the confirmed.csv in the recording's folder, cannot be read
-            or is too damaged to use.
+        UserError: if a rounds.csv or the confirmed.csv cannot be read or is too damaged to use.
     """
     # 1. Collect the problem, the place, the samples and the times of each row.
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)

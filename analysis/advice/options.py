@@ -61,8 +61,7 @@ class Question:
     def allows_flops(self, problem: Problem, option: Problem) -> bool:
         """Return True if the FLOPs of an option are within the allowance.
 
-        The FLOPs may exceed the allowance although every size is within it, because several sizes
-        may grow at once.
+        If several sizes grow at once, the FLOPs may exceed the allowance although no size does.
         """
         extra_flops = option.flops / problem.flops - 1
         return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
@@ -70,8 +69,8 @@ class Question:
     def work(self, problem: Problem, option: Problem) -> float:
         """Return the factor that converts a time ratio to the ratio that the query compares.
 
-        A pad query compares times. A choose query compares speeds, so the factor is the ratio of
-        the FLOPs, option over problem.
+        A choose query compares speeds, so its factor is the ratio of the FLOPs, option over
+        problem.
         """
         return option.flops / problem.flops if self.choose else 1.0
 
@@ -82,8 +81,7 @@ def question_of(
     """Return the query for a pad or a choose allowance; by default, pad by up to 12.5%.
 
     Raises:
-        UserError: if both allowances are given, if the given allowance is ambiguous (``1`` may mean
-            1% or 100%), or if it is not a share from 0 to :data:`MOST`.
+        UserError: if both allowances are given, or if the given one is ambiguous or out of range.
     """
     if pad is not None and choose is not None:
         raise UserError("--pad and --choose are different queries; give one of them, not both.")
@@ -107,11 +105,8 @@ def options_of(
 ) -> Options:
     """Return the problem, its variants with other sizes, and the model's prediction of each.
 
-    The sizes and FLOPs of all variants are within the limits of the query. If the sizes from
-    :func:`analysis.advice.sizes.sizes_near` have few combinations, all combinations are tried.
-    Otherwise, the dimensions are first changed one at a time, and then the best of these changes
-    are combined. Measured problems nearby are tried, too. Dimensions that are the length of one
-    sequence change together.
+    All variants are within the limits of the query. If the sizes have too many combinations, only
+    the best sizes of each dimension are combined. Measured problems nearby are tried, too.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -127,7 +122,6 @@ def options_of_each(
     libraries = list(problems.values())
 
     def predict(option_lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
-        """Predict the options of each problem; return one frame for each problem."""
         all_options: list[Problem] = []
         library_of_each: list[str] = []
         for library, options in zip(libraries, option_lists, strict=True):
@@ -174,12 +168,7 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return the options of a problem that are predicted first, and whether they are complete.
-
-    If there are few combinations of sizes, all options are returned. Otherwise, only measured
-    options, and options that change a single group of dimensions, are returned. The problem itself
-    comes first.
-    """
+    """Return the options of a problem that are predicted first, and whether they are complete."""
     smallest_growth = -question.allowance if question.choose else 0.0
     near = [
         option
@@ -210,18 +199,12 @@ def _first_options(
 def _combinations_of_best(
     options: Sequence[Problem], frame: pd.DataFrame, question: Question
 ) -> list[Problem]:
-    """Combine the best sizes of each dimension; return the combinations that are not yet options.
-
-    ``options`` come from :func:`_first_options`, and ``frame`` has the prediction of each.
-    """
+    """Return the combinations of the best sizes that are not yet options."""
     problem = options[0]
     time_us_of = dict(zip(options, frame["time_us"], strict=True))
 
     def best_sizes(group: Sequence[str]) -> list[int]:
-        """Return the current size of a group of dimensions and its best sizes, in increasing order.
-
-        The best sizes are chosen from the options that change no dimension outside of the group.
-        """
+        """Return the current size and the best sizes of a group of dimensions."""
         candidates = [option for option in options if set(changed(problem, option)) <= {*group}]
         # The time per unit of work ranks the options of both kinds of queries.
         candidates.sort(key=lambda option: time_us_of[option] / question.work(problem, option))
@@ -238,7 +221,7 @@ def _combinations_of_best(
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:
-    """Return the edges of the vendor library's tiles, in increasing order.
+    """Return the edges of the vendor library's tiles.
 
     Edges that are powers of two are left out, because their multiples are tried anyway.
     """
@@ -249,10 +232,7 @@ def _tile_edges(model: Model, dtype: str) -> list[int]:
 def _combined(
     problem: Problem, sizes: Mapping[tuple[str, ...], Sequence[int]]
 ) -> Iterator[Problem]:
-    """Yield the problem with every valid combination of the given sizes.
-
-    ``sizes`` has the sizes to try for each group of dimensions that change together.
-    """
+    """Yield the problem with every valid combination of the given sizes."""
     combinations = [
         {name: value for group, value in zip(sizes, values, strict=True) for name in group}
         for values in itertools.product(*sizes.values())

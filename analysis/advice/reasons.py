@@ -38,31 +38,13 @@ def why(
 ) -> str:
     """Explain a gain: name its causes, such as fuller tiles or alignment, and the points of each.
 
-    The logarithm of one plus the gain is a sum of parts, one for each cause. If arithmetic is the
-    limit, the model computes the parts that are due to tiles and waves. If memory is the limit, the
-    model computes the part that is due to bytes. The remainder is attributed to the first of the
-    following causes that applies:
+    The logarithm of one plus the gain is a sum of parts. The model computes the parts that are due
+    to tiles, waves or bytes, and the remainder is attributed to one other cause. Small parts are
+    left out.
 
-    - alignment, if the remainder is a gain and the alignment improves; any other size that changes
-      is named as a possible contribution;
-    - on a GPU, another kernel of the vendor library, if the tile or the split of K changes;
-    - a trend of similar shapes if the gain is predicted, or an unknown cause if the gain is
-      measured.
-
-    Parts that reduce the gain are also named. Small parts are left out, whether they raise or
-    reduce the gain.
-
-    Args:
-        problem: the original problem.
-        option: the problem with other sizes.
-        before: the model's prediction of the problem.
-        after: the model's prediction of the option.
-        gain: gain of the change as a fraction.
-        choose: True if the gain is per FLOP.
-        assumed: True if the gain depends on an assumed price of misalignment.
-        measured: True if the gain is measured, not predicted.
-        kind: kind of the machine, ``gpu`` or ``cpu``. On a CPU, tiles are divided among threads
-            instead of being computed in waves.
+    ``before`` and ``after`` are the model's predictions of ``problem`` and ``option``. ``gain`` is
+    a fraction, per FLOP if ``choose`` is True. ``assumed`` is True if the gain depends on an
+    assumed price of misalignment.
     """
     # 1. Compute the parts that the model explains, and attribute the remainder to one further
     #    cause.
@@ -103,11 +85,7 @@ def _known_parts(
 ) -> dict[str, float]:
     """Return the parts of a gain's logarithm that the model explains, keyed by the cause in words.
 
-    If arithmetic is the limit, computing a larger area of tiles takes more time. If memory is the
-    limit, only bytes take time, so more FLOPs for the same bytes increase a gain per FLOP.
-
-    ``log_work`` is the logarithm of the ratio of FLOPs, option over problem. The other arguments
-    are those of :func:`why`.
+    ``log_work`` is the logarithm of the ratio of FLOPs, option over problem.
     """
     # 1. Memory is the limit before and after the change.
     if before["limit"] == "memory" and after["limit"] == "memory":
@@ -144,12 +122,10 @@ def _known_parts(
 
 
 def _fullness(log_ratio: float) -> str:
-    """Return ``fuller`` if the log ratio of two efficiencies is at least 0, else ``emptier``."""
     return "fuller" if log_ratio >= 0 else "emptier"
 
 
 def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the tile and the split of K in a prediction."""
     return str(row["tile"]), int(row["split"])
 
 
@@ -166,10 +142,7 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
-    """Name the misaligned sizes that change, and the other sizes whose change may contribute.
-
-    If ``assumed`` is True, add that the price of misalignment is assumed.
-    """
+    """Name the misaligned sizes that change, and the other sizes whose change may contribute."""
     misaligned_names = [name.upper() for name in misaligned(problem, option)]
     other_names = [
         name.upper() for name in changed(problem, option) if name.upper() not in misaligned_names
@@ -184,8 +157,7 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
 def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
     """Explain why a problem is left as it is; ``row`` is the model's prediction of the problem.
 
-    ``uncertain`` is True if another size may bring a clear gain, but there is too little evidence
-    for that gain.
+    ``uncertain`` is True if another size may bring a gain, but the evidence is too weak.
     """
     if uncertain:
         reason = "too little is known about nearby sizes to recommend one"

@@ -1,6 +1,6 @@
 """Recommend other sizes of a GEMM or convolution, another implementation, or no change.
 
-A query is of one of two kinds:
+A query has one of two kinds:
 
 - *pad*: "I need at least these sizes. Which slightly larger sizes take less time?"
 - *choose*: "I may pick sizes within ±15%. Which sizes compute the most per second?"
@@ -56,12 +56,10 @@ _CLEAR = 0.05  # smallest predicted gain that would be worth measuring
 class Advice:
     """Advice on one shape.
 
-    Gains are fractions with the meaning of :class:`analysis.advice.verdict.Gain`.
-    ``measured_gain`` and its interval are None if the gain is only predicted, or if the advice is
-    to leave the shape as it is. If ``instead`` is the problem itself but the verdict is not *leave
-    it*, the advice is to use another ``implementation``. Otherwise, ``implementation`` is the
-    vendor library, or the fastest implementation that was measured on ``instead`` if this
-    implementation is significantly faster than the library.
+    Gains are fractions with the meaning of :class:`analysis.advice.verdict.Gain`. ``measured_gain``
+    and its interval are None if the gain is only predicted, or if the advice is to leave the shape
+    as it is. If ``instead`` is the problem itself but the verdict is not *leave it*, the advice is
+    to use another ``implementation``.
     """
 
     problem: Problem
@@ -114,11 +112,7 @@ class Advice:
         return Gain(gain, lo, hi)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a flat record for JSON and CSV.
-
-        The original sizes are keyed by the column names of measurements.csv, and the new sizes by
-        ``new_m`` and so on.
-        """
+        """Return a flat record for JSON and CSV."""
         new_sizes = {
             f"new_{name}": getattr(self.instead, name) for name in dimensions(self.instead)
         }
@@ -149,8 +143,7 @@ def advise(
     ``library`` is the implementation whose times are predicted.
 
     Raises:
-        UserError: if the size constraints of the query do not fit the problem, or if the machine
-            does not support the problem's dtype.
+        UserError: for constraints that do not fit the problem, or an unsupported dtype.
     """
     question = question or Question()
     question.constraints.check(problem)
@@ -269,8 +262,7 @@ def _other_implementation(
 def _rank(verdict_word: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
     """Return a sort key, largest for the best answer: the verdict, then a cautious gain.
 
-    The cautious gain is the midpoint between the gain and the lower end of its interval, after
-    costs. It ranks the more certain of two equal gains higher.
+    The cautious gain ranks the more certain of two equal gains higher.
     """
     cautious = gain._replace(value=(gain.value + gain.lo) / 2)
     return -VERDICTS.index(verdict_word), net(cautious, extra_flops)
@@ -336,8 +328,7 @@ def measured_ratio(
 
     The interval covers the ratio that a second measurement of both problems would give. If neither
     time has an interval (as in a public table), the interval covers the ratio that another
-    framework would give. Return None if no implementation computed both problems, if the problems
-    were not measured in the same place, or if only one of the times has an interval.
+    framework would give. Return None if the times cannot be compared.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:
@@ -375,10 +366,8 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
 def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true time of the misaligned shape may differ from the predicted time by a factor of two.
-    Misalignment never saves time, so the error of the price is also limited to the predicted gain.
-    ``spread`` is the value of :meth:`Fit.spread` for the aligned shape; the same value is used for
-    the misaligned shape.
+    The price may be wrong by a factor of two, but not by more than the predicted gain. ``spread``
+    is the value of :meth:`Fit.spread` for the aligned shape, and is used for both shapes.
     """
     low, high = fit.ratio_range(near=True, spreads=(spread, spread))
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
@@ -393,14 +382,12 @@ def _error(
 ) -> tuple[float, float]:
     """Return the 90% range of the error of a predicted log ratio of times (problem over option).
 
-    If a size differs by more than a factor of 1 + :data:`NEAR`, the range follows from the error
-    ranges of the two times. Otherwise, the two shapes are neighbours, and the range is that of
-    pairs in which one shape is a slightly padded copy of the other, with two exceptions:
+    If no size differs by more than :data:`NEAR`, the range is that of pairs in which one shape is a
+    slightly padded copy of the other, with two exceptions:
 
     - For layouts, batches and alignments that were not measured, the range is at least as wide as
       on a machine without any measurements.
-    - If a size of the option is smaller than the same size of the problem, the range is made
-      symmetric: the end that is closer to 0 is moved as far from 0 as the other end.
+    - If a size of the option is smaller than that of the problem, the range is made symmetric.
     """
     size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
     if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):
@@ -444,7 +431,7 @@ def advise_all(
 ) -> list[Advice]:
     """Return advice on many problems, given as a mapping from problems to vendor libraries.
 
-    The advice is sorted by verdict, the best first, and then by gain, the largest first.
+    The best verdict comes first, and within a verdict the largest gain.
     """
     answers = []
     for start in range(0, len(problems), _TOGETHER):

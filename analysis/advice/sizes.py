@@ -54,8 +54,7 @@ class SizeConstraints:
         """Refuse constraints that do not fit a problem.
 
         Raises:
-            UserError: if ``change`` or ``fix`` names a dimension that the problem lacks, or if no
-                dimension may change.
+            UserError: if the problem lacks a named dimension, or if no dimension may change.
         """
         names = dimensions(problem)
         listed = ", ".join(name.upper() for name in names)
@@ -127,13 +126,10 @@ def dimensions(problem: Problem) -> tuple[str, ...]:
 def sequence_dimensions(problem: Problem) -> tuple[str, ...]:
     """Return the two dimensions that are the sequence length of self-attention, or ().
 
-    A batched GEMM is assumed to belong to attention. For each head, such a GEMM computes either
-    scores or sums, and its layout tells which:
-
-    - In the layout nt, scores or their gradients: m and n are the sequence length.
-    - In other layouts, sums over the keys or the queries: m and k are the sequence length.
-
-    The result is () for a convolution, for a GEMM without a batch, or if the two sizes differ.
+    A batched GEMM is assumed to belong to attention. In the layout nt, it computes scores or their
+    gradients, and m and n are the sequence length. In other layouts, it computes sums over keys or
+    queries, and m and k are the sequence length. The result is () for other problems, or if the two
+    sizes differ.
     """
     if not isinstance(problem, Gemm) or problem.batch == 1:
         return ()
@@ -179,7 +175,6 @@ class SizeIndex:
     """Index of problems by kind and sizes."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        """Index problems; :meth:`near` returns positions in ``problems``."""
         kinds: dict[Kind, list[int]] = {}
         for i, problem in enumerate(problems):
             kinds.setdefault(kind_of(problem), []).append(i)
@@ -192,9 +187,8 @@ class SizeIndex:
     def near(self, problem: Problem, less: float, more: float) -> NDArray[np.intp]:
         """Return the positions of problems whose sizes are in a window around those of ``problem``.
 
-        For a size s of ``problem``, the window extends from s × (1 + ``less``) to s × (1 +
-        ``more``), so a negative ``less`` allows smaller sizes. Only problems of the same kind as
-        ``problem`` are included. The positions are in increasing order.
+        The window of a size s extends from s × (1 + ``less``) to s × (1 + ``more``). Only problems
+        of the same kind as ``problem`` are included.
         """
         kind = kind_of(problem)
         if kind not in self._kinds:
@@ -214,18 +208,12 @@ def sizes_near(
     tiles: Sequence[int] = (),
     constraints: SizeConstraints = ANY_DIMENSION,
 ) -> dict[tuple[str, ...], list[int]]:
-    """Return the sizes to try for each group of dimensions, including the current size.
+    """Return the sizes to try for each group of :meth:`SizeConstraints.groups`.
 
-    A key is a group of :meth:`SizeConstraints.groups`: a dimension that may change, or several
-    dimensions of one size that change together.
-
-    For both kinds of queries, the nearest larger multiples of several numbers are tried. For a
-    choose query, the nearest smaller multiples are tried as well, and so are several sizes that are
-    spread over the allowed window. If the constraints allow any size, and the window's ends differ
-    by at most 16, all sizes in the window are tried.
-
-    ``allowance`` has the meaning of :attr:`analysis.advice.options.Question.allowance`. ``tiles``
-    are edges of the vendor library's tiles; multiples of these edges are tried, too.
+    The sizes include the current size, and the nearest allowed multiples of several numbers, such
+    as 64 and the tile edges in ``tiles``. For a choose query, the sizes also include sizes that are
+    spread over the allowed window. ``allowance`` has the meaning of
+    :attr:`analysis.advice.options.Question.allowance`.
     """
     sizes = {}
     for group in constraints.groups(problem):
@@ -260,7 +248,7 @@ def sizes_near(
 def _steps(
     problem: Problem, name: str, tiles: Sequence[int], constraints: SizeConstraints
 ) -> set[int]:
-    """Return the numbers whose multiples are tried if :attr:`SizeConstraints.multiple` is 1."""
+    """Return the numbers whose multiples are worth trying."""
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:
         steps.add(_OF_SMALL)
@@ -274,7 +262,7 @@ def _steps(
 def _across(low: int, high: int, multiple: int) -> set[int]:
     """Return at most seven equally spaced sizes from ``low`` to ``high``.
 
-    These sizes are the multiples of a step, and the step is a multiple of ``multiple``.
+    All sizes are multiples of ``multiple``.
     """
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
     wide_enough = [step for step in steps if high - low <= _WINDOW_SIZES * step]

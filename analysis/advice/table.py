@@ -56,11 +56,10 @@ _REACH = 1.2  # largest ratio of a recommended size to the original size, or the
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
-    """Return advice for both queries on the problems that a vendor library computed.
+    """Return advice on the problems of a recording, for each query in :data:`QUESTIONS`.
 
-    All answers to the *pad* query come first. The answers to each query are sorted by verdict, then
-    by gain. If there are thousands of problems, as in a public table, only a sample and the
-    re-timed problems get advice. The result is empty if the recording is unusable.
+    If there are thousands of problems, as in a public table, only a sample and the re-timed
+    problems get advice. The result is empty if the recording is unusable.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
@@ -80,8 +79,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     """Return trials whose measurements may improve the advice in the table.
 
-    ``count`` is described in :func:`analysis.advice.trials.trial_of`. Trials whose expected gain
-    would not be worth a change are left out.
+    ``count`` has the same meaning as in :func:`analysis.advice.trials.trial_of`.
     """
     recording, model = analysis.recording, analysis.model
     measured = _table_measurements(recording)
@@ -114,27 +112,20 @@ def _table_measurements(recording: Recording) -> Measurements:
 
 
 def _sample_rows(recording: Recording) -> pd.DataFrame:
-    """Return one row for each problem in a fixed random sample of the table's problems.
-
-    The rows keep their order. If there are at most :data:`_DRAWN` problems, the sample has all of
-    them.
-    """
+    """Return one row for each problem in a fixed random sample of the table's problems."""
     shapes = _table_rows(recording).drop_duplicates(_SHAPE)
     drawn = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
     return shapes.iloc[np.sort(drawn)]
 
 
 def _library_problems(recording: Recording) -> dict[Problem, str]:
-    """Return every problem of :func:`_table_rows`, mapped to its vendor library."""
+    """Map the problems of :func:`_table_rows` to their vendor libraries."""
     measured = read_measurements(_table_rows(recording), recording)
     return _with_libraries(measured.problems, measured)
 
 
 def _with_libraries(problems: Iterable[Problem], measured: Measurements) -> dict[Problem, str]:
-    """Map each problem to the first vendor library that was recorded for it.
-
-    Problems that no vendor library was timed on are left out.
-    """
+    """Map each problem to a vendor library that computed it; leave out problems without one."""
     libraries = {}
     for problem in problems:
         implementations = measured.times_of(problem)
@@ -153,9 +144,8 @@ def _table_rows(recording: Recording) -> pd.DataFrame:
 def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Problem, str]:
     """Return the problems that the table gives advice on, mapped to their vendor libraries.
 
-    If there are more than :data:`_MOST` problems, or more than :data:`MOST_ROWS` rows, only the
-    re-timed problems and a random sample are returned. The sample does not depend on any measured
-    time.
+    A large recording is reduced to its re-timed problems and a random sample. The sample does not
+    depend on any measured time.
     """
     if len(recording.products) > MOST_ROWS:
         rows = _sample_rows(recording)
@@ -233,7 +223,6 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Return a table's lines in a collapsible block, or [] if the table is empty."""
     if not rows:
         return []
     summary = f"<summary>{counted(count, 'recommended change')}</summary>"
@@ -241,7 +230,7 @@ def _folded(rows: Sequence[str], count: int) -> list[str]:
 
 
 def _markdown_table(changes: Sequence[Advice]) -> list[str]:
-    """Format changes as a Markdown table of at most 40 rows, or return [] without changes."""
+    """Format changes as a Markdown table of at most 40 rows."""
     if not changes:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"
@@ -259,7 +248,6 @@ def _markdown_table(changes: Sequence[Advice]) -> list[str]:
 
 
 def _row(answer: Advice) -> str:
-    """Format one answer as a row of :func:`_markdown_table`."""
     cells = [
         str(answer.problem),
         f"{verdict_text(answer.verdict, answer.probability)}, {answer.evidence}",

@@ -34,12 +34,10 @@ def measurements_near(
 ) -> Measurements:
     """Return a machine's measurements near the problems, as :func:`rows_near` chooses them.
 
-    The measurements are read from the folders of ``basis``. The result is empty if the machine has
-    no recording.
+    The result is empty if the machine has no recording.
 
     Raises:
-        UserError: if the machine's recording cannot be read, or if the machine has no recording and
-            is a CPU that does not support a problem's dtype.
+        UserError: if the machine's recording cannot be read.
     """
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
@@ -53,7 +51,6 @@ def measurements_near(
 
 
 def _read_near(folder: Path, problems: Sequence[Problem], factor: float) -> Measurements:
-    """Return the measurements of one recording near the problems."""
     recording = load_runs(folder)
     # Only a few of up to a million rows are near, and reading all the others would take long.
     near = replace(recording, rows=rows_near(recording.rows, problems, factor))
@@ -61,10 +58,7 @@ def _read_near(folder: Path, problems: Sequence[Problem], factor: float) -> Meas
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks about misalignment, fp8 and too little memory, for the end of a sentence.
-
-    Each remark begins with ``; ``. Return "" if no remark applies.
-    """
+    """Return remarks about misalignment, fp8 and too little memory, for the end of a sentence."""
     machine = basis.model.machine
     remarks = ""
     # In fp32, the same kernels run at any alignment, and a CPU has no kernels for alignments.
@@ -91,12 +85,10 @@ def _remarks(problem: Problem, basis: Basis) -> str:
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """Return the row that ``predict --json`` prints for each problem.
 
-    If the implementation that :meth:`Basis.library` returns was measured on exactly this problem,
-    ``time_us`` is the measured time, and ``evidence`` is ``measured``.
+    ``evidence`` tells whether ``time_us`` was measured on exactly this problem or predicted.
 
     Raises:
-        UserError: if the machine's recording cannot be read, or if the machine does not support a
-            problem's dtype.
+        UserError: for an unreadable recording or an unsupported dtype.
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]
@@ -134,7 +126,6 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
 
 
 def _predicted_time(row: Mapping[str, Any]) -> MeasuredTime:
-    """Return a prediction's time and interval in the form of a measurement."""
     return MeasuredTime(row["time_us"] * 1e-6, row["lo_us"] * 1e-6, row["hi_us"] * 1e-6)
 
 
@@ -143,20 +134,16 @@ def _with_reported_interval(
 ) -> MeasuredTime:
     """Return a measured time with the interval that is reported for it.
 
-    A measured interval is widened to cover the time that a second run would measure.
-
-    A time without an interval, such as a time from a public table, gets an interval around the time
-    that is expected with the user's framework. The width of the interval, relative to the expected
-    time, is taken from ``row``, which is the prediction of the same problem. The measured time may
-    lie outside the interval.
+    A measured interval is widened to cover the time that a second run would measure. A time without
+    an interval, such as a time from a public table, gets an interval around the time that is
+    expected with the user's framework. The measured time may lie outside this interval.
     """
     seconds = measured_time.time
     has_interval = not math.isnan(measured_time.lo)
     if has_interval:
         lo, hi = measured_time.repetition
         return MeasuredTime(seconds, lo, hi)
-    # The user's framework may differ from that of the table, so the interval lies around the time
-    # that is expected with the user's framework. The spread is that of the logarithm of a time.
+    # The spread is that of the logarithm of a time.
     spread = fit.spread(row["lo_us"], row["hi_us"])
     expected = float(fit.shift.applied(np.array(seconds)))
     lo = expected * math.exp(fit.low * spread)

@@ -59,14 +59,12 @@ def trial_of(
     """Return a trial of the options with the largest expected gains.
 
     The candidates are chosen from the options that may bring a gain worth a change: the best
-    ``count`` of these options, and the best two that were already measured. ``others`` are other
-    implementations that can compute the original problem; those that were already re-timed are left
-    out. Return None if another size was already re-timed for this query, or if neither a candidate
-    nor another implementation is left to time.
+    ``count``, and the best two that were already measured. ``others`` are other implementations of
+    the original problem. Return None if another size was already re-timed for this query, or if
+    nothing is left to time.
 
     Raises:
-        UserError: if the size constraints of the query do not fit the problem, or if the machine
-            does not support the problem's dtype.
+        UserError: for constraints that do not fit the problem, or an unsupported dtype.
     """
     question.constraints.check(problem)
     options, frame = options_of(problem, model, measured, library, question)
@@ -112,7 +110,6 @@ def trial_among(
 
 
 def _net_gain(choice: Choice) -> float:
-    """Return the expected gain of a choice after costs."""
     return net(choice.gain, choice.extra_flops)
 
 
@@ -122,8 +119,7 @@ def pairs_to_confirm(
     """Yield pairs to re-time together: the original problem of a trial, and an alternative.
 
     The alternatives of a trial are the best other size and the best other implementation, provided
-    that their gains are worth a change. Gains are computed from ``explored``, which has the times
-    of the trials' contenders.
+    that their gains are worth a change. ``explored`` has the times of the trials' contenders.
     """
     yielded: set[tuple[Contender, Contender]] = set()
     for trial in trials:
@@ -177,14 +173,11 @@ def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]])
 def affordable(
     trials: Sequence[Trial], seconds: Mapping[Contender, tuple[float, float]], budget: float
 ) -> list[Trial]:
-    """Return the trials that fit a time budget, the most promising ones first.
+    """Return the trials that fit a time budget in seconds, the most promising ones first.
 
-    Args:
-        trials: trials that may be measured.
-        seconds: for each contender, the seconds of its first timing, then the seconds of re-timing
-            it in a pair.
-        budget: seconds for first timing all contenders of the returned trials, and then re-timing
-            the costliest pair of each of these trials.
+    ``seconds`` has two values for each contender: the seconds of its first timing, and of its
+    re-timing in a pair. The budget covers first timing all contenders of the returned trials, and
+    re-timing the costliest pair of each trial.
     """
     seconds_to_explore = {contender: to_explore for contender, (to_explore, _) in seconds.items()}
     remaining_seconds = budget

@@ -5,9 +5,6 @@
 - *likely*: the change brings a gain with a probability of at least 80%, and the expected gain after
   costs is at least 1%.
 - *leave it*: all other cases.
-
-results/accuracy/reliability.json records how often advice with a stated probability brings a gain
-on held-out tables.
 """
 
 from __future__ import annotations

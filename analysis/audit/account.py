@@ -70,8 +70,7 @@ class AccountLine:
         limit: what limits the operation, such as ``compute`` or ``memory``.
         peak_share: share of the dtype's peak that the operation reaches.
         in_sums: factors that scale the lower and the upper half of the interval when times are
-            summed. The factors correct for errors of different operations that are more or less
-            correlated than the sum assumes.
+            summed, because the errors may be more or less correlated than the sum assumes.
         spread: for attention predicted from measured calls,
             :attr:`analysis.model.attention_basis.AttentionTime.spread`; otherwise 0.
     """
@@ -93,10 +92,7 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs with the interval that counts in a sum, as (time, lo, hi).
-
-        Both halves of the interval are scaled by ``in_sums``.
-        """
+        """Time of all instances in µs with the interval that counts in a sum, as (time, lo, hi)."""
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)
@@ -119,8 +115,6 @@ class Account:
 
     Attributes:
         machine: slug of the machine.
-        other: all other operations, by kind.
-        parameters: number of the model's parameters.
         not_counted: names of operations whose time is not counted.
         attention: source of the attention times, in words, or "" if a share of the peak is assumed
             or the model has no attention.
@@ -224,14 +218,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     """Compute the time of a model's step on a machine.
 
     Raises:
-        UserError: in any of these cases:
-
-            - A size cannot be divided among the GPUs.
-            - The machine does not support a dtype of the step, or supports none of bf16, fp16 and
-              fp32.
-            - The machine's measurements cannot be read.
-            - No times are known for the attention kernel that the user names.
-            - No operation has a time that can be counted.
+        UserError: if the step does not suit the machine or the runtime, or if measurements cannot
+            be read.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -333,10 +321,10 @@ def _attention_line(
     machine: Machine,
     attention_bases: Mapping[str, AttentionBasis | None],
 ) -> AccountLine:
-    """Return the line of an attention call; ``work`` is the shape of the call.
+    """Return the line of an attention call.
 
-    For a dtype whose fits are missing or None in ``attention_bases``, a share of the peak is
-    assumed. Calls with fewer than :data:`_LEAST_QUERIES` queries are then not counted.
+    Without fits for the call's dtype, a share of the peak is assumed. Calls with fewer than
+    :data:`_LEAST_QUERIES` queries are then not counted.
     """
     peak = machine.peak(work.dtype)
     basis = attention_bases.get(work.dtype)
@@ -379,9 +367,8 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
     """Predict the time of an attention call from the fits to measured calls.
 
     Only forward passes were measured. A backward pass is assumed to take :data:`BACKWARD` times as
-    long. Because this is an assumption, each end of the backward pass's interval is moved outwards
-    by the factor :data:`ATTENTION_RANGE`. ``framework`` is the framework that computes the
-    attention; None stands for an unknown framework.
+    long, and both ends of its interval are moved outwards by the factor :data:`ATTENTION_RANGE`.
+    ``framework`` is None if the framework is unknown.
 
     Raises:
         UserError: if attention was not measured with the framework.
@@ -399,11 +386,8 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
 def reached_bandwidth(basis: Basis) -> float:
     """Return the memory bandwidth that large GEMMs reach, in bytes per second.
 
-    The model gives this bandwidth as a share of the nominal bandwidth. The share was fitted for the
-    first of bf16, fp16 and fp32 that the machine supports.
-
     Raises:
-        UserError: if the machine supports none of these dtypes.
+        UserError: if the machine supports none of bf16, fp16 and fp32.
     """
     machine = basis.model.machine
     for dtype in ("bf16", "fp16", "fp32"):

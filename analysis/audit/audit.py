@@ -40,7 +40,6 @@ class Audit:
     Attributes:
         report: time and memory of the step, and the changes of dimensions (levers).
         basis: the machine's model and measurements, on which the times are based.
-        step: the step that was audited.
     """
 
     report: AuditReport
@@ -92,9 +91,8 @@ class LeverSearch:
             fraction.
         multiple: number that widths have to be multiples of; None to use the numbers that
             :func:`analysis.audit.candidates.candidates` prefers.
-        tries: values to try for each dimension. If given, only combinations of these values are
-            compared. ``vary`` and ``multiple`` are then refused, and ``more_parameters`` has no
-            effect.
+        tries: values to try for each dimension, instead of a search; not allowed together with
+            ``vary`` or ``multiple``.
     """
 
     vary: tuple[str, ...] = ()
@@ -125,24 +123,12 @@ def audit(
 ) -> list[Audit]:
     """Audit a model on each machine.
 
-    Args:
-        source: the model, from :func:`sweeps.capture.sources.find_source`.
-        step: the step that is computed.
-        runtime: options for running the model.
-        bases: basis of each machine, from :func:`analysis.model.basis.find_basis`.
-        search: options that limit which changes of the model are tried; None to use the defaults.
+    ``source`` comes from :func:`sweeps.capture.sources.find_source`, and ``bases`` has the result
+    of :func:`analysis.model.basis.find_basis` for each machine.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The model cannot be built, has nothing to audit, or lacks a given dimension.
-            - The model's sizes cannot be divided among the GPUs.
-            - A machine does not support the model's dtype.
-            - Measurements cannot be read.
-            - Attention was not measured with the kernel that the user names.
-            - No operation has a time that can be counted on a machine.
-            - Layers are to be recomputed in a step that does not train.
-            - The search has ``tries`` together with ``vary`` or ``multiple``.
+        UserError: if the model cannot be built, if the arguments do not suit one another, or if
+            measurements cannot be read.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.sources import Factory
@@ -159,7 +145,6 @@ def audit(
     captures: dict[tuple[tuple[str, int], ...], Captured] = {}
 
     def capture_changed(changes: Mapping[str, int]) -> Captured:
-        """Capture the model with the given new sizes; capture each combination only once."""
         key = tuple(sorted(changes.items()))
         if key not in captures:
             captures[key] = capture(source, step, changes)
@@ -186,8 +171,7 @@ def audit(
             )
         machine = basis.model.machine
         memory = memory_of(captured, runtime, machine, trains)
-        # The inputs of a factory's module determine their own batch size, and --batch has no
-        # effect.
+        # A factory defines the inputs of its module, so --batch has no effect.
         batch = None if isinstance(source, Factory) else step.batch
         remedies = (
             what_fits(captured, runtime, machine, trains, batch) if memory.fits is False else []
@@ -210,15 +194,7 @@ def audit(
 def _check_options(
     source: ModelSource, trains: bool, runtime: Runtime, search: LeverSearch
 ) -> None:
-    """Refuse options that do not fit the model, the step or one another.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - Layers are to be recomputed in a step that does not train.
-            - ``--try`` is given together with an option that would limit a search.
-            - ``--try`` names an unknown dimension.
-    """
+    """Refuse options that do not fit the model, the step or one another."""
     if runtime.recompute and not trains:
         raise UserError(
             "--recompute is only for training, because no other mode computes layers twice; leave "
@@ -244,11 +220,7 @@ def _check_options(
 
 
 def _check_not_empty(source: ModelSource, captured: Captured) -> None:
-    """Refuse a model without any operation that can be audited.
-
-    Raises:
-        UserError: if the model has no GEMM, convolution or attention.
-    """
+    """Refuse a model without any operation that can be audited."""
     if captured.products:
         return
     uncounted = ""
@@ -262,9 +234,7 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
 def _title(source: ModelSource, step: ModelStep, batch: int | None) -> str:
     """Return a title: model, mode, batch size and, for decoding, the number of earlier tokens.
 
-    ``batch`` is None for a factory, because ``--batch`` does not change its inputs. The title then
-    has the factory's whole name, such as ``module:factory``, and no batch size. If the model is a
-    config.json, only the last part of its path is in the title.
+    ``batch`` is None for a factory, because ``--batch`` does not change its inputs.
     """
     if batch is None:
         title = f"{source.name}, {step.mode}"
@@ -307,10 +277,7 @@ def _combinations(
 def _assumptions(
     captured: Captured, varied: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
-    """Return an audit's assumptions about the model and its runtime, as phrases.
-
-    ``varied`` has the dimensions whose changes affect a matrix operation.
-    """
+    """Return an audit's assumptions about the model and its runtime, as phrases."""
     traffic = "each operation reads and writes memory"
     if runtime.kind == COMPILE:
         traffic = (

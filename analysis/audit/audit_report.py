@@ -19,21 +19,19 @@ from kernels.common.counts import counted
 
 _MOST_ROWS = 16  # maximum number of matrix operations on a terminal
 _COMPARED_LEVERS = 2  # maximum number of levers of each machine in a comparison
-_MARKDOWN_ROWS = 10  # maximum number of rows, with other operations, on a Markdown page
+_MARKDOWN_ROWS = 10  # maximum number of rows, including other operations, in Markdown
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Results of an audit on one machine, from which all reports on the audit are made.
+    """Results of an audit on one machine.
 
     Attributes:
-        title: model, mode, batch size (except for a factory) and, for decoding, the number of
-            earlier tokens.
-        fits_with: command-line options, each of which would make the step fit in memory; empty if
-            the step already fits, or if no option would help.
-        levers: changes of dimensions. The joint change, if there is one, comes first, followed by
-            the other changes from best to worst. If the user gave the changes, they are in the
-            user's order instead.
+        title: the model and its step, in words.
+        fits_with: command-line options, each of which should make the step fit in memory; empty if
+            the step already fits.
+        levers: changes of dimensions, in the order of :func:`analysis.audit.levers.find_levers` or,
+            if the user gave the changes, in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
         warnings: sentences about arguments that are probably mistakes.
         source: description of the measurements or constants that the times are based on.
@@ -63,21 +61,17 @@ def products_frame(account: Account) -> pd.DataFrame:
     """Return a table with one row per distinct matrix operation, as in ``--json``.
 
     Times are for one instance, in µs. ``share`` is the share of the step's time that all instances
-    take, and ``peak_share`` is the share of the machine's peak that the operation reaches.
+    take.
     """
     return pd.DataFrame([_product_record(account, row) for row in account.rows])
 
 
 def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
-    """Return a table with one row per lever, as in ``--json``, or an empty table without levers."""
+    """Return a table with one row per lever, as in ``--json``."""
     return pd.DataFrame([lever_json(lever) for lever in levers])
 
 
 def _product_record(account: Account, row: AccountLine) -> dict[str, Any]:
-    """Return one matrix operation as a record.
-
-    Times and shares are None if the operation is not counted.
-    """
     product = row.product
     is_counted = not math.isnan(row.time_us)
     return {
@@ -181,7 +175,6 @@ def _cells(account: Account, row: AccountLine) -> list[str]:
 
 
 def _other_rows(account: Account) -> list[list[str]]:
-    """Return the cells of all other operations for the columns :data:`_HEAD`, one row per kind."""
     return [
         [
             OTHER_OPERATIONS,
@@ -199,10 +192,7 @@ def _other_rows(account: Account) -> list[list[str]]:
 
 
 def summary_lines(report: AuditReport) -> list[str]:
-    """Summarise an audit: the step's time, whether the step fits in memory, and the best change.
-
-    Each of the three has its own line. If the step does not fit, the line about memory comes first.
-    """
+    """Summarise an audit: the step's time, whether the step fits in memory, and the best change."""
     account, memory = report.account, report.memory
     low, high = account.interval_us
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
@@ -251,7 +241,6 @@ _LEVER_HEAD = ("change", "step gain", "90% interval", "verdict", "basis", "FLOPs
 
 
 def _lever_cells(lever: Lever) -> list[str]:
-    """Return one lever's cells for the columns :data:`_LEVER_HEAD`."""
     gain = lever.gain
     return [
         lever.words,
@@ -265,7 +254,7 @@ def _lever_cells(lever: Lever) -> list[str]:
 
 
 def _lever_lines(levers: Sequence[Lever]) -> list[str]:
-    """Format levers as an aligned table, each with its reason in a line below it."""
+    """Format levers as an aligned table, each with its reason on the next line."""
     if not levers:
         return []
     head, *rows = aligned_lines([_LEVER_HEAD, *map(_lever_cells, levers)])
@@ -276,12 +265,11 @@ def _lever_lines(levers: Sequence[Lever]) -> list[str]:
 
 
 def _refused_lines(report: AuditReport) -> list[str]:
-    """Return one line for each change that the user gave and that cannot be judged."""
     return [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
 
 
 def sources(report: AuditReport) -> str:
-    """Name the sources of an audit's times, including the source of the attention times."""
+    """Name the sources of an audit's times."""
     attention = report.account.attention
     return report.source + (f"; attention: {attention}" if attention else "")
 
@@ -289,11 +277,8 @@ def sources(report: AuditReport) -> str:
 def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role.
 
-    A paragraph lists at most :data:`_COMPARED_LEVERS` levers. The paragraph also says how many
-    further levers are left out.
-
-    ``reports`` has at least one report. All reports are about the same step, so the warnings and
-    assumptions of the first report apply to every report.
+    All reports are about the same step, so the warnings and assumptions of the first report apply
+    to every report.
     """
     # 1. Build the table, with one column for each machine.
     accounts = [report.account for report in reports]
@@ -335,10 +320,7 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
 
 
 def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows of cells as lines with aligned columns.
-
-    The table has at least one row, and all rows have the same number of cells.
-    """
+    """Format rows of cells as lines with aligned columns."""
     column_count = len(table[0])
     widths = [max(len(row[column]) for row in table) for column in range(column_count)]
     lines = []
@@ -349,7 +331,7 @@ def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_text(report: AuditReport) -> str:
-    """Format an audit for a terminal, with at most 16 matrix operations."""
+    """Format an audit for a terminal."""
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
     lines = [f"{report.title} on {account.machine}", *summary_lines(report), *report.warnings, ""]
@@ -370,7 +352,7 @@ def as_text(report: AuditReport) -> str:
 
 
 def as_markdown(report: AuditReport) -> str:
-    """Format an audit as Markdown for a pull request, with at most ten rows of operations."""
+    """Format an audit as Markdown for a pull request."""
     account = report.account
     lines = [f"## {report.title} on {account.machine}", ""]
     lines += [f"- {line}" for line in [*summary_lines(report), *report.warnings]]

@@ -42,10 +42,7 @@ Values = Sequence[tuple[Dimension, int]]
 
 @dataclass(frozen=True)
 class _Heads:
-    """Numbers of query and key/value heads of one attention layer, and the width of a head.
-
-    ``hidden`` is the hidden size, from which the heads are projected, or 0 if it is unknown.
-    """
+    """Heads of one attention layer; ``hidden`` is the hidden size, or 0 if it is unknown."""
 
     heads: int
     kv_heads: int
@@ -75,21 +72,11 @@ def candidates(
 ) -> list[int]:
     """Return new values of a dimension that are valid and usual in practice, smallest first.
 
-    - A width, such as a hidden size, changes by at most :data:`REACH`. Each of ``tp`` GPUs gets an
-      equal part of the width. This part is a multiple of one of :data:`_MULTIPLES` or, if no such
-      width is within reach, of one of :data:`_SMALL_MULTIPLES`. The usual width of a gated layer is
-      also a candidate.
-    - The number of heads changes by a few heads or, at a fixed total width, by up to a factor of 2.
-      If the original number divides the hidden size, the new number does, too.
-    - The number of key/value heads is halved or doubled, and divides the number of heads.
-    - A new width of a head is a multiple of 8. If the dimension is the width of a head itself, and
-      does not merely influence it, the new width is one of :data:`HEAD_WIDTHS`.
-    - A number of experts is a common multiple of 8 and ``tp``, and at most doubles.
-    - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
+    The limits depend on what the dimension is. A width, such as a hidden size, changes by at most
+    :data:`REACH`.
 
-    If ``multiple`` is given, the parts of widths are multiples of ``multiple`` instead, and the
-    usual width of a gated layer is not a candidate. The result is empty if no value fulfils these
-    conditions.
+    ``tp`` is the number of GPUs that share each layer. If ``multiple`` is given, the part of a
+    width on each GPU is a multiple of this number.
     """
     value = dimension.value
     if _counts(dimension, captured, "heads"):
@@ -118,15 +105,12 @@ def candidates(
 
 
 def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
-    """Yield joint changes of dimensions that belong together.
+    """Yield changes of several dimensions that belong together.
 
-    A joint change is of one of two kinds:
+    One of two pairs of dimensions changes:
 
-    - The hidden size and the number of heads change, and the head width stays the same.
-    - The number of heads and the head width change, and their product stays the same.
-
-    A model without attention has no joint changes. Each of ``tp`` GPUs gets the same number of
-    heads.
+    - The hidden size and the number of heads change in the same ratio.
+    - The number of heads and the width of a head change, and their product stays the same.
     """
     # 1. Sort the dimensions by what they change.
     head_counts: list[Dimension] = []
@@ -153,7 +137,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     # If there are as many key/value heads as heads, both numbers change together.
     coupled_kv_heads = kv_head_counts if before.kv_heads == before.heads else []
     proposals: list[Values] = []
-    # 2. Propose hidden sizes, each with the number of heads that keeps the width of a head.
+    # 2. Propose hidden sizes, each with a number of heads that changes in the same ratio.
     for hidden, heads in itertools.product(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
@@ -190,12 +174,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 
 
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
-    """Return the widths within :data:`REACH` that :func:`candidates` considers.
-
-    The arguments are those of :func:`candidates`. A width has to be a multiple of one of several
-    numbers. For each number, only the next multiple above the current width and the next one or
-    two multiples below it are considered. The usual width of a gated layer is considered, too.
-    """
+    """Return the widths within :data:`REACH` that :func:`candidates` considers."""
     value = dimension.value
     # 1. Head widths that grow with the dimension have to stay multiples of 8, and numbers of heads
     #    multiples of ``tp``. If such a size grows by ``slope``, the dimension grows in steps of
@@ -240,11 +219,7 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
 
 
 def _are_valid(values: Values, captured: Captured, tp: int) -> bool:
-    """Return True if the model's heads and experts stay valid with new values of dimensions.
-
-    Each of ``tp`` GPUs has to get the same number of experts. Heads have to meet the conditions of
-    :meth:`_Heads.can_follow`.
-    """
+    """Return True if the model's heads and experts stay valid with new values of dimensions."""
     for position, product in enumerate(captured.products):
         # Slopes are known only for the forward pass.
         if isinstance(product.work, GroupedGemm) and product.pass_ == FORWARD:
@@ -271,12 +246,7 @@ def _size_change(values: Values, place: tuple[int, str]) -> float:
 def _changed_heads(
     before: _Heads, places: Mapping[str, tuple[int, str]], values: Values
 ) -> _Heads | None:
-    """Return the heads of an attention layer with new values of dimensions.
-
-    Return None if any size of these heads would not be a whole number. ``before`` has the current
-    heads, and ``places`` has the places that their sizes come from. Both are from
-    :func:`_heads_of`.
-    """
+    """Return the heads of an attention layer with new values of dimensions."""
     sizes = {
         name: getattr(before, name) + _size_change(values, place) for name, place in places.items()
     }
@@ -295,11 +265,9 @@ def _changed_heads(
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield, for each attention layer, the places that its heads' sizes come from, and the heads.
+    """Yield, for each attention layer, the places of its heads' sizes, and the heads.
 
-    A place is the position of an operation and the name of one of its sizes. The hidden size is the
-    input width of the last query projection before the attention, or 0 if no query projection
-    comes before it.
+    A place is the position of an operation and the name of one of its sizes.
     """
     projection_position = -1  # no query projection yet
     hidden_size = 0
@@ -335,11 +303,7 @@ def _only_grows(name: str) -> bool:
 
 
 def _is_vocabulary(dimension: Dimension, captured: Captured) -> bool:
-    """Return True if a dimension is probably a vocabulary.
-
-    Every dimension of at least :data:`_VOCABULARY` counts as a vocabulary, unless it is the width
-    of a feed-forward layer.
-    """
+    """Return True if a dimension is probably a vocabulary."""
     roles = {captured.products[position].role for position, _ in dimension.slopes}
     return dimension.value >= _VOCABULARY and roles.isdisjoint({"gate", "up", "gate_up", "down"})
 
@@ -357,10 +321,8 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
     """Return True if a dimension sets the number of heads or of key/value heads.
 
-    ``size`` is ``heads`` for the number of heads, and ``kv_heads`` for that of key/value heads.
-
-    If such a dimension grows by 1, at least one head is added. A hidden size can also determine the
-    number of heads, but then less than one head is added per unit of the hidden size.
+    If such a dimension grows by 1, at least one head is added. A hidden size may also determine the
+    number of heads, but it adds less than one head per unit.
     """
     return any(slope >= 1 for slope in _slopes(dimension, captured, size))
 
@@ -368,7 +330,7 @@ def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
     """Return the positive slopes of a dimension for ``size``, a size of attention or grouped GEMMs.
 
-    A slope is the increase of the size per unit of the dimension. It can differ between operations.
+    A slope is the increase of the size per unit of the dimension.
     """
     kinds = (Attention, GroupedGemm)
     return {

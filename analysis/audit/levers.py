@@ -57,14 +57,14 @@ class Lever:
     Attributes:
         changes: old and new value of each dimension.
         pairs: GEMMs and convolutions that change, each as (before, after), in order of decreasing
-            time; attention is left out.
+            time.
         gain: gain of the step with its interval; 0.02 means that the changed step takes 1/1.02 of
             the original time.
         products: gain of the matrix operations that change, without the rest of the step.
         share: share of the original step's time that these operations take.
         parameters: increase of the number of parameters, as a fraction.
         flops: increase of the FLOPs, as a fraction.
-        bytes: increase of the bytes that all other operations except the optimizer move, as a
+        bytes: increase of the bytes that all other operations move, without the optimizer, as a
             fraction.
         verdict: verdict on the change; if the FLOPs fall, the verdict is about the gain per FLOP.
         evidence: weakest kind of evidence for the operations that change. A kind that covers at
@@ -117,21 +117,12 @@ def find_levers(
 ) -> list[Lever]:
     """Return the best change of each dimension, and of each set of dimensions that belong together.
 
-    The changes are sorted by expected gain. If no change of a dimension is worth making, the best
-    change of that dimension is returned with the verdict *leave it*. If a combination of worthwhile
-    changes has a larger expected gain than any of these changes by itself, the combination comes
-    first.
+    The changes are sorted by expected gain, the largest first. If a combination of worthwhile
+    changes has a larger expected gain than each of them, the combination comes before all other
+    changes. It increases the number of parameters by at most the fraction ``more_parameters``.
 
-    Args:
-        captured: the operations of the original model.
-        dimensions: sizes of the model that may change.
-        capture: function that captures the model with other sizes.
-        runtime: options for running the model.
-        basis: the machine, its measurements and its model.
-        account: account of the original model.
-        more_parameters: largest increase of the number of parameters by the joint change, as a
-            fraction.
-        multiple: number that new widths have to be a multiple of; None for the usual multiples.
+    ``account`` is the account of the original model, and ``multiple`` is that of
+    :func:`analysis.audit.candidates.candidates`.
 
     Raises:
         UserError: if the machine's measurements cannot be read.
@@ -169,9 +160,7 @@ def try_levers(
 ) -> tuple[list[Lever], dict[str, str]]:
     """Return the levers of the given changes in this order, and the changes that cannot be judged.
 
-    The second value maps each change that cannot be judged, in words, to the reason: the model
-    cannot be built or divided among the GPUs with the new sizes, the changed model has a different
-    number of operations, or no counted operation changes.
+    The second value maps each change that cannot be judged, in words, to the reason.
 
     Raises:
         UserError: if the machine's measurements cannot be read.
@@ -191,7 +180,7 @@ def try_levers(
 
 @dataclass(frozen=True)
 class _Baseline:
-    """The original model and its runtime, with which all changes are compared."""
+    """The original model, with which all changes are compared."""
 
     captured: Captured
     capture: Capture
@@ -204,20 +193,16 @@ class _Baseline:
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Baseline:
-        """Create a baseline with measurements of problems similar to the model's operations.
-
-        A problem is similar if its sizes differ from an operation's sizes by at most twice
-        :data:`REACH`. The factor of two is needed because candidates may change, for example, a
-        number of heads by more than :data:`REACH`.
-        """
+        """Create a baseline with measurements of problems similar to the model's operations."""
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
+        # Some sizes, such as a number of heads, may change by more than REACH.
         largest_ratio = 1 + 2 * REACH
         measured = measurements_near(basis, without_attention, largest_ratio)
         return cls(captured, capture, runtime, basis, account, measured)
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
-        """Return the lever of a change, or None if :meth:`changed_step` cannot judge the change."""
+        """Return the lever of a change, or None if the change cannot be judged."""
         try:
             return self.changed_step(changes)
         except UserError:
@@ -227,9 +212,8 @@ class _Baseline:
         """Return the lever of a change.
 
         Raises:
-            UserError: if the model cannot be built or divided among the GPUs with these sizes, if
-                the changed model has a different number of operations, or if no counted operation
-                changes.
+            UserError: if the change cannot be judged, for example because the model cannot be
+                built with these sizes.
         """
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
@@ -283,11 +267,7 @@ class _Baseline:
     def _gain(
         self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed_account: Account
     ) -> tuple[Gain, float, str]:
-        """Return the ``gain``, ``products`` and ``evidence`` of a :class:`Lever`.
-
-        ``pairs`` has the lines of at least one operation before and after the change; all lines are
-        counted. ``changed_account`` is the account of the changed model.
-        """
+        """Return the ``gain``, ``products`` and ``evidence`` of a :class:`Lever`."""
         # 1. Find the ratio of each operation's times: measured if possible, else predicted.
         predictions = ratios_of(
             [(as_problem(old.product.work), as_problem(new.product.work)) for old, new in pairs],
@@ -342,12 +322,7 @@ class _Baseline:
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """Return the measured time of the old operation divided by the time of the new operation.
-
-        The ratio and its 95% interval are given as (ratio, lo, hi), together with the evidence. The
-        result is None if the ratio is unknown. A ratio from re-timing both operations together is
-        preferred to a ratio from other measurements.
-        """
+        """Return the measured ratio of times, old over new, with its 95% interval and evidence."""
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         # Only attention has no problem, and the caller treats attention separately.
         assert before is not None
@@ -368,9 +343,9 @@ def ratios_of(
     """Predict, for each pair, the first problem's time divided by the second problem's time.
 
     Returns:
-        One element for each pair. The element consists of the ratio with its 90% interval, as
-        (ratio, lo, hi), and of :attr:`analysis.audit.step_totals.SumChange.in_sums`. It is None for
-        a pair of attention calls, which have no :class:`Problem`.
+        For each pair, the ratio with its 90% interval, as (ratio, lo, hi), and
+        :attr:`analysis.audit.step_totals.SumChange.in_sums`. The element is None for attention,
+        which has no :class:`Problem`.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
@@ -416,12 +391,11 @@ def _judged_gain(gain: Gain, more_flops: float) -> Gain:
 
 
 def _growth(before: int, after: int) -> float:
-    """Return the increase of a number as a fraction, or 0 if the number was 0 before."""
     return after / before - 1 if before else 0.0
 
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
-    """Return the bytes that all other operations of a step except the optimizer move."""
+    """Return the bytes that all other operations of a step move, without the optimizer."""
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
     return sum(entry.bytes for entry in moved)
 
@@ -429,13 +403,9 @@ def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
 def _promising(
     captured: Captured, dimension: Dimension, baseline: _Baseline, multiple: int | None
 ) -> list[int]:
-    """Return the most promising new values of a dimension: usually one or two, the best one first.
+    """Return the most promising new values of a dimension.
 
-    Gains are estimated from only the forward GEMMs and convolutions. If sizes are not linear in the
-    dimension, gains cannot be estimated, and all candidates are returned in increasing order. A
-    single candidate is returned without an estimate. The result is empty if no value is possible,
-    or if an estimate is needed and cannot be made, for example because the model has no GEMM or
-    convolution.
+    Gains are estimated from only the forward GEMMs and convolutions.
     """
     # 1. Collect the forward problems at the current value and at each candidate that is possible.
     values = candidates(dimension, captured, baseline.runtime.tp, multiple)
@@ -460,7 +430,6 @@ def _promising(
     time_of = dict(zip(problems, predicted, strict=True))
 
     def totals(pairs: Sequence[tuple[Problem, int]]) -> tuple[float, int]:
-        """Return the total time and FLOPs of problems, given as (problem, count) pairs."""
         time = sum(time_of[problem] * count for problem, count in pairs)
         flops = sum(problem.flops * count for problem, count in pairs)
         return time, flops
@@ -485,8 +454,7 @@ def _resized(
 ) -> list[tuple[Problem, int]] | None:
     """Return the forward GEMMs and convolutions for a new value of a dimension, with their counts.
 
-    Return None if an operation cannot have its new sizes, for instance because the number of heads
-    is not a multiple of the number of GPUs.
+    Return None if an operation cannot have its new sizes.
     """
     # 1. Resize the forward operations.
     difference = value - dimension.value
@@ -517,10 +485,7 @@ def _resized(
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
     """Combine the worthwhile levers one by one, and keep each lever that raises the expected gain.
 
-    A lever is left out if the lever, or its combination with the chosen levers, would increase the
-    number of parameters by more than the fraction ``more_parameters``. A lever is also left out if
-    a chosen lever changes the same dimension. Return None if no combination of levers raises the
-    expected gain.
+    ``more_parameters`` is the largest increase of the number of parameters, as a fraction.
     """
     chosen: Lever | None = None
     for lever in best:
@@ -545,11 +510,7 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
 def _changed_problems(
     pairs: Sequence[tuple[AccountLine, AccountLine]],
 ) -> tuple[tuple[Problem, Problem], ...]:
-    """Return the GEMMs and convolutions that a change affects, without duplicates.
-
-    Each is returned as (before, after), and those that take longest before the change come first.
-    Attention is left out, because it is not a problem that can be timed by itself.
-    """
+    """Return the GEMMs and convolutions that a change affects, without duplicates."""
     longest_first = sorted(pairs, key=lambda pair: pair[0].total_us, reverse=True)
     problems = dict.fromkeys(
         (as_problem(before.product.work), as_problem(after.product.work))
@@ -561,10 +522,7 @@ def _changed_problems(
 
 
 def _better_alignment(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> int | None:
-    """Return the smallest new alignment, in bytes, of the problems that become better aligned.
-
-    Return None if no problem becomes better aligned.
-    """
+    """Return the smallest new alignment, in bytes, of the problems that become better aligned."""
     better = (
         after.alignment
         for before, after in _changed_problems(pairs)
@@ -580,11 +538,7 @@ def _reason(
     share: float,
     more_flops: float,
 ) -> str:
-    """Explain a change: its effect on the changed operations, and on the size of the model.
-
-    ``products_gain``, ``share`` and ``more_flops`` are the fields ``products``, ``share`` and
-    ``flops`` of a :class:`Lever`.
-    """
+    """Explain a change: its effect on the changed operations, and on the size of the model."""
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     if len(roles) > _NAMED_ROLES:
         roles = [*roles[:_NAMED_ROLES], "…"]

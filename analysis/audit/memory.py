@@ -14,7 +14,7 @@ from sweeps.capture.captured import FORWARD, Attention, Captured
 
 _STATES = {"adamw": 2, "sgd": 0, "none": 0}
 """Number of values that each optimizer keeps per parameter. AdamW keeps two moments. SGD is
-assumed to have no momentum, and keeps nothing."""
+assumed to have no momentum."""
 
 _DEGREES = (2, 4, 8, 16)
 """Tensor-parallel degrees that are tried if a step does not fit in memory."""
@@ -67,11 +67,10 @@ class Memory:
 def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bool) -> Memory:
     """Return the memory that a step needs on each of ``runtime.tp`` GPUs.
 
-    Weights, gradients and the optimizer's state have the parameters' dtype. Tensor parallelism is
-    assumed to divide all memory evenly. Dividing activations evenly requires sequence parallelism
-    (Korthikanti et al. 2022). The memory of the framework and its kernels is not counted.
-
-    ``trains`` is True if the step has a backward pass.
+    Gradients and the optimizer's state are assumed to have the parameters' dtype. Tensor
+    parallelism is assumed to divide all memory evenly. Dividing activations evenly requires
+    sequence parallelism (Korthikanti et al. 2022). The memory of the framework and its kernels is
+    not counted.
     """
     weights = captured.parameter_bytes // runtime.tp
     if not trains:
@@ -97,8 +96,7 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
 def kv_cache_bytes(captured: Captured) -> int:
     """Return the bytes of the cached keys and values of all sequences.
 
-    A model that generates no tokens needs no cache. A layer with a sliding window caches only the
-    tokens in the window. If keys and values are compressed, only their compressed form is cached.
+    A layer with a sliding window caches only the tokens in the window.
     """
     compressed = [product for product in captured.products if _COMPRESSED.search(product.path)]
     total = 0
@@ -125,14 +123,10 @@ def kv_cache_bytes(captured: Captured) -> int:
 def what_fits(
     captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int | None
 ) -> list[str]:
-    """Return command-line options of ``audit``, each of which makes a step fit in memory.
-
-    At most three options are returned: the largest batch that is expected to fit, recomputation of
-    the forward pass, and the smallest tensor-parallel degree in :data:`_DEGREES` that can divide
-    the model and makes the step fit. The result is empty if no option makes the step fit.
+    """Return command-line options of ``audit``, each of which should make a step fit in memory.
 
     ``batch`` is the step's number of sequences or images, or None if ``--batch`` does not change
-    this number. The other arguments are those of :func:`memory_of`.
+    this number.
     """
     options = []
     # 1. Only activations and the KV cache grow with the batch, nearly in proportion to it.
@@ -161,7 +155,6 @@ def what_fits(
 
 
 def _can_split(captured: Captured, runtime: Runtime) -> bool:
-    """Return True if the sizes of the model can be divided among ``runtime.tp`` GPUs."""
     try:
         runtime.products(captured)
     except UserError:

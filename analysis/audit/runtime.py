@@ -44,15 +44,13 @@ class Runtime:
     Attributes:
         kind: ``eager`` runs one operation at a time; ``compile`` fuses all operations between two
             matrix operations.
-        fuse: keys of :data:`FUSIONS`, each of which names a group of GEMMs with a common input that
-            are computed as one GEMM.
-        tp: tensor-parallel degree, which is the number of GPUs that share each layer.
+        fuse: keys of :data:`FUSIONS`, each for a group of GEMMs that are computed as one GEMM.
+        tp: tensor-parallel degree: number of GPUs that share each layer.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
         loss_chunks: largest number of chunks of tokens in which the output head and the loss are
-            computed; with few tokens, there are fewer chunks.
-        optimizer: name of the optimizer (``adamw``, ``sgd`` or ``none``), which determines the
-            bytes that the optimizer's step moves.
+            computed.
+        optimizer: ``adamw``, ``sgd`` or ``none``.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
             times or, if there are none, :data:`analysis.audit.account.ASSUMED_SHARE`.
         attention_kernel: framework that computes attention, such as ``vllm``; None if it is
@@ -96,15 +94,11 @@ class Runtime:
     def products(self, captured: Captured) -> list[Product]:
         """Return the matrix operations as this runtime computes them.
 
-        The operations have the same order as in ``captured``. A fused GEMM takes the place of the
-        first GEMM of its group. If the last chunk of an output head is smaller than the other
-        chunks, the head becomes two operations in a row. A recomputed operation occurs twice in a
-        row. These additional operations move all later operations to higher positions, but the
-        fields ``forward_position`` are not updated.
+        Chunks and recomputation may insert operations. The fields ``forward_position`` are then not
+        updated, so they may be wrong.
 
         Raises:
-            UserError: if a size that has to be divided equally among GPUs is not a multiple of
-                ``tp``.
+            UserError: if a size cannot be divided equally among the GPUs.
         """
         products = list(captured.products)
         for role in self.fuse:
@@ -162,11 +156,7 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Fuse each complete group of GEMMs that share a module and an input into one GEMM.
-
-    ``role`` is the role of the fused GEMM, a key of :data:`FUSIONS`. Each ``forward_position`` in
-    the returned list is updated to the new position of the forward operation.
-    """
+    """Fuse each complete group of GEMMs that share a module and an input into one GEMM."""
     # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}
     for position, product in enumerate(products):
@@ -211,12 +201,7 @@ def _wider(product: Product, forward: Product, more_features: int) -> Product:
 def _split(product: Product, forward: Product, tp: int) -> Product:
     """Return the part of an operation that one of ``tp`` GPUs computes.
 
-    The split is that of Megatron-LM (Shoeybi et al. 2019). If ``product`` is a gradient,
-    ``forward`` is its forward operation. If ``product`` is a forward operation itself, or a
-    gradient of an unknown forward operation, ``forward`` is ``product``.
-
-    Raises:
-        UserError: if a size that has to be divided equally is not a multiple of ``tp``.
+    The split is that of Megatron-LM (Shoeybi et al. 2019).
     """
     work = product.work
     # 1. Each GPU gets a part of the heads of attention, and a part of the experts with their
@@ -264,21 +249,15 @@ def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
 
 
 def _divided(size: int, tp: int, what: str) -> int:
-    """Return a size divided by ``tp``; ``what`` names the size in the error.
-
-    Raises:
-        UserError: if the size is not a multiple of ``tp``.
-    """
     if size % tp:
         raise UserError(f"--tp {tp} does not divide {what} ({size}); give another --tp.")
     return size // tp
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Split an output head's tokens into at most ``chunks`` chunks; the last chunk may be smaller.
+    """Split an output head's tokens into at most ``chunks`` chunks.
 
-    Chunks of equal size are one operation with a larger count. Any other operation is returned
-    unchanged.
+    Chunks of equal size are one operation with a larger count.
     """
     if product.role != "head":
         return [product]
@@ -300,7 +279,7 @@ def _twice(product: Product) -> list[Product]:
 
 
 def _skewed(product: Product, skew: float) -> Product:
-    """Return an operation; if it is a grouped GEMM, only one in ``skew`` experts gets tokens."""
+    """Keep only one in ``skew`` experts of a grouped GEMM."""
     if not isinstance(product.work, GroupedGemm):
         return product
     fewer = {"experts": math.ceil(product.work.experts / skew)}
@@ -308,7 +287,7 @@ def _skewed(product: Product, skew: float) -> Product:
 
 
 def _with_every_pair(product: Product) -> Product:
-    """Return an operation without a causal mask, for kernels that also compute hidden pairs."""
+    """Remove the causal mask from attention, for kernels that also compute hidden pairs."""
     if not isinstance(product.work, Attention):
         return product
     return replace(product, work=replace(product.work, causal=False))
@@ -317,7 +296,7 @@ def _with_every_pair(product: Product) -> Product:
 def optimizer_bytes(captured: Captured, runtime: Runtime) -> int:
     """Return the bytes that a step of the optimizer reads and writes on each GPU.
 
-    The optimizer's state is in the parameters' dtype. For each parameter, AdamW reads the
+    The optimizer's state has the parameters' dtype. For each parameter, AdamW reads the
     parameter, the gradient and two moments, and writes all but the gradient. SGD reads the
     parameter and the gradient, and writes the parameter.
     """

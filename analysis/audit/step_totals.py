@@ -30,9 +30,8 @@ class SumChange(NamedTuple):
         before: time before the change.
         ratio: time before the change over time after it, with its interval (90% if predicted, 95%
             if measured), as (ratio, lo, hi).
-        in_sums: factors from :func:`analysis.model.sum_errors.change_factors`. In a step's total,
-            they scale the two halves of the interval around the time after the change. The factor
-            for the half with shorter times comes first.
+        in_sums: factors from :func:`analysis.model.sum_errors.change_factors` for the lower and the
+            upper half of the interval of the time after the change.
     """
 
     before: float
@@ -47,10 +46,7 @@ class SumChange(NamedTuple):
 
 
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
-    """Add up times that are given with their 90% intervals, as (time, lo, hi).
-
-    The lower end of the sum's interval is at least 0. Without times, the sum and both ends are 0.
-    """
+    """Add up times that are given with their 90% intervals, as (time, lo, hi)."""
     total = math.fsum(time for time, _, _ in parts)
     halves_below = np.array([time - lo for time, lo, _ in parts])
     halves_above = np.array([hi - time for time, _, hi in parts])

@@ -44,8 +44,7 @@ def problems_given(
     """Return the problems given by ``--gemm``, ``--conv`` and ``--file``, in this order.
 
     Raises:
-        UserError: if no problem is given, an option does not describe a problem, or the file cannot
-            be read.
+        UserError: if no problem is given, or if an option or the file is invalid.
     """
     parsed = parse_problems(gemm, conv)
     if file is not None:
@@ -59,12 +58,7 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     """Return the basis of answers about a machine; print a note if the recording is uncalibrated.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The machine is unknown.
-            - ``machine`` is None, and nothing was measured.
-            - The machine is not in machines.toml, and has only unusable times.
-            - The machine's recording or calibration cannot be read.
+        UserError: in the same cases as :func:`analysis.model.basis.find_basis`.
     """
     basis = find_basis(machine, results)
     if not basis.calibrated:
@@ -80,11 +74,8 @@ def basis_of(machine: str | None, results: Path) -> Basis:
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
     """Read a machine's recording, fit the model to the recording, and return the analysis.
 
-    Print a note if scikit-learn is not installed.
-
     Raises:
-        UserError: if the machine is unknown or has no recording, or if its recording cannot be read
-            or has no measured case.
+        UserError: if the machine has no readable recording with a measured case.
     """
     from analysis.model.fitted import analyse
 
@@ -103,8 +94,7 @@ def load_machine(machine: str | None, results: Path) -> Recording:
     If ``machine`` is None, read the recording of the machine that was measured last.
 
     Raises:
-        UserError: if the machine is unknown or has no recording, or if its recording cannot be
-            read.
+        UserError: if the machine has no recording that can be read.
     """
     return load_runs(find_recording(machine, results))
 

@@ -245,10 +245,7 @@ def recommend_command(
 
 
 def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
-    """Print the sources of answers; each answer is given as (machine, problem, source).
-
-    If the answers about a machine have several sources, name the problems of each source.
-    """
+    """Print the sources of answers; each answer is given as (machine, problem, source)."""
     # 1. Collect the problems by machine, then by source. Several machines may answer about the same
     # problem.
     sources_of_machines: dict[str, dict[str, list[str]]] = {}
@@ -265,7 +262,6 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
-    """Print each answer, with the expected gain unless the verdict is *leave it*."""
     from analysis.advice.verdict import LEAVE_IT, verdict_text
 
     for answer in answers:

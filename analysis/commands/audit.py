@@ -66,7 +66,7 @@ def audit_command(
             min=1,
             help=(
                 "Sequence length in tokens; in a decoding step, the number of earlier tokens "
-                "[default: 2048, or the model's number of positions if that is smaller]."
+                "[default: 2048, or less if the model has too few positions]."
             ),
         ),
     ] = None,
@@ -146,8 +146,8 @@ def audit_command(
         typer.Option(
             min=1,
             help=(
-                "Number that divides every proposed width [default: 64, or 8 if no multiple of 64 "
-                "is near]."
+                "Number whose multiples are proposed for widths [default: 64, or 8 if no multiple "
+                "of 64 is near]."
             ),
         ),
     ] = None,
@@ -266,7 +266,6 @@ def audit_command(
 
     # 2. Audit the model on each machine or, with --measure, on this machine after measuring.
     def audit_on(*bases: Basis) -> list[Audit]:
-        """Audit the model on each basis, with the options of this command."""
         return audit(source, step, run_options, list(bases), search)
 
     if measure:
@@ -307,23 +306,14 @@ def measured_audit(
 ) -> list[Audit]:
     """Time a model's GEMMs and convolutions on this machine, then audit the model.
 
-    The GEMMs and convolutions of the best levers (changes of dimensions) are timed, too. If the
-    best lever brings a gain, its timed shapes are then re-timed together with the original shapes.
-    Re-timing takes place in other processes, and only for the shapes that take longest. All
+    The GEMMs and convolutions of the best levers (changes of dimensions) are timed, too. All
     measurements are added to the machine's recording.
 
-    ``audit_on`` audits the model on one basis, and returns a list of one audit. ``machine`` is the
-    machine that the user named, or None.
+    ``audit_on`` audits the model on one basis, and returns a list of one audit.
 
     Raises:
-        UserError: in any of these cases:
-
-            - ``machine`` is not this machine.
-            - The device cannot be used, or another process is measuring.
-            - Nothing can be measured, or the disk is full.
-            - The machine's recording or calibration cannot be read, or the new measurements are
-              unusable.
-            - The model cannot be audited.
+        UserError: if ``machine`` is not this machine, nothing can be measured, or the model cannot
+            be audited.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.audit.account import as_problem
@@ -367,19 +357,11 @@ def measured_audit(
 
 
 def _best_first(levers: Sequence[Lever]) -> list[Lever]:
-    """Return the levers in order of expected gain, the largest first."""
     return sorted(levers, key=lambda lever: lever.expected_gain, reverse=True)
 
 
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
-    """Return the sizes to try for each dimension, from arguments such as ``hidden=4096,4224``.
-
-    If several arguments name the same dimension, the sizes of all arguments are tried, without
-    duplicates.
-
-    Raises:
-        UserError: if an argument does not have this form, or if there are too many combinations.
-    """
+    """Return the sizes to try for each dimension, from arguments such as ``hidden=4096,4224``."""
     tries: dict[str, list[int]] = {}
     for text in arguments:
         name, _, sizes_text = text.partition("=")
@@ -395,13 +377,7 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
 
 
 def _sizes(arguments: list[str]) -> dict[str, int]:
-    """Return the size of each dimension from arguments such as ``hidden=4096``.
-
-    If several arguments name the same dimension, the last of these arguments is used.
-
-    Raises:
-        UserError: if an argument does not have this form.
-    """
+    """Return the size of each dimension from arguments such as ``hidden=4096``."""
     sizes = {}
     for text in arguments:
         name, _, value = text.partition("=")

@@ -68,7 +68,7 @@ def compare_command(
             "--pattern",
             help=(
                 "Pattern of the problem in case names, such as 'm{m}_n{n}_k{k}_{dtype}'. Cases "
-                "are then matched by problem [default: by name]."
+                "are then matched by problem."
             ),
         ),
     ] = None,
@@ -97,16 +97,12 @@ def compare_command(
 
 
 def _has_named_cases(place: str) -> bool:
-    """Return True if a place has results whose cases are identified only by their names.
-
-    Such a place is a file, or a folder that is not itself a recording.
-    """
+    """Return True if results have to be compared by the names of their cases."""
     path = Path(place)
     return path.is_file() or (path.is_dir() and not (path / "run.json").exists())
 
 
 def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
-    """Compare two recordings; exit with 1 if any case is slower or no longer timed."""
     from analysis.comparing.compare import compare, comparison_json, comparison_text
 
     comparison = compare(recording_at(old, results), recording_at(new, results))
@@ -121,14 +117,7 @@ def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
 def _compare_by_name(
     old: str, new: str, gate: str | None, pattern: str | None, results: Path, json: bool
 ) -> None:
-    """Compare cases by name, and print the comparison or, with a gate, the verdict of the gate.
-
-    With a gate, exit with the code of the verdict. Without a gate, exit with 1 if any case is
-    slower or no longer timed.
-
-    Raises:
-        UserError: if the gate is not a share above 0, or if :func:`_read_changes` raises an error.
-    """
+    """Compare cases by name, and print the comparison or, with a gate, the verdict of the gate."""
     from analysis.comparing.by_name import compare_by_name, named_json, named_text
     from analysis.comparing.gate import EXIT_CODES, gate_json, gate_text, judge_changes
 
@@ -160,21 +149,9 @@ def _read_changes(
 ) -> tuple[CaseChanges, dict[str, str]]:
     """Read the old and the new results, and estimate how each common case changed.
 
-    Print a note if results that are not recordings come from different machines, if cases are left
-    out, or if every case has exactly the same time in the old and the new results.
-
     Returns:
         The changes, and a mapping from the name of each lost case to the reason. A lost case has a
         time in the old results and no time in the new results, for a known reason.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - The pattern is invalid or matches no name, or a problem that the pattern finds is
-              invalid or occurs twice in a result.
-            - A result cannot be read, or a folder has no results.
-            - No case has a time in every result.
-            - The results come from different machines, and at least one of them is a recording.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
@@ -214,8 +191,8 @@ def _read_changes(
     changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():
         note(
-            "Every case has exactly the same time in the old and the new results. Check that they "
-            "are not copies of the same result."
+            "Every common case has exactly the same time in the old and the new results. Check "
+            "that they are not copies of the same result."
         )
     return changes, lost
 
@@ -226,11 +203,7 @@ def _no_common_case(
     old_processes: Sequence[TimedProcess],
     new_processes: Sequence[TimedProcess],
 ) -> UserError:
-    """Return the error to raise if no case has a time in every result.
-
-    The error names a result without times, or an example of a case that is not in every result.
-    ``old`` and ``new`` are the places of the results, as the user named them.
-    """
+    """Return the error to raise if no case has a time in every result."""
     old_names = {name for process in old_processes for name in process.cases}
     new_names = {name for process in new_processes for name in process.cases}
     for place, names in ((old, old_names), (new, new_names)):
@@ -258,14 +231,8 @@ def _no_common_case(
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
     """Read the results at one place, and return the times of each result as one process.
 
-    ``place`` is a file of benchmark results, a machine's slug, the folder of a recording, or a
-    folder of several results. With a ``pattern``, cases are named by their problems. The pattern
-    finds these problems in the names of benchmarks, and a recording states them. Print a note for
-    each recording whose run is unusable; the times of the recording are compared nevertheless.
-
-    Raises:
-        UserError: if a result cannot be read, if a folder has no results, if ``pattern`` matches no
-            name or finds an invalid problem, or if two cases of a result have the same problem.
+    With a ``pattern``, cases are named by their problems. The pattern finds these problems in the
+    names of benchmarks, and a recording states them.
     """
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
     from analysis.recordings.named_cases import lost_by_problem, timed_process
@@ -305,14 +272,7 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
 
 
 def _compare_kernels(place: str | None, results: Path, json: bool) -> None:
-    """Compare the hand-written kernels with the vendor library, by class of shape.
-
-    Write the comparison into the recording's folder, and print its summary.
-
-    Raises:
-        UserError: if the recording cannot be read, or if no shape was timed with both a
-            hand-written kernel and the vendor library.
-    """
+    """Compare the hand-written kernels with the vendor library, by class of shape."""
     from analysis.comparing.families import compare_families, summarise, write_families
 
     recording = load_machine(None, results) if place is None else recording_at(place, results)

@@ -38,20 +38,15 @@ def measure_best_guesses(
 ) -> None:
     """Time the best candidates for the shapes in this machine's recording.
 
-    The most promising shapes come first. The measurements are added to the recording, so the next
-    recommendation table has measured gains. The next call resumes where the previous call stopped.
+    The measurements are added to the recording. An interrupted call is
+    resumed by the next call.
 
     The arguments are options of ``recommend``. If ``budget`` is None, the rest of the sweep's
-    budget is used. If ``gpus`` names GPUs, the first of these GPUs is used instead of ``gpu``.
+    budget is used. If ``gpus`` names GPUs, only the first of these GPUs is used.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The budget is not a time.
-            - ``results`` has no recording that was made on this machine, or the recording cannot be
-              read or has no measured case.
-            - The device cannot be used, or another process is measuring.
-            - The disk is full.
+        UserError: if the budget is not a time, ``results`` has no recording of this machine, or the
+            machine cannot be measured.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -123,23 +118,11 @@ def measure_questions(
 ) -> Basis:
     """Time the best candidates for problems on this machine; return the basis of answers.
 
-    If another size of a problem was already re-timed for this query, the problem is not measured
-    again.
-
-    ``question`` limits how the problems' sizes may change, and ``machine`` is the machine that the
-    user named, or None. The budget of ``request`` is not used.
+    The budget of ``request`` is not used.
 
     Raises:
-        UserError: in any of these cases:
-
-            - ``machine`` is not this machine.
-            - The size constraints of the query do not fit a problem.
-            - The machine does not support the dtype of a problem.
-            - The device cannot be used, or another process is measuring.
-            - The machine is too busy to measure on.
-            - The machine's recording or calibration cannot be read.
-            - The disk is full.
-
+        UserError: if ``machine`` is not this machine, the query does not fit a problem, or the
+            machine cannot be measured.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.times import measurements_near
@@ -180,8 +163,8 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     """Return the basis of answers about this machine before new measurements.
 
     Raises:
-        UserError: if ``machine`` is not this machine, the device cannot be used, or the machine's
-            recording or calibration cannot be read.
+        UserError: if ``machine`` is not this machine, the device cannot be used, or a file cannot
+            be read.
     """
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
@@ -230,9 +213,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     a user is waiting.
 
     Raises:
-        UserError: if the device cannot be used, another process is measuring, or the disk is full.
-            With ``quickly``, the error is also raised if no case was timed before the budget ran
-            out.
+        UserError: if the machine cannot be measured.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements

@@ -66,13 +66,10 @@ def fleet_command(
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """Write the report on a recording, and draw its plot.
 
-    At least three GPUs are needed to call one of them slow. A GPU is then slow if, in any kind of
-    anchor, the whole interval of the speed of the GPU is more than the fraction ``margin`` below
-    the median speed of all GPUs.
+    ``margin`` is the option ``--margin`` as a fraction.
 
     Returns:
-        The report, and the path of the plot. The path is None if fewer than two GPUs were timed on
-        the same kind of anchor.
+        The report, and the path of the plot. The path is None if no GPUs can be compared.
 
     Raises:
         UserError: if the anchors cannot be read, or a file cannot be written.

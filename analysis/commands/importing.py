@@ -129,12 +129,7 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     """Import a user's file as a recording.
 
     ``path`` is a file of times, the table of a published study, or a recording, given as its folder
-    or as the measurements.csv in that folder. ``machine`` is ``all`` if the user gave no slug. An
-    empty field of ``defaults`` is an option that the user did not give.
-
-    Raises:
-        UserError: if an option is missing or wrong, the file cannot be read or written as a
-            recording, or ``results`` already has a recording that was made on the machine.
+    or as the measurements.csv in that folder.
     """
     # 1. Check the options.
     if machine == _ALL:
@@ -184,15 +179,9 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
 
 
 def _is_imported(table: PublicTable, folder: Path) -> bool:
-    """Return True if a folder has a complete import of this table, with up-to-date intervals.
+    """Return True if a folder has a complete, up-to-date import of this table.
 
-    Every complete import has collections and readable attention fits. If a user's file was imported
-    into the folder, the table only has to be among the collections, which serve as the file's
-    prior. Otherwise, the recording has to be an import of this table. In this case, the intervals
-    of the recording also have to be widened by the range that Rooftile uses now.
-
-    Raises:
-        UserError: if the folder has a run.json that cannot be read.
+    If the folder has an import of a user's file, the table only has to be part of the file's prior.
     """
     files = (COLLECTIONS, attention_basis.FILE)
     if not is_complete(folder) or not all((folder / name).exists() for name in files):
@@ -223,15 +212,7 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 def _import_all(
     tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
-    """Import tables in parallel, at most one per core, because each import keeps a core busy.
-
-    Print a summary of each table as soon as it is imported. ``tables`` maps the slugs of machines
-    to tables, and has at least one table. The imported tables are validated against ``all_tables``.
-
-    Raises:
-        UserError: if an import fails, as in :func:`_import_one`. The other imports are completed
-            first.
-    """
+    """Import tables in parallel, at most one per core, because each import keeps a core busy."""
     machines = counted(len(tables), "machine")
     note(
         f"Calibrating on the public tables of {machines}, which takes one or two minutes per "
@@ -252,10 +233,6 @@ def _import_one(table: PublicTable, all_tables: Sequence[PublicTable], results: 
 
     If a user's file was imported for the machine, the file remains the recording, and the table
     becomes its prior.
-
-    Raises:
-        UserError: if the machine does not support a dtype of the table, if the package with the
-            attention tables is not installed, or if a file cannot be read or written.
     """
     machine = known_machine(table.slug)
     folder = folder_of(results, table.slug)
@@ -276,11 +253,8 @@ def _write_results(
 ) -> str:
     """Calibrate an imported recording, write its results, and return a summary of the import.
 
-    ``table`` is the table that was imported, and ``all_tables`` are all public tables, against
-    which the import is validated. For a user's file, ``table`` is None and ``all_tables`` is empty.
-
-    Raises:
-        UserError: if the recording cannot be read, or a file cannot be written.
+    ``table`` is the imported table, or None for a user's file. The import of a table is validated
+    against ``all_tables``.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page

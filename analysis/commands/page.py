@@ -83,13 +83,12 @@ def write_page(
     """Write one page about one or more recordings; return its path.
 
     Args:
-        analyses: one or more recordings, each with the model that was fitted to it.
-        advice: for each recording, its recommendation table, or None to compute the table.
+        analyses: one or more recordings, each with its fitted model.
+        advice: each recording's recommendation table, or None to compute the table.
         output: the file to write; None for report.html in the first recording's folder.
 
     Raises:
-        UserError: if a recording's rules.json or profiled steps are damaged, or if the page cannot
-            be written.
+        UserError: if a file of a recording is damaged, or if the page cannot be written.
     """
     from analysis.advice.table import build_table
     from analysis.page.document import page_html
@@ -107,10 +106,8 @@ def write_page(
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
     """Write a recording's page at the end of another command; return the path of the page.
 
-    Print a note and return None if the extra ``page`` is missing, if a file is damaged, or if the
-    page cannot be written.
-
-    ``advice`` is the recommendation table of the recording, or None to compute the table.
+    If the page cannot be written, print a note with the reason and return None. ``advice`` is the
+    recommendation table of the recording, or None to compute the table.
     """
     missing = lacks_page()
     if missing:
@@ -144,12 +141,7 @@ def renewed_page(folder: Path) -> Path | None:
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     """Return what a page shows about one recording: analysis, advice, verdicts and profiled steps.
 
-    The profiled steps come from two folders: the recording's folder, and the folder of the
-    measurements for judging rules. The verdicts on rules come from the first of these folders that
-    has verdicts.
-
-    Raises:
-        UserError: if rules.json or profiled steps are damaged.
+    Verdicts and profiled steps may also be in the folder of the measurements for judging rules.
     """
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
@@ -162,11 +154,7 @@ def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
 
 
 def _read_rules(folder: Path) -> list[RuleResult]:
-    """Return the verdicts on rules in a recording's folder, or [] if there are none.
-
-    Raises:
-        UserError: if rules.json is damaged.
-    """
+    """Return the verdicts on rules in a folder, or [] if the folder has no rules.json."""
     from analysis.rules.judge import RuleResult
 
     path = folder / "rules.json"
@@ -187,8 +175,7 @@ def _read_rules(folder: Path) -> list[RuleResult]:
 def _is_sound(row: RuleResult) -> bool:
     """Return True if every field of a rule's result has a valid value.
 
-    An effect of 0 is valid, because the effect of the rule ``tc-used`` is a share of time, which is
-    0 for a step that does not use Tensor Cores.
+    An effect of 0 is valid, because the effect of the rule ``tc-used`` is a share of time.
 
     Raises:
         OverflowError: if a ratio is an integer that is too large for a float.

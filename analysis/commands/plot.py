@@ -89,7 +89,8 @@ def plot_command(
 ) -> None:
     """Draw the plots that a recording has data for.
 
-    Names select some of these plots. The plot `wave` explains wave quantisation for one N and K.
+    If names are given, draw only the named plots. The plot `wave` explains wave quantisation for
+    one N and K.
     """
     # 1. Check the options that the wave plot and the plots of a recording have in common.
     file_formats = tuple(formats or ("png", "svg"))
@@ -139,16 +140,7 @@ def _draw_recording(
 ) -> None:
     """Draw the named plots of a recording, or all plots if none is named; print their paths.
 
-    Plots without enough data are left out. A note lists the named plots among them.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - A name is not known.
-            - The machine is unknown or has no recording, or its recording cannot be read.
-            - The recording has no measured case, or none with the dtype and the sweep.
-            - None of the plots has enough data.
-            - A file cannot be written.
+    Plots without enough data are left out.
     """
     from analysis.plots import PLOTS, write_plots
 
@@ -180,8 +172,7 @@ def _draw_recording(
 def _too_little_data(folder: Path, names: Sequence[str], filters: Mapping[str, str]) -> str:
     """Return the message for a recording that has too little data for the named plots.
 
-    If ``names`` is empty, the message is about all plots. ``filters`` has the values of --dtype and
-    --sweep that were given, by the name of the column.
+    ``filters`` has the given values of --dtype and --sweep, by the name of the option.
     """
     fault = f"{folder} has too little data for {' or '.join(names) or 'any plot'}"
     other_plots = "name other plots, or " if names else ""
@@ -202,21 +193,15 @@ def _draw_wave_plot(
 ) -> Path:
     """Draw the wave plot of one N and K; return the path of the file in the first format.
 
-    ``gemm`` gives N, K and the dtype; its M is not used. If a GEMM was measured several times, its
-    shortest time is drawn. ``m_before_cliff`` is the M just before the cliff, or None for the
-    largest cliff. If ``output`` is None, the files are written to ``plots`` in the recording's
-    folder or, without a recording, to ``plots`` in the machine's folder in ``results``.
-
-    Raises:
-        UserError: if ``m_before_cliff`` was not measured, if no M just above it was measured, or if
-            the recording cannot be read.
+    ``gemm`` gives N, K and the dtype; its M is not used. ``m_before_cliff`` is the M just before
+    the cliff, or None for the largest cliff.
     """
     from analysis.plots.style import save
     from analysis.plots.wave import cliff_at, draw_wave
 
     gemms = _plain_gemms(basis, gemm.dtype)
     rows = gemms[(gemms["n"] == gemm.n) & (gemms["k"] == gemm.k)]
-    # Several sweeps may have timed the same GEMM.
+    # Several sweeps may have timed the same GEMM. The shortest time is drawn.
     rows = rows.sort_values("time_us", kind="stable").drop_duplicates(["implementation", "m"])
     if m_before_cliff is not None:
         if rows.empty:
@@ -252,10 +237,6 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
 
     If the machine has other collections of public times, print only cliffs that at least one of
     these collections confirms.
-
-    Raises:
-        UserError: if no unbatched GEMM in the dtype and in layout nt was measured, or if the
-            recording or the other collections cannot be read.
     """
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import confirmed_pairs, largest, neighbouring_pairs
@@ -308,17 +289,8 @@ def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
     """Return the unbatched GEMMs in layout nt that were measured in a dtype.
 
-    The result may be empty. Three kinds of cases are left out:
-
-    - cases of hand-written kernels,
-    - cases that were timed without pauses, or in another cache state than most cases,
-    - cases whose operands have gaps or unaligned addresses.
-
-    If the recording was made by Rooftile, the result also has the columns of
-    :func:`with_steady_times`.
-
-    Raises:
-        UserError: if the recording cannot be read.
+    Cases of hand-written kernels and cases with unusual settings, such as another cache state, are
+    left out.
     """
     from analysis.recordings.load import bursts, library_rows
     from analysis.recordings.repetition import with_steady_times

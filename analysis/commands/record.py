@@ -199,14 +199,7 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
 
 
 def _ask_json(command: Sequence[str]) -> Any:
-    """Run a command in a new process, and return the JSON value that it prints.
-
-    ``command`` consists of a package and the words of its command, such as ``sweeps doctor``.
-
-    Raises:
-        UserError: if the command fails, with the exit code of the command. The message is the last
-            line that the command wrote to stderr. If it wrote nothing, the message says so.
-    """
+    """Run a command in a new process, and return the JSON value that it prints."""
     finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],
         cwd=FOLDER,

@@ -104,11 +104,7 @@ def rules_command(
 
 
 def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
-    """Print each imported table's verdicts on the rules, and plot them if ``plots`` is given.
-
-    Raises:
-        UserError: if no rule was tested with an imported table, or an import cannot be read.
-    """
+    """Print each imported table's verdicts on the rules, and plot them if ``plots`` is given."""
     from analysis.plots.rules_overview import write_overview
     from analysis.rules.inputs import imported_rules
 
@@ -130,14 +126,7 @@ def _judge_and_write(
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
     """Judge the rules by a machine's recordings, and write the report and the cheat sheet.
 
-    Print a note for each recording that is not used because its run is unusable.
-
-    Return the result of each rule, and the paths of the Markdown files and of the cheat sheet. The
-    cheat sheet is written only if an effect is significant.
-
-    Raises:
-        UserError: if the machine is unknown or has no results to judge rules by, or if its results
-            cannot be read.
+    Return the result of each rule, and the paths to print.
     """
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
@@ -158,24 +147,9 @@ def _judge_and_write(
 def _judge_table(
     path: Path, slug: str | None, dtype: str | None, plots: Path | None
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Judge the rules by a public table, and write the cheat sheet to the folder ``plots``.
+    """Judge the rules by a public table, and write the cheat sheet if ``plots`` is given.
 
-    Args:
-        path: the table.
-        slug: slug of the machine whose rows are used; None if no machine is given.
-        dtype: dtype of the rows; None to use bf16 if the table has it, else the table's only dtype.
-        plots: folder for the cheat sheet; None to write no cheat sheet.
-
-    Returns:
-        The result of each rule, and the path of the cheat sheet, which is written only if an effect
-        is significant.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - No machine is given, or the machine is unknown.
-            - The table cannot be read, or has no row with this machine and dtype.
-            - No dtype is given, and the rows are in several dtypes, none of which is bf16.
+    Return the result of each rule, and the paths to print.
     """
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet

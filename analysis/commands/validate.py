@@ -73,8 +73,8 @@ def validate_command(
             "--holdout",
             help=(
                 "Choice of the held-out measurements. rows: all that calibration does not use; "
-                "with --prior, all of a fifth of the shapes. levels: those whose M, N and K all "
-                "differ from the calibration measurements. beyond: those with M above 2,304; not "
+                "with --prior, all of a fifth of the shapes. levels: those with an M, an N and a "
+                "K that no calibration measurement has. beyond: those with M above 2,304; not "
                 "with --prior. folds: five-fold cross-validation."
             ),
         ),
@@ -230,11 +230,7 @@ def validate_command(
 
 
 def _parse_calibration_count(text: str) -> int | None:
-    """Parse the number of rows to calibrate on; return None for ``all``.
-
-    Raises:
-        UserError: if the text is neither a whole number nor ``all``.
-    """
+    """Parse the number of rows to calibrate on; return None for ``all``."""
     if text == "all":
         return None
     if not is_whole(text):
@@ -243,11 +239,7 @@ def _parse_calibration_count(text: str) -> int | None:
 
 
 def _parse_candidate_counts(text: str | None) -> list[int]:
-    """Parse the numbers of candidates in --measured, such as ``1,2,4``; return [] for None.
-
-    Raises:
-        UserError: if the text is not one or more positive whole numbers, separated by commas.
-    """
+    """Parse the numbers of candidates in --measured, such as ``1,2,4``; return [] for None."""
     if text is None:
         return []
     counts = []
@@ -263,12 +255,7 @@ def _parse_candidate_counts(text: str | None) -> list[int]:
 def _machine_of(file: Path, slug: str) -> Machine:
     """Return the machine that a slug names: one from machines.toml, or the recording's machine.
 
-    Args:
-        file: a recording's folder, a file in such a folder, or a public table.
-        slug: slug of the machine, or an unambiguous part of it.
-
-    Raises:
-        UserError: if the machine is not known, or the recording's run.json cannot be read.
+    ``file`` is a recording's folder, a file in such a folder, or a public table.
     """
     folder = file if file.is_dir() else file.parent
     if not (folder / "run.json").exists():
@@ -282,8 +269,8 @@ def _machine_of(file: Path, slug: str) -> Machine:
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """Measure how many shapes per second the model predicts on one core.
 
-    The result has the rate ``physics`` of the time formula without learned corrections, and the
-    rate ``full`` of the whole model. The time for reading shapes into arrays is left out.
+    ``physics`` is the rate of the time formula without learned corrections, and ``full`` is the
+    rate of the whole model. The time for reading shapes into arrays is left out.
     """
     # Only the shapes of one group are timed, because each group has a fit of its own.
     group = str(query.groups()[0])

@@ -30,8 +30,8 @@ class NamedComparison:
 
     Attributes:
         changes: the estimates on which the verdicts are based.
-        table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. The ratios
-            include the common shift of all cases only if this shift is significant.
+        table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. If the
+            common shift of all cases was estimated and is not significant, the ratios leave it out.
         lost: reason why each lost case has no time in the new results, by the case's name.
     """
 
@@ -45,12 +45,9 @@ class NamedComparison:
 
 
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
-    """Judge each case by the 99% interval of the case's time ratio.
-
-    ``lost`` is as in :class:`NamedComparison`.
-    """
-    # A shift that all cases share counts as a change, unless it may be only a difference between
-    # runs. The limit matters only to the verdict on the shift, which is not used here.
+    """Judge each case by the 99% interval of its time ratio."""
+    # A significant common shift counts as a change. The limit matters only for the verdict on the
+    # shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, limit=0.0)
     # Absurd times may have a ratio that is too large for a double.
     log_ratio = np.minimum(changes.deviation + counted_shift, LARGEST_LOG)
@@ -87,10 +84,7 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 
 
 def named_text(comparison: NamedComparison) -> str:
-    """Return human-readable text: counts, the common shift, and at most 20 cases of each kind.
-
-    Cases are grouped into four kinds: slower, faster, ambiguous and no longer timed.
-    """
+    """Return text for people: counts, the common shift, and at most 20 cases of each kind."""
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{counted(len(table), 'case')} compared: {counts}"]
@@ -109,7 +103,6 @@ def named_text(comparison: NamedComparison) -> str:
 
 
 def _case_line(row: Mapping[Any, Any]) -> str:
-    """Format a case: the ratio, the ratio's interval if there is one, both times and the name."""
     interval = ""
     if not math.isnan(row["ratio_lo"]):
         interval = f" [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]"

@@ -5,7 +5,7 @@ the case:
 
 1. **Within a process**: samples scatter. More rounds make this part smaller.
 2. **Between processes, case by case**: each process places the operands at different memory
-   addresses, so the time of a case differs by a few percent from process to process. Only more
+   addresses, so the time of a case may differ by a few percent from process to process. Only more
    processes make this part smaller.
 3. **Between processes, all cases together**: the whole machine may be slower during some processes
    than during others. This *common shift* is estimated as a robust mean over the cases and judged
@@ -13,15 +13,14 @@ the case:
 
 With several processes on a side, the second part is measured for each case. A variance that is
 estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
-(the moderated t test of Smyth, 2004). The better the variances of all cases agree, the more each of
-them is shrunk.
+(the moderated t test of Smyth, 2004). The better the variances agree, the more they are shrunk.
 
 With a single process on each side, the second part cannot be measured for each case. Its size for a
 typical case is estimated from the ratios of all cases: it is the part of the ratios' scatter that
 the scatter within processes does not explain. The estimator is robust, because a few cases may have
-changed. If the ratio of a case is unusual, a single pair of processes cannot show the cause: the
-case may have changed, or its time may vary far more between processes than the times of other cases
-do.
+changed. An unusual ratio has two possible causes, which a single pair of processes cannot tell
+apart: the case changed, or its time varies far more between processes than the times of other
+cases.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _EFFICIENCY = 0.725  # efficiency of the robust scale, relative to the standard 
 _MANY = 1e6  # smallest degrees of freedom with which a t distribution counts as normal
 _LEAST = 1e-18  # smallest variance of a log time: clocks do not resolve more than nine digits
 _TINY = 1e-300  # smallest variance to divide by
-_LEAST_EXCESS = 2e-8  # smallest variance of log variances that counts as more than chance
+_LEAST_EXCESS = 2e-8  # largest excess variance of log variances that counts as chance
 _STEPS = 30  # maximum number of estimates of location and scale; about ten usually suffice
 
 
@@ -75,7 +74,7 @@ class CaseChanges:
         names: names of the cases.
         old: logarithm of the time in seconds, averaged over the old processes.
         new: logarithm of the time in seconds, averaged over the new processes.
-        deviation: log ratio, new over old, without the shift that all other cases share. If
+        deviation: log ratio, new over old, without the shift that the other cases share. If
             ``shift`` is None, the deviation is the whole log ratio.
         within: part of the deviation's variance that comes from scatter within processes.
         between: rest of the deviation's variance, mainly from differences between processes; NaN if
@@ -140,13 +139,11 @@ class _Side:
 
     @classmethod
     def from_processes(cls, processes: Sequence[TimedProcess], names: Sequence[str]) -> _Side:
-        """Arrange the times of the named cases, which must have been timed in each process."""
         times_of_cases: list[list[CaseTimes]] = [
             [process.cases[name] for process in processes] for name in names
         ]
 
         def arranged(attribute: str) -> Reals:
-            """Return an attribute of all times as an array of shape (cases, processes)."""
             values = [[getattr(times, attribute) for times in row] for row in times_of_cases]
             return np.array(values, dtype=float).reshape(len(names), len(processes))
 
@@ -154,12 +151,10 @@ class _Side:
 
     @property
     def size(self) -> int:
-        """Number of processes."""
         return self.logs.shape[1]
 
     @property
     def mean(self) -> Reals:
-        """Mean log time of each case over the processes."""
         return np.asarray(self.logs.mean(axis=1))
 
     @property
@@ -169,7 +164,6 @@ class _Side:
 
 
 def _rounds(old: _Side, new: _Side) -> Reals:
-    """Return each case's mean number of samples per process, on the side with the smaller mean."""
     return np.minimum(old.counts.mean(axis=1), new.counts.mean(axis=1))
 
 
@@ -177,11 +171,7 @@ def _rounds(old: _Side, new: _Side) -> Reals:
 
 
 def _from_pair(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
-    """Estimate the changes from one process on each side.
-
-    With fewer than :data:`MIN_CASES` cases, the common shift and the scatter between processes are
-    unknown.
-    """
+    """Estimate the changes from one process on each side."""
     # 1. Compute the log ratios, and their variance within the processes.
     log_ratios = new.mean - old.mean
     within = old.within + new.within
@@ -223,10 +213,7 @@ def _from_pair(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
 
 
 def _pooled_freedom(old: _Side, new: _Side) -> Reals:
-    """Return the degrees of freedom of the variance within both processes (Welch–Satterthwaite).
-
-    They are infinite for a case without any variance.
-    """
+    """Return the degrees of freedom of the variance within both processes (Welch–Satterthwaite)."""
     variances = np.hstack([old.errors**2, new.errors**2])
     freedom = np.hstack([old.freedom, new.freedom])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -247,8 +234,6 @@ def _deviations_from_others(
 
     Return three values per case: its deviation from the centre of the other cases, the variance of
     that centre, and the variance that differences between processes add to a typical other case.
-    ``within`` is the variance of each log ratio within processes, with ``freedom`` degrees of
-    freedom.
     """
     count = len(log_ratios)
     # 1. With many cases, one robust centre serves all of them.
@@ -276,8 +261,8 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     The additional variance is the same for all values. It accounts for the part of their scatter
     that the known variances do not explain. The centre is the weighted mean.
 
-    Values more than 1.5 standard deviations from the centre are treated as if they were exactly 1.5
-    standard deviations away, so that a few changed cases hardly affect the centre and the variance.
+    A value more than 1.5 standard deviations from the centre counts as if it were 1.5 standard
+    deviations away, so that a few changed cases hardly affect the centre and the variance.
 
     Args:
         values: one value for each of at least two cases.
@@ -327,10 +312,10 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
 
 
 def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals, Reals]:
-    """Return each value's deviation from the weighted mean of the other values.
+    """Return each value's deviation from the mean of the others, and the variance of that mean.
 
-    Also return the variance of the mean of the others. The value itself is excluded, because a
-    changed case would otherwise move the mean that it is compared with.
+    The value itself is excluded, because a changed case would otherwise move the mean that it is
+    compared with.
     """
     weighted_sum_of_others = (weights * values).sum() - weights * values
     mean_of_others = weighted_sum_of_others / np.maximum(weights.sum() - weights, _TINY)
@@ -344,12 +329,7 @@ def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals
 
 
 def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
-    """Estimate the changes from several processes on at least one side.
-
-    The scatter between processes is measured for each case. With fewer than :data:`MIN_CASES`
-    cases, the scatter of a case is not shrunk towards the usual scatter of all cases, and no common
-    shift is estimated.
-    """
+    """Estimate the changes from several processes on at least one side."""
     freedom = float((old.size - 1) + (new.size - 1))
     # Variance of the difference between both sides' means, if each process has the variance 1.
     variance_factor = 1 / old.size + 1 / new.size
@@ -413,17 +393,17 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
 
     The usual variance of a case is its variance within a process plus the variance that differences
     between processes add to a typical case. The usual variance has less weight if the measured
-    variances differ from it by more than chance explains at ``freedom`` degrees of freedom.
+    variances scatter around it by more than chance explains.
 
     Args:
-        variances: measured variance of each case's log time from process to process. It includes
+        variances: measured variance of each case's log time from process to process, which includes
             the variance within a process.
-        freedom: degrees of freedom of each of these variances.
+        freedom: degrees of freedom of each measured variance.
         within: variance of each case's log time within a process.
 
     Returns:
         The shrunk variances, and the degrees of freedom of the usual variance. The degrees of
-        freedom are infinite if the measured variances differ from the usual ones only by chance.
+        freedom are infinite if chance explains the scatter of the measured variances.
     """
     # The logarithm of a measured variance differs from that of the true variance by this bias on
     # average, and scatters by chance with this variance.

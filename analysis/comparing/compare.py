@@ -1,8 +1,7 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
 Two cases match if all columns that identify a case, such as its sizes, implementation and config,
-are equal. If the config of a hand-written kernel was chosen automatically, two cases match even if
-the choice differs between the recordings.
+are equal. A config that a hand-written kernel chose itself may differ.
 
 A ratio is the new time over the old one. Its interval has a confidence of 99%, because a comparison
 judges hundreds of cases and should raise few false alarms. The interval combines the intervals of
@@ -13,10 +12,7 @@ The verdict is the first of these that applies:
 - ``slower`` or ``faster`` if the interval excludes 1 and the larger median exceeds the smaller one
   by more than 1%;
 - ``same`` if the whole interval is between 1/1.03 and 1.03;
-- ``ambiguous`` in all other cases, including those with too few samples for an interval.
-
-A test with simulated samples checks that at most 1% of the unchanged cases are called slower or
-faster.
+- ``ambiguous`` otherwise, for example with too few samples for an interval.
 """
 
 from __future__ import annotations
@@ -52,9 +48,9 @@ class Comparison:
     """Cases that have times in both recordings, and cases that have a time in only one of them.
 
     Attributes:
-        table: one row per case that has both times. The columns are those that identify the case,
-            and problem, class, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict. ``config`` is
-            the config in the new recording.
+        table: one row per case that has both times. In addition to the columns that identify the
+            case, it has problem, class, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict.
+            ``config`` is the config in the new recording.
         lost: cases that have a time in the old recording and failed in the new one, with the
             reason.
         only_old: number of cases that have a time in the old recording and no row in the new one.
@@ -142,15 +138,11 @@ def _distances_to_ends(
 ) -> tuple[pd.Series, pd.Series]:
     """Return the distances from each log ratio to the lower and the upper end of its 99% interval.
 
-    The distances are NaN if one of the two medians has no interval. ``deviations`` has one number
-    for each run, the standard deviation of log medians between processes, and may be empty.
+    ``deviations`` has each run's standard deviation of log medians between processes.
     """
 
     def error(side: str, end: str) -> pd.Series:
-        """Return the standard error of each log median, from one end of the 95% interval.
-
-        ``side`` is ``old`` or ``new``, and ``end`` is ``lo`` or ``hi``.
-        """
+        """Return the standard error of each log median, from one end of its 95% interval."""
         return np.log(pairs[f"time_{end}_us_{side}"] / pairs[f"time_us_{side}"]).abs() / Z95
 
     # The recordings come from two processes, so the difference between processes counts once. The
@@ -178,9 +170,8 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one row per operation, class, dtype and implementation, and one for all cases.
 
-    A row has the number of cases, the number of cases with each verdict, the geometric mean of the
-    ratios (``ratio``) and the largest ratio (``worst``). In the row for all cases, which comes
-    last, ``op``, ``class``, ``dtype`` and ``implementation`` are ``all``.
+    ``ratio`` is the geometric mean of the ratios, and ``worst`` is the largest ratio. In the row
+    for all cases, ``op``, ``class``, ``dtype`` and ``implementation`` are ``all``.
     """
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]
@@ -220,11 +211,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return human-readable text: versions, counts, the largest changes and a table of classes.
-
-    The text lists at most 20 slower cases, at most 20 faster cases and at most 20 cases that are no
-    longer timed.
-    """
+    """Return text for people: versions, counts, the largest changes and a table of classes."""
     counts = comparison.counts()
     table = comparison.table
     versions = [
@@ -274,7 +261,6 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def _case_line(row: dict[Any, Any]) -> str:
-    """Format a case: its ratio with the interval, both times, and what was timed."""
     return (
         f"  {row['ratio']:.3f} [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]  "
         f"{microseconds(row['old_us'])} → {microseconds(row['new_us'])} µs  {row['problem']} "
@@ -283,5 +269,4 @@ def _case_line(row: dict[Any, Any]) -> str:
 
 
 def _config_suffix(row: dict[Any, Any]) -> str:
-    """Return a space and the case's config, or an empty string if the case has no config."""
     return f" {row['config']}" if row["config"] else ""

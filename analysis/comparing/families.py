@@ -47,9 +47,8 @@ def compare_families(recording: Recording) -> pd.DataFrame:
         op, class, dtype, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi,
         best_config and found. The interval from ratio_lo to ratio_hi contains the ratio of a
         repeated recording with 95% probability. ``found`` is the speed of the chosen config
-        relative to that of the fastest candidate, and is at most 1. ``found`` and ``best_config``
-        are missing for :data:`BEST`, and for shapes and families whose candidates were not all
-        tried. ``found`` is also missing if the chosen config has no time among the candidates.
+        relative to that of the fastest candidate. ``found`` and ``best_config`` are known only if
+        all candidates were tried, and are missing for :data:`BEST`.
 
     Raises:
         UserError: if no shape was timed with both a hand-written kernel and the vendor library, or
@@ -98,7 +97,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
 
 def shape_class(problem: Problem) -> str:
-    """Return the problem's class; tf32 GEMMs in layouts other than nt have a separate class.
+    """Return the problem's class; tf32 GEMMs in layouts other than nt are a separate class.
 
     Hopper's Tensor Cores read tf32 operands only in layout nt, in which both operands are
     contiguous along K. In other layouts, a Triton kernel transposes operands while it copies them,
@@ -116,12 +115,11 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     A family that was timed in several dtypes also has a row for each dtype, with a class such as
     ``all bf16``.
 
-    ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
-    ``near`` is the share of shapes whose ratio is at least :data:`CLOSE`. ``wins`` is the share of
-    shapes whose ratio is above 1, and ``clear_wins`` is the share of shapes whose whole interval is
-    above 1. ``worst`` is the smallest ratio, and ``worst_shape`` is the shape with that ratio.
-    ``searched`` is the number of shapes that have a value in the column ``found`` of ``table``.
-    ``found`` is the geometric mean of these values, or None without such shapes.
+    ``ratio`` is the geometric mean of the ratios. ``near`` is the share of shapes whose ratio is at
+    least :data:`CLOSE`. ``wins`` is the share of shapes whose ratio is above 1, and ``clear_wins``
+    is the share of shapes whose whole interval is above 1. ``worst`` is the smallest ratio.
+    ``searched`` is the number of shapes that have a value in the column ``found`` of ``table``, and
+    ``found`` is the geometric mean of these values.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -187,8 +185,7 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
     """Return the (shape, family) pairs whose candidates were all tried.
 
-    A candidate that failed counts as tried. The set is empty if any case of a search was left out
-    of the plan.
+    A candidate that failed counts as tried.
     """
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan.get("left_out", {})):
@@ -206,15 +203,7 @@ def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
 def _with_search(
     table: pd.DataFrame, search_rows: pd.DataFrame, complete: set[tuple[Problem, str]]
 ) -> pd.DataFrame:
-    """Add the columns ``found`` and ``best_config``, with values only for fully searched shapes.
-
-    ``found`` is the speed of the chosen config relative to the fastest candidate in the search. It
-    is missing if the search did not time the chosen config. ``best_config`` is the config of the
-    fastest candidate.
-
-    ``search_rows`` are the rows of the sweeps that time every config. ``complete`` is the result of
-    :func:`_fully_searched`.
-    """
+    """Add the columns ``found`` and ``best_config``, with values only for fully searched shapes."""
     keys = ["problem", "family"]
     candidates = search_rows.rename(columns={"implementation": "family"})
     shapes_and_families = zip(candidates["problem"], candidates["family"], strict=True)
@@ -234,11 +223,7 @@ def _with_search(
 
 
 def _markdown(recording: Recording, summary: list[dict[str, Any]], without_library: int) -> str:
-    """Return the comparison as a Markdown page with a table for each operation.
-
-    ``without_library`` is the number of shapes that are left out because they were not timed with
-    the vendor library. The column *chosen/best* is left out if no shape has a value in it.
-    """
+    """Return the comparison as a Markdown page with a table for each operation."""
     is_searched = any(row["searched"] for row in summary)
     search_sentence = (
         "The column *chosen/best* is the speed of the chosen config relative to that of the best "
@@ -285,10 +270,7 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
 
 
 def _table_line(row: dict[str, Any], is_searched: bool) -> str:
-    """Format a row of the summary as a line of the Markdown table.
-
-    ``is_searched`` is True if the table has the column *chosen/best*.
-    """
+    """Format a row of the summary as a line of the Markdown table."""
     chosen_over_best = "–"
     if row["found"] is not None:
         chosen_over_best = f"{row['found']:.1%} ({counted(row['searched'], 'shape')})"

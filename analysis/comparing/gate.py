@@ -9,8 +9,7 @@ The answer is one of three:
   threshold. Each case meets one of two conditions: it is shown to be slower by less than the
   threshold, or it is not significantly slower although a slowdown as large as the threshold would
   have been detected with 80% probability.
-- ``cannot tell``: the conditions of the other two answers are not met. The report then says what is
-  missing, such as rounds or processes.
+- ``cannot tell``: the conditions of the other two answers are not met.
 
 *Significantly* means that the null hypothesis "this case did not become slower than the others" is
 rejected by a one-sided test at a false-discovery rate of 4% over all cases (Benjamini and
@@ -56,8 +55,7 @@ _FALSE_BELOW = 0.05
 """Probability that the upper limit of a slowdown is below the threshold, if the slowdown equals the
 threshold."""
 _MOST_ROUNDS = 10
-"""Largest recommended number of rounds, as a multiple of the number that was timed. If more would
-be needed, it is better to add processes."""
+"""Largest recommended number of rounds, as a multiple of the number that was timed."""
 _MOST_PROCESSES = 100
 """Largest recommended number of further processes of each version."""
 _LEAST_PROCESSES = 3
@@ -94,15 +92,13 @@ class GateResult:
             if no common shift was estimated.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
         found: whether each case is significantly slower than the others, by any amount.
-        p: probability that a case that did not change has at least the measured deviation; NaN if
-            the error of the deviation is unknown.
+        p: probability that an unchanged case has at least the measured deviation; NaN if the error
+            of the deviation is unknown.
         detectable: the detectable change, as a logarithm; NaN if the error is unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
-            this number is unknown, if no number of rounds is sufficient, or if the total would be
-            more than ten times the number of rounds that were timed.
+            no such number is known, or if it is too large to recommend.
         more_processes: further processes on each side that would make the threshold detectable
-            with the same number of rounds; NaN if this is unknown, or if more than a hundred would
-            be needed.
+            with the same number of rounds; NaN if no such number is known.
         lost: reason why each lost case has no time in the new results, by the case's name.
     """
 
@@ -142,14 +138,14 @@ class GateResult:
 
     @property
     def suspects(self) -> np.ndarray:
-        """Mask of the unclear cases that are significantly slower, but had too few processes."""
+        """Mask of the unclear, significantly slower cases; all False with enough processes."""
         return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 
 def judge_changes(
     changes: CaseChanges, threshold: float, lost: dict[str, str] | None = None
 ) -> GateResult:
-    """Judge the change of every case, and give one answer for all of them.
+    """Judge the change of every case, and give one answer for all cases.
 
     Args:
         changes: estimates of at least one case.
@@ -205,21 +201,15 @@ def judge_changes(
 
 
 def _are_enough(processes: tuple[int, int]) -> bool:
-    """Return True if each version has enough processes for a slowdown to fail the gate."""
     return min(processes) >= _LEAST_PROCESSES
 
 
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
     """Return the verdict on the common shift, and the part of its log that each ratio includes.
 
-    If the shift is significant, each ratio includes all of it. Otherwise, the shift may merely
-    be a difference between runs, and no ratio includes it. If an insignificant shift reaches the
-    threshold, the verdict is :data:`UNCLEAR`. If no shift was estimated, the verdict is an empty
-    string.
-
-    Args:
-        shift: the common shift; None if it was not estimated.
-        limit: the threshold, as the logarithm of a ratio.
+    If the shift is not significant, it may merely be a difference between runs, and no ratio
+    includes it. If no shift was estimated, the verdict is an empty string. ``limit`` is the
+    threshold, as the logarithm of a ratio.
     """
     if shift is None:
         return "", 0.0
@@ -234,8 +224,8 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
 def _level_of_one_case(changes: CaseChanges) -> float:
     """Return the largest p value at which a case counts as slower, if it is the only such case.
 
-    The procedure of Benjamini and Hochberg then requires that this p value, which is the smallest
-    of all, be at most the false-discovery rate divided by the number of cases.
+    The procedure of Benjamini and Hochberg compares the smallest p value with the false-discovery
+    rate divided by the number of cases.
     """
     return _FALSE_CASES / len(changes.names)
 
@@ -243,9 +233,8 @@ def _level_of_one_case(changes: CaseChanges) -> float:
 def _detectable_in_errors(freedom: Any, probability: float) -> Any:
     """Return the detectable change as a multiple of the standard error.
 
-    ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` is
-    the number of degrees of freedom of the standard error. ``freedom`` and the result are numbers,
-    or arrays with one element per case.
+    ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` has
+    the degrees of freedom of the standard error, as a number or as an array.
 
     A change of ``k`` estimated standard errors is found in a new run if the new run's test
     statistic exceeds the critical value ``t``. The unit of ``k`` is the standard error of this run.
@@ -264,10 +253,7 @@ def _detectable_in_errors(freedom: Any, probability: float) -> Any:
 
 
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_rounds` for a deviation of ``limit``.
-
-    ``limit`` is the logarithm of a ratio, and at least 0.
-    """
+    """Return :attr:`GateResult.more_rounds` for a deviation of ``limit``, as a logarithm."""
     # A deviation of ``limit`` is detectable if the standard error is at most ``largest_error``.
     # More rounds reduce only the variance within processes, so the variance between processes is
     # subtracted.
@@ -281,10 +267,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``.
-
-    ``limit`` is the logarithm of a ratio, and at least 0.
-    """
+    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, as a logarithm."""
     probability = _level_of_one_case(changes)
     sizes = changes.processes
     least = max(0, _LEAST_PROCESSES - min(sizes))
@@ -311,8 +294,7 @@ def gate_json(result: GateResult) -> dict[str, Any]:
 
     A detectable change is None if it is unknown or over 1,000%. At the top level, ``detectable``
     is the largest detectable change of any case. ``more_rounds`` and ``more_processes`` are the
-    largest over the unclear cases: 0 if no case is unclear, and None if the value of any unclear
-    case is unknown.
+    largest over the unclear cases, and None if any of these cases has no value.
     """
     changes, shift = result.changes, result.changes.shift
     unclear = result.has(UNCLEAR)
@@ -357,11 +339,7 @@ def gate_json(result: GateResult) -> dict[str, Any]:
 
 
 def gate_text(result: GateResult) -> str:
-    """Return text: the answer, the detectable slowdown, the common shift and the cases to check.
-
-    At most 20 cases are listed under each heading. If the answer is ``cannot tell``, the text ends
-    with the further measurements to make.
-    """
+    """Return the answer as text for people, with the cases to check."""
     changes = result.changes
     cases = counted(len(changes.names), "case")
     threshold = _percent(math.log1p(result.threshold))
@@ -394,7 +372,6 @@ def gate_text(result: GateResult) -> str:
 
 
 def _detectable_sentence(result: GateResult) -> str:
-    """Say how large a slowdown these runs detect, and how many processes they have."""
     old, new = result.changes.processes
     processes = f"{old} old and {counted(new, 'new process', 'new processes')}"
     largest = _largest(result.detectable)
@@ -406,7 +383,6 @@ def _detectable_sentence(result: GateResult) -> str:
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
-    """Say how large the common shift is, and why the ratios of the cases include it or omit it."""
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
         return (
@@ -425,16 +401,9 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
 
 
 def _listed(result: GateResult, mask: np.ndarray, title: str, sort_values: Reals) -> list[str]:
-    """Return the lines of a list: a title, then a line for each of the first 20 chosen cases.
+    """Return the lines that list the cases in ``mask``, sorted by their ``sort_values``.
 
-    If more cases are chosen, a last line says how many are left out. If no case is chosen, the list
-    has no lines.
-
-    Args:
-        result: the result of the gate.
-        mask: mask of the chosen cases.
-        title: what the chosen cases have in common.
-        sort_values: value of each case by which the lines are sorted, the largest first.
+    The case with the largest value comes first.
     """
     chosen = [i for i in np.argsort(-sort_values, kind="stable") if mask[i]]
     if not chosen:
@@ -457,12 +426,11 @@ def _listed(result: GateResult, mask: np.ndarray, title: str, sort_values: Reals
 
 
 def _count_of_unlisted(count: int) -> str:
-    """Return the line that says how many of ``count`` cases a list leaves out."""
     return f"  and {count - _MAX_LISTED:,} more (--json lists all)"
 
 
 def _next_steps(result: GateResult) -> list[str]:
-    """Return sentences about the further measurements that would settle an unclear answer."""
+    """Return sentences about further measurements that could settle an unclear answer."""
     sentences: list[str] = []
     asks_for_processes = False
     # 1. Say what the unclear cases need.
@@ -477,7 +445,7 @@ def _next_steps(result: GateResult) -> list[str]:
     elif result.suspects.any():
         sentences.append(
             "A process can be slower than others of the same version because it was disturbed, or "
-            "because its operands have other addresses in memory."
+            "because its operands are at different memory addresses."
         )
         asks_for_processes = True
     elif unclear.any():
@@ -506,13 +474,9 @@ def _next_steps(result: GateResult) -> list[str]:
 def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
     """Return a sentence about the further measurements that would make the threshold detectable.
 
-    If no number of rounds or processes is known to be sufficient, the sentence says that more
-    processes would not help. If, in addition, :func:`_are_enough` is False, return an empty string.
-
-    Args:
-        result: the result of the gate.
-        unclear: mask of the unclear cases. At least one case must be unclear, and the detectable
-            change of each unclear case must be known.
+    Return an empty string if no sufficient number is known and a version has fewer than three
+    processes. At least one case must be unclear, and the detectable change of each unclear case
+    must be known.
     """
     threshold = _percent(math.log1p(result.threshold))
     rounds = result.more_rounds[unclear]
@@ -553,30 +517,25 @@ def _detectable_shift(shift: CommonShift) -> float:
 
 
 def _largest(values: Reals) -> float:
-    """Return the largest of non-negative values: NaN if any value is NaN, 0 if there are none."""
+    """Return the largest non-negative value, 0 without values, or NaN if any value is NaN."""
     return float(np.max(values, initial=0.0))
 
 
 def _middle(values: Reals) -> float:
-    """Return the median of the values; NaN if any value is NaN."""
     return float(np.median(values))
 
 
 def _percent(log: float) -> str:
-    """Format a change, given as the logarithm of a ratio, as a percentage."""
     return "over 1,000%" if log > _LARGEST else f"{100 * math.expm1(log):.3g}%"
 
 
 def _number(value: float) -> float | None:
-    """Convert a number for JSON; None if it is NaN or infinite."""
     return float(value) if math.isfinite(value) else None
 
 
 def _change(log: float) -> float | None:
-    """Convert the log of a ratio to a fraction for JSON; None if it is NaN or over 1,000%."""
     return math.expm1(log) if log <= _LARGEST else None
 
 
 def _whole(value: float) -> int | None:
-    """Convert a whole number for JSON; None if it is NaN or infinite."""
     return int(value) if math.isfinite(value) else None

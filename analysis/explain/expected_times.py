@@ -26,7 +26,7 @@ class ExpectedTime(NamedTuple):
 
 
 def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of a call for each shape whose time is measured or can be predicted.
+    """Return the expected time of one call, by shape; a shape without a known time has no key.
 
     For a GEMM or convolution in fp32 on a machine with TF32, the shape in TF32 is also a key.
 
@@ -69,19 +69,16 @@ def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expected
 
 
 def in_tf32(work: Work, machine: Machine) -> Problem | None:
-    """Return an fp32 GEMM or convolution as a TF32 problem.
-
-    Return None for all other operations and dtypes, and for machines without TF32.
-    """
+    """Return an fp32 GEMM or convolution as a TF32 problem, or None if TF32 does not apply."""
     if not isinstance(work, Gemm | Conv) or work.dtype != "fp32" or "tf32" not in machine.peaks:
         return None
     return replace(work, dtype="tf32")
 
 
 def sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
-    """Return the sum of the expected times of a call's parts, with the source of the first part.
+    """Return the sum of the expected times of a call's parts, or None if any time is unknown.
 
-    Return None if one of the times is not known, or if ``parts`` is empty.
+    The source is that of the first part.
     """
     known_parts = [part for part in parts if part is not None]
     if not known_parts or len(known_parts) < len(parts):

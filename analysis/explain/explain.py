@@ -1,9 +1,8 @@
 """Judge a trace's operations: how long each should take, why it takes longer, and what to change.
 
 An operation's time is compared with the expected time of its shape on the machine. The expected
-time comes from a recording, from a public table or from the time model, and always has an interval.
-:mod:`analysis.advice.recommend` recommends better sizes. A change of sizes saves at most the
-difference between the traced time and the expected time with the recommended sizes.
+time comes from a recording, from a public table or from the time model. A change of sizes saves at
+most the difference between the traced time and the expected time with the recommended sizes.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ from kernels.machine import (
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.capture.captured import Work
 
-_LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
+_LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced span
 _MOST_NAMED = 3  # maximum number of operations that a finding names after the first
 _LEAST_IDLE = 0.1  # idle time is a finding if one reason causes at least this share of the span
-_MOST_ASKED = 400  # about this many shapes get advice on other sizes, which takes about a second
-_ROUND = 8  # elements; sizes above this may be padded to the next multiple of it
+_MOST_ASKED = 400  # about this many shapes get advice on sizes; 400 take about a second
+_ROUND = 8  # elements; sizes above 8 may be padded to the next multiple of 8
 _LEAST_SHAPES = 5  # fewest shapes that can show whether the whole machine was slow
 _MOST_PADDING = 0.5  # largest share of FLOPs that padding to multiples of 8 may add
 
@@ -103,15 +102,15 @@ class ExplainedOperation:
         operation: the operation, with its traced time.
         tensor_cores: result of :func:`tensor_core_use`.
         expected: expected time of one call; None if it is not known.
-        peak_share: share of the machine's peak that the operation's arithmetic reaches; None if the
-            shape, the time or the peak of the operation's dtype is not known.
+        peak_share: share of the machine's peak that the operation's arithmetic reaches; None if it
+            is not known.
         bandwidth_share: share of the machine's bandwidth that the operation's minimum traffic uses;
-            None if the minimum traffic or the time is not known.
+            None if it is not known.
         finding: remedies that could save time, and reasons why the operation is slow; an empty
             string if too little time could be saved, or if the expected time is not known.
         change: sizes to change, such as ``N 50257 → 50264``; an empty string if no change is
             recommended.
-        advice: the advice that recommends ``change``; None if no change is recommended.
+        advice: the advice that recommends ``change``, or None.
         saves_us: time in µs that the best remedy could save over all calls; 0 without a finding.
     """
 
@@ -134,7 +133,7 @@ class TraceVerdict:
         files: names of the traces.
         machine: the machine that the times are compared with.
         account: traced time by operation, and idle time by reason.
-        operations: the operations, sorted by what could be saved, then by their time.
+        operations: the operations, the largest possible saving first.
         findings: ways to save time, the largest saving first.
         source: measurements or constants that the expected times are based on, in words.
         slowdown: median ratio of traced to expected times if most shapes took too long, else 1. A
@@ -170,23 +169,16 @@ def explain_traces(
 
     Args:
         paths: the traces.
-        machine: the machine to compare with; None for the GPU that the traces name, or for this
-            computer's CPU if the traces are from a CPU.
+        machine: the machine to compare with; None to find it from ``against`` or the traces.
         results: folder of all machines' results.
         against: folder to search before ``results``, with the results of one machine or of several
             machines.
-        question: the pad or choose query; None for a query that allows padding by 12.5%, or by more
-            if the next multiples of 8 need it.
+        question: the pad or choose query; None for a query that allows padding by 12.5%, or by up
+            to 50% if the next multiples of 8 need it.
 
     Raises:
-        UserError: in any of these cases:
-
-            - No trace is given, or a trace or a recording cannot be read.
-            - The machine is not known, or it is not given and cannot be found from the traces.
-            - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
-            - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
-              given.
-            - The query does not fit a shape.
+        UserError: if a trace or a recording cannot be read, if the machine is unknown or does not
+            fit the traces, or if another argument is invalid.
     """
     account = account_of(paths)
     basis = _basis(account, machine, results, against)
@@ -196,21 +188,7 @@ def explain_traces(
 def _basis(
     account: ProfileAccount, machine: str | None, results: Path, against: Path | None
 ) -> Basis:
-    """Return the model and measurements of the machine that a trace is compared with.
-
-    :func:`explain_traces` explains the arguments.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - The machine is not known, or its recording cannot be read.
-            - No machine is given, and the traces are from an unknown GPU, from several kinds of
-              GPUs, or from a CPU that is not recorded.
-            - No machine is given, and the traces do not name their GPU, or name a GPU but have no
-              kernels.
-            - ``against`` is not a folder.
-            - ``against`` belongs to one machine, and ``machine`` is also given.
-    """
+    """Return the model and measurements of the machine that a trace is compared with."""
     # 1. If the given folder belongs to one machine, compare with that machine.
     if against is not None:
         if (against / "run.json").exists():
@@ -248,12 +226,7 @@ def _basis(
 
 
 def _machine_of(account: ProfileAccount) -> str:
-    """Return the slug of the GPU that a trace names, or of this CPU if the trace is from a CPU.
-
-    Raises:
-        UserError: if the trace names no GPU or several kinds of GPUs, or if it names a GPU but has
-            no kernels.
-    """
+    """Return the slug of the GPU that a trace names, or of this CPU if the trace is from a CPU."""
     if account.kind == "cpu":
         if account.device_names:
             raise UserError(
@@ -286,7 +259,7 @@ def judge_account(
 
     Raises:
         UserError: if the machine's recording cannot be read, if the trace is from a CPU and the
-            machine is a GPU or the other way round, or if the query does not fit a shape.
+            machine is a GPU or vice versa, or if the query does not fit a shape.
     """
     machine = basis.model.machine
     if account.kind != machine.kind:
@@ -331,15 +304,11 @@ def judge_account(
 
 
 def _largest_saving_first(entries: Sequence[ExplainedOperation]) -> list[ExplainedOperation]:
-    """Sort operations by possible saving, then by total time, the largest first."""
     return sorted(entries, key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
 
 
 def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> float:
-    """Return :attr:`TraceVerdict.slowdown`.
-
-    The result is also 1 if fewer than :data:`_LEAST_SHAPES` operations have an expected time.
-    """
+    """Return :attr:`TraceVerdict.slowdown`."""
     traced_and_expected: list[tuple[float, ExpectedTime]] = []
     for operation in account.operations:
         expected = sum_of([times.get(work) for work in operation.works])
@@ -359,7 +328,7 @@ def _grouped_by_size(
 
     The operations of a group have the same size to change, with the same new value and the same
     meaning in a model. They can be the forward pass and the gradients of one layer, or belong to
-    several layers. An operation without exactly one size to change is a group by itself.
+    several layers.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
@@ -371,12 +340,10 @@ def _grouped_by_size(
 
 
 def _saving_of(group: Sequence[ExplainedOperation]) -> float:
-    """Return the time in µs that could be saved in all operations of a group."""
     return sum(entry.saves_us for entry in group)
 
 
 def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
-    """Return the finding about a group from :func:`_grouped_by_size`."""
     first, *others = group
     subject, text = subject_of(first.operation), first.finding
     size_change = _size_change(first)
@@ -394,10 +361,7 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
 
 
 def _size_change(entry: ExplainedOperation) -> tuple[int, int, str] | None:
-    """Return the size that should change, its new value and its meaning in a model.
-
-    Return None unless exactly one size should change.
-    """
+    """Return the size that should change, its new value and its meaning in a model."""
     advice = entry.advice
     if advice is None or len(advice.changed) != 1:
         return None
@@ -415,11 +379,7 @@ def subject_of(operation: ProfiledOperation) -> str:
 def _advice(
     account: ProfileAccount, basis: Basis, question: Question | None
 ) -> dict[Problem, Advice]:
-    """Return the advice on the GEMMs and convolutions that take the longest.
-
-    Once the longest operations have :data:`_MOST_ASKED` different shapes, no further shapes get
-    advice. If ``question`` is None, the query for each problem comes from :func:`_padding`.
-    """
+    """Return the advice on the GEMMs and convolutions that take the longest."""
     machine = basis.model.machine
     # 1. Collect the problems in the order of the account, the longest operation first.
     query_of: dict[Problem, Question] = {}
@@ -462,12 +422,7 @@ def _explained(
 ) -> ExplainedOperation:
     """Compare an operation with its expected time, and find the possible savings.
 
-    Args:
-        operation: the operation.
-        machine: the machine that the operation is compared with.
-        times: expected time of one call of each shape.
-        advice: recommended sizes for each problem.
-        slowdown: factor by which the whole machine is slower than expected, at least 1.
+    ``slowdown`` is the factor by which the whole machine is slower than expected, at least 1.
     """
     # 1. Describe the operation.
     expected = sum_of([times.get(work) for work in operation.works])
@@ -514,11 +469,7 @@ def _savings_at_this_size(
     slowdown: float,
     tensor_cores: str | None,
 ) -> list[_Saving]:
-    """Return the savings that are possible without changing a size.
-
-    ``expected`` is the expected time of one call of the operation, and ``tensor_cores`` is the
-    result of :func:`tensor_core_use`. :func:`_explained` explains the other arguments.
-    """
+    """Return the savings that are possible without changing a size."""
     traced_us = operation.each_us
     savings: list[_Saving] = []
     # 1. The operation takes significantly longer than expected.
@@ -544,17 +495,12 @@ def _savings_at_this_size(
 
 
 def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return :attr:`ExplainedOperation.peak_share` of an operation."""
     if not operation.flops or not operation.each_us or operation.dtype not in machine.peaks:
         return None
     return operation.flops / (operation.each_us * 1e-6) / machine.peak(operation.dtype)
 
 
 def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return :attr:`ExplainedOperation.bandwidth_share` of an operation.
-
-    The minimum traffic of attention and of grouped GEMMs is not known.
-    """
     if not operation.bytes or not operation.each_us:
         return None
     return operation.bytes / (operation.each_us * 1e-6) / machine.bandwidth
@@ -569,8 +515,7 @@ def _best_change(
     """Return the change of size that saves the most time, and the saving in µs over all calls.
 
     If the change answers a choose query, its gain is per FLOP. The saving is then the time saved on
-    the original number of FLOPs. Return None if no change saves time, or if the expected time is
-    not known. :func:`_explained` explains the arguments.
+    the original number of FLOPs.
     """
     expected = sum_of([times.get(work) for work in operation.works])
     if expected is None:

@@ -185,20 +185,17 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
 
 
 def _table(verdict: TraceVerdict) -> list[list[str]]:
-    """Return the table's head and a row for each of the first ten operations.
-
-    A trace from a CPU has no kernels, so its table lacks the columns :data:`_OF_KERNELS`.
-    """
+    """Return the table's head and a row for each of the first ten operations."""
     first = verdict.operations[:_MOST_ROWS]
     table = [list(_HEAD), *(_cells(verdict.account, entry) for entry in first)]
     columns = len(_HEAD)
+    # A trace from a CPU has no kernels.
     if verdict.account.kind != "gpu":
         columns -= len(_OF_KERNELS)
     return [row[:columns] for row in table]
 
 
 def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
-    """Return the cells of an operation's row, in the order of :data:`_HEAD`."""
     operation, expected = entry.operation, entry.expected
     share = operation.time_us / account.total_us if account.total_us else 0.0
     expected_text = "–"
@@ -229,14 +226,13 @@ def _range(lo_us: float, hi_us: float) -> str:
 
 
 def _percent(share: float | None) -> str:
-    """Format a share as a percentage, or as a dash if it is None."""
     return "–" if share is None else f"{share:.0%}"
 
 
 def _shortened(kernel: str) -> str:
     """Return a kernel's name without its return type, cut to :data:`_LONGEST_NAME` characters.
 
-    If CUTLASS's wrapper template contains the kernel, the kernel's name is the template's argument.
+    If the kernel is an argument of CUTLASS's wrapper template, the argument is its name.
     """
     match = _CUTLASS.search(kernel)
     name = match.group(1) if match else _without_return_type(kernel)
@@ -246,7 +242,7 @@ def _shortened(kernel: str) -> str:
 def _without_return_type(kernel: str) -> str:
     """Return a C++ signature without its return type.
 
-    The return type may itself be a template, such as ``std::enable_if<!(false), void>::type``.
+    The return type may be a template, such as ``std::enable_if<!(false), void>::type``.
     """
     depth = 0  # number of open brackets
     start = 0  # position after the last space that is outside of brackets
@@ -307,8 +303,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
             account.calls_without_kernel, "call of a matrix operation", "calls of matrix operations"
         )
         sentences.append(
-            f"The trace has no kernel for {calls}: the profiler lost a record, or a CUDA graph was "
-            "being captured."
+            f"The trace has no kernel for {calls}, for example because the profiler lost a record "
+            "or a CUDA graph was being captured."
         )
     if account.left_out:
         were = "was" if account.left_out == 1 else "were"

@@ -22,14 +22,13 @@ _CONVERTS = re.compile("nchwToNhwc|nhwcToNchw|tensorTransform", re.IGNORECASE)
 def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | None:
     """Return :data:`USED`, :data:`ELIGIBLE` or :data:`NOT_ELIGIBLE` for an operation.
 
-    An operation in fp32 could use Tensor Cores by computing in TF32. Return None if the operation
-    could use Tensor Cores, but the kernel names do not show whether it does. If the operation's
-    shapes are not known, only kernel names can show that it uses Tensor Cores; without such a name,
-    the result is :data:`NOT_ELIGIBLE`.
+    Return None if the operation could use Tensor Cores, but the kernel names do not show whether it
+    does.
     """
     uses_tensor_cores = operation.uses_tensor_cores
     if uses_tensor_cores:
         return USED
+    # An operation in fp32 could use Tensor Cores by computing in TF32.
     dtype = "tf32" if operation.dtype == "fp32" else operation.dtype
     if machine.kind == "cpu" or not operation.works or dtype not in machine.peaks:
         return NOT_ELIGIBLE

@@ -30,7 +30,7 @@ from kernels.problem import Gemm
 from sweeps.schema import COLUMNS, problem_of
 
 SAMPLES = "samples_us"
-"""Column with a case's samples in microseconds, sorted by worker and GPU, then by round."""
+"""Column with a case's samples in microseconds."""
 
 PYTEST_BENCHMARK_VERSION = "5.3.1"
 """Version of pytest-benchmark whose format :func:`as_pytest_benchmark` writes."""
@@ -42,7 +42,7 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
     If a case has no samples, its statistics are derived from its median and interval.
 
     Raises:
-        UserError: if a rounds.csv cannot be read, or is too badly damaged.
+        UserError: if the recorded samples cannot be read.
     """
     # case_names() needs the columns that keyed() adds, and keyed() also needs the failed cases.
     rows = keyed(recording.rows)
@@ -85,7 +85,7 @@ def as_csv(recording: Recording) -> bytes:
     """Return a CSV file with one line for each measured case; spaces separate the samples.
 
     Raises:
-        UserError: in the same cases as :func:`as_pytest_benchmark`.
+        UserError: if the recorded samples cannot be read.
     """
     cases = _measured_cases(recording)
     cases[SAMPLES] = [" ".join(map(repr, samples)) for samples in cases[SAMPLES]]
@@ -96,7 +96,7 @@ def as_parquet(recording: Recording) -> bytes:
     """Return a Parquet file with one row for each measured case; samples are lists of numbers.
 
     Raises:
-        UserError: in the same cases as :func:`as_pytest_benchmark`.
+        UserError: if the recorded samples cannot be read.
     """
     buffer = io.BytesIO()
     _measured_cases(recording).to_parquet(buffer, index=False)
@@ -109,15 +109,12 @@ _XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}  # XLA's names of dtypes
 def as_xla_perf_table(recording: Recording) -> bytes:
     """Return a text proto with the vendor library's FLOP/s for each shape of a 16-bit GEMM.
 
-    If a shape was timed in several layouts, the speed is that of the fastest layout. The speeds are
-    those of bursts in the recording's usual cache state (:attr:`Recording.cache`).
-
-    Other dtypes are left out. XLA multiplies fp32 with or without TF32, depending on its flags, so
-    a single speed could not describe both.
+    Only bursts in the recording's usual cache state (:attr:`Recording.cache`) are used. The fastest
+    layout of each shape counts. GEMMs in fp32 are left out, because XLA multiplies fp32 with or
+    without TF32, depending on its flags.
 
     Raises:
-        UserError: if the recording is not from a GPU, or has no 16-bit GEMM of the vendor library
-            that was timed in bursts in that cache state.
+        UserError: if the recording is not from a GPU, or has no such GEMM.
     """
     rows = library_rows(bursts(recording.products, recording.cache))
     rows = rows[(rows["op"] == "gemm") & rows["dtype"].isin(list(_XLA_TYPES))]
@@ -161,7 +158,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
-    """Return the samples of each row in µs; a row without recorded samples has an empty list."""
+    """Return the samples of each row in µs; a list is empty if no samples were recorded."""
     rounds = rounds_of(recording)
     return [
         [seconds * 1e6 for _, seconds in sorted(rounds.get(case, {}).items())]
@@ -185,16 +182,9 @@ def _plain(value: Any) -> Any:
 
 
 def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the statistics of a case in seconds, under pytest-benchmark's names.
+    """Return a case's statistics under pytest-benchmark's names, with times in seconds.
 
-    Without samples, the mean and the quartiles are set to the median, and the minimum and maximum
-    to the ends of the interval. The standard deviation is derived from the interval. If the case
-    has no interval, the minimum and maximum are also set to the median, and the standard deviation
-    is 0.
-
-    Args:
-        samples_us: the samples in µs; empty if none were recorded.
-        row: the case's columns of measurements.csv.
+    Without samples, the statistics are derived from the case's median and interval.
     """
     if samples_us:
         samples_s = [sample_us * 1e-6 for sample_us in samples_us]

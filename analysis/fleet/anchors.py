@@ -1,11 +1,9 @@
-"""Read anchors.csv: the times of the same few cases on each GPU of a recording.
+"""Read anchors.csv: the times of the same few cases, called anchors, on each GPU of a recording.
 
-These cases are called anchors. A survey of five large systems found that the time of a program
-varies between GPUs of one model by 8% on average and by up to 22%. Individual GPUs took up to 1.5
-times as long as the median GPU (P. Sinha et al., "Not All GPUs Are Created Equal", arXiv
-2208.11035). A training or inference job runs at the speed that a GPU sustains under continuous
-load. Short bursts run at boost clocks, which hide differences in silicon, cooling and power supply.
-Some anchors therefore run without pauses; they are called sustained.
+A survey of five large systems found that the time of a program varies between GPUs of one model by
+8% on average and by up to 22% (P. Sinha et al., "Not All GPUs Are Created Equal", arXiv
+2208.11035). Some anchors, called sustained, run without pauses. Short bursts run at boost clocks,
+which hide differences in silicon, cooling and power supply.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _RESTORE = "Restore the file, or move it away and measure the anchors again."
 
 @dataclass(frozen=True)
 class FleetDevice:
-    """A GPU, or the CPU of one worker, as a recording identifies it.
+    """A GPU, or the CPU of one worker.
 
     Attributes:
         gpu: number of the GPU within its run; None for a CPU.
@@ -80,16 +78,15 @@ class Fleet:
     """Times of the anchors on each device.
 
     ``log_time``, ``error``, and the values of ``sensors`` and ``throttled`` are arrays of shape
-    (phases, devices, anchors), with the phases in :data:`sweeps.schema.PHASES`. Unknown numbers are
-    NaN.
+    (phases, devices, anchors). Unknown numbers are NaN.
 
     Attributes:
         devices: the GPUs, or the CPU of each worker.
         kinds: kind of each anchor.
         log_time: logarithm of the median time in microseconds.
-        error: standard error of ``log_time``, from the interval of the median.
+        error: standard error of ``log_time``.
         sensors: median reading of each sensor.
-        throttled: for each throttling reason that any device reported, True where it was reported.
+        throttled: for each throttling reason, True where it was reported.
     """
 
     devices: tuple[FleetDevice, ...]
@@ -110,17 +107,12 @@ class Anchors:
 
 
 def read_anchors(folder: Path) -> Anchors:
-    """Read the anchors of a recording.
+    """Read the anchors of a recording, without the damaged lines.
 
-    Damaged lines are left out, and :attr:`Anchors.damaged` describes them. If several runs timed an
-    anchor on a GPU, the times of the latest run are used.
+    If several runs timed an anchor on a device, the latest run counts.
 
     Raises:
-        UserError: in any of these cases:
-
-            - run.json or anchors.csv is missing or unreadable.
-            - run.json was written by an incompatible version of Rooftile.
-            - anchors.csv lacks a column, is too badly damaged, or contains no times.
+        UserError: if run.json or anchors.csv cannot be read, or if anchors.csv has no times.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
@@ -148,8 +140,7 @@ def anchor_folders(place: Path) -> list[Path]:
     """Return the given folder if it is a recording, else its subfolders that have anchors.
 
     Raises:
-        UserError: if the given folder is a recording without anchors, or contains no recording with
-            anchors.
+        UserError: if no anchors are found.
     """
     if (place / "run.json").exists():
         if not (place / FILE).exists():
@@ -162,11 +153,7 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """Return a case's kind of anchor, which is one of :data:`KINDS`.
-
-    The kind depends on the case's minimum compute and memory time on the machine, and on the
-    case's mode.
-    """
+    """Return the kind of an anchor, which is one of :data:`KINDS`."""
     problem = case.problem
     # If the peak is unknown, only the memory time counts.
     compute_seconds = problem.flops / machine.peaks.get(problem.dtype, math.inf)
@@ -179,7 +166,6 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 
 def _remedy() -> str:
-    """Return a sentence on how to measure anchors, for error messages."""
     return (
         f"To measure anchors, run {command('sweeps run')} on a GPU with a budget of at least a "
         "minute (--budget 1m), or divide the run into several shards (--shard)."
@@ -209,7 +195,6 @@ def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
 
 
 def _case(row: Mapping[str, str]) -> Case | None:
-    """Return the case that the columns of a row describe, or None if a column is invalid."""
     try:
         case = Case.from_columns(row)
     except (UserError, ValueError, TypeError, KeyError, OverflowError):
@@ -218,10 +203,6 @@ def _case(row: Mapping[str, str]) -> Case | None:
 
 
 def _record_faults(rows: pd.DataFrame, faults: Faults) -> None:
-    """Record in ``faults`` what is wrong with the rows.
-
-    The column ``case`` of the rows contains the positions that :func:`_cases` returned.
-    """
     faults.record(rows["case"] < 0, "its columns do not describe a valid case")
     faults.record(~rows["phase"].isin(PHASES), f"phase is not one of {', '.join(PHASES)}")
     faults.record(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
@@ -249,11 +230,7 @@ def _fleet(
 ) -> Fleet:
     """Return the fleet, with the latest times and sensor readings of each device.
 
-    Args:
-        table: the valid rows of anchors.csv. The column ``case`` contains positions in ``cases``.
-        cases: all cases of the file.
-        machine: the machine, which determines the kind of each anchor (:func:`kind_of`).
-        run: the run.json of the recording, which has the limits of the devices.
+    The column ``case`` of ``table`` has positions in ``cases``.
     """
     # 1. Identify each GPU by its id, or by its node and number if it has no id. A GPU may have
     #    served several workers. A CPU is identified by its node and worker.
@@ -281,7 +258,6 @@ def _fleet(
     shape = (len(PHASES), len(device_numbers), len(used_cases))
 
     def arranged(values: Any, empty: Any = np.nan) -> Any:
-        """Arrange one value per row in an array, with ``empty`` where nothing was measured."""
         array = np.full(shape, empty)
         array[position] = np.asarray(values)
         return array
@@ -311,7 +287,6 @@ def standard_error(log_lo: Array, log_hi: Array) -> Array:
 
 
 def _devices(latest_rows: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
-    """Return one device per row, with the limits of its power and clock if run.json has them."""
     entries = run.get("gpus", [])
     by_id = {entry["id"]: entry for entry in entries if entry.get("id")}
     by_place = {(entry["node"], entry["gpu"]): entry for entry in entries}

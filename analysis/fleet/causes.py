@@ -2,8 +2,7 @@
 
 The speed of arithmetic is proportional to the SM clock. A low clock therefore counts as the cause
 if it accounts for at least half of the slowness, and if the unexplained rest of the slowness is not
-larger than a margin. Possible causes of a low clock are a limit that somebody set, the power limit,
-heat, and any other abnormal reason that the GPU reported.
+larger than a margin.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Reason that a GPU reports for a low clock at its power limit. Large GEMMs often reach this limit.
-The reason explains why a GPU is slow only if the GPU's power limit is unknown and fewer than half
-of the GPUs reported the reason."""
+"""Reason that a GPU reports for a low clock at its power limit.
+
+Large GEMMs often reach this limit."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause
@@ -36,8 +35,8 @@ _ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must
 class SlowCause:
     """Cause of a GPU's slowness.
 
-    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` contains
-    sentences for the report on the slow GPU, and may be empty.
+    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` has sentences
+    for the report, and may be empty.
     """
 
     code: str
@@ -47,16 +46,12 @@ class SlowCause:
 def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
     """Judge whether device ``i`` of a fleet computes slowly because of its clock.
 
-    Args:
-        fleet: the devices with their limits.
-        speeds: speeds in the kind of compute in which the device is slow.
-        i: position of the device in the fleet.
-        margin: part of the slowness that may remain unexplained, as a fraction of the fleet's
-            median speed.
+    ``speeds`` are those in the kind of compute in which the device is slow. ``margin`` is the part
+    of the slowness that may remain unexplained, as a fraction of the fleet's median speed.
     """
     # Both are log ratios to the fleet's median, so they are negative if the device is below it.
     clock, speed = float(speeds.clock[i]), float(speeds.log[i])
-    # 1. The clock is not the cause if it is unknown or not lower than that of the others.
+    # 1. An unknown or ordinary clock does not explain the slowness.
     if math.isnan(clock):
         return SlowCause("", "No clock was recorded, so the cause is unknown.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
@@ -105,7 +100,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
         if reason in RETRY:
             yield reason, f"the device reported {reason}"
     # 2. Check the power. If the power limit is unknown, a power cap that the device reported is a
-    #    cause, unless most others reported one, too.
+    #    cause, unless at least half of all devices reported one.
     watts = device.power_limit_w
     usual_watts = _usual_limit(fleet, "power_limit_w")
     power = float(speeds.sensors["power_w"][i])
@@ -131,10 +126,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """Return the median of a limit over the devices whose limit is known.
-
-    ``name`` is the field of :class:`FleetDevice` with the limit.
-    """
+    """Return the median of a limit over the devices whose limit is known."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 

@@ -4,8 +4,6 @@ A GPU is slow if the whole 95% interval of its speed in any kind of anchor is mo
 below the fleet's median. With fewer than three GPUs, none is called slow. A slow GPU need not be an
 outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the GPUs are
 expected to be 6% or more below the median. This standard deviation is called the fleet's spread.
-The report says whether the spread explains why a GPU is slow, if the spread is known and the GPU is
-slow in the kind of anchor that defines its speed (:attr:`FleetSpeeds.overall`).
 """
 
 from __future__ import annotations
@@ -41,13 +39,12 @@ class DeviceVerdict:
     """Verdict on a device.
 
     Attributes:
-        name: name of the device.
         verdict: one of :data:`VERDICTS`.
         slow: kinds of anchor in which the device is slow.
         explained: code of the cause; empty if the device is not slow or the cause is unknown.
         throttled: abnormal reasons for throttling that the device reported for any anchor.
-        in_spread: whether the fleet's spread explains why the device is slow; None if the spread is
-            unknown, or if the device is not slow in the overall kind of anchor.
+        in_spread: whether the fleet's spread explains why the device is slow; None if this is
+            unknown or the device is not slow.
         sentence: the verdict in words.
     """
 
@@ -61,10 +58,7 @@ class DeviceVerdict:
 
 
 def name_of(device: FleetDevice, several_nodes: bool) -> str:
-    """Name a device for people, such as ``GPU 3 (ab12cd34) of node 1``.
-
-    A CPU is named after the worker that measured on it.
-    """
+    """Name a device for people, such as ``GPU 3 (ab12cd34) of node 1``."""
     node_text = f" of node {device.node}" if several_nodes and device.node is not None else ""
     if device.gpu is None:
         return f"worker {device.worker}{node_text}"
@@ -81,11 +75,8 @@ def names_of(fleet: Fleet) -> list[str]:
 def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdict]:
     """Return the verdict on each device, in the order of the devices.
 
-    Args:
-        fleet: the times of the anchors.
-        speeds: speeds of that fleet.
-        margin: fraction of the fleet's median. A device is slow if the whole interval of its speed
-            in any kind of anchor is below the median by more than the margin.
+    A device is slow if the whole interval of its speed in any kind of anchor is below the fleet's
+    median by more than ``margin``, which is a fraction of the median.
     """
     # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}
@@ -114,10 +105,7 @@ def _verdict(
     slow: tuple[str, ...],
     throttled: tuple[str, ...],
 ) -> DeviceVerdict:
-    """Judge device ``i`` by its slow kinds of anchor and its throttling.
-
-    :func:`judge` and :class:`DeviceVerdict` explain the arguments.
-    """
+    """Judge device ``i`` by its slow kinds of anchor and its throttling."""
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
         sentence = _not_slow_sentence(
@@ -140,11 +128,7 @@ def _slow_sentence(
     cause: str,
     in_spread: bool | None,
 ) -> str:
-    """Return sentences that say how slow device ``i`` is, why, and whether the spread explains it.
-
-    ``noun`` is the word for a device, ``slow`` has at least one kind of anchor, and ``cause`` is
-    the cause in words. :func:`judge` and :class:`DeviceVerdict` explain the other arguments.
-    """
+    """Describe a slow device in sentences."""
     # Only the first kind is printed with its interval.
     first_kind, *other_kinds = slow
     first = speeds.kinds[first_kind]
@@ -173,12 +157,6 @@ def _slow_sentence(
 def _cause(
     fleet: Fleet, speeds: FleetSpeeds, i: int, slow: tuple[str, ...], margin: float
 ) -> SlowCause:
-    """Return the cause of the slowness of device ``i``, as a code and in words.
-
-    If the device is slow in compute, its clock may be the cause. If it is known not to be slow in
-    compute, the kinds of anchor in which it is slow may point to a cause. In all other cases, the
-    cause is unknown.
-    """
     slow_compute = [kind for kind in slow if kind in COMPUTE]
     if slow_compute:
         return clock_cause(fleet, speeds.kinds[slow_compute[0]], i, margin)
@@ -201,11 +179,7 @@ def _cause(
 
 
 def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Return True if a fleet of this size and spread plausibly has a device as slow as ``i``.
-
-    Return None if the spread is unknown. The device at position ``i`` must have a speed in the
-    overall kind of anchor.
-    """
+    """Return True if a fleet of this size and spread plausibly has a device as slow as ``i``."""
     if math.isnan(speeds.spread):
         return None
     overall = speeds.kinds[speeds.overall]
@@ -227,15 +201,12 @@ def _not_slow_sentence(
     *,
     has_enough_devices: bool,
 ) -> str:
-    """Return the sentence about device ``i``, which is not significantly slow.
-
-    ``throttled`` has the abnormal reasons for throttling that the device reported.
-    """
+    """Describe a device that is not significantly slow."""
     throttling = f"{name} was throttled ({', '.join(throttled)})" if throttled else ""
     if not has_enough_devices or not speeds.overall:
         if throttling:
             return f"{throttling}."
-        return f"Too few devices were timed to compare {name} with others."
+        return f"Too few devices were timed to judge {name}."
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
         comparison = (

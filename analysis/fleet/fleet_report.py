@@ -29,8 +29,7 @@ class FleetReport:
     """Speeds of a fleet's devices, and the verdicts on them.
 
     Attributes:
-        margin: fraction of the fleet's median. A device is slow if the whole interval of its speed
-            in any kind of anchor is below the median by more than the margin.
+        margin: fraction of the fleet's median, as in :func:`analysis.fleet.device_verdict.judge`.
         verdicts: the verdict on each device, in the order of the devices.
     """
 
@@ -56,8 +55,6 @@ class FleetReport:
 def make_report(folder: Path, margin: float) -> FleetReport:
     """Read a recording's anchors, and judge its devices by them.
 
-    ``margin`` is as in :class:`FleetReport`.
-
     Raises:
         UserError: if the anchors cannot be read.
     """
@@ -72,10 +69,10 @@ def write_report(report: FleetReport) -> Path:
 
 
 def report_json(report: FleetReport) -> dict[str, Any]:
-    """Return the whole report for JSON, with the slowest GPU first.
+    """Return the report for JSON, with the slowest GPU first.
 
-    Speeds, their spread and the margin are relative to the fleet's median. Unknown numbers are
-    null. ``speed`` is the speed in the kind of anchor that ``speed_of`` names.
+    Speeds are relative to the fleet's median, and unknown numbers are null. ``speed`` is the speed
+    in the kind of anchor that ``speed_of`` names.
     """
     speeds = report.speeds
     return {
@@ -99,7 +96,6 @@ def report_json(report: FleetReport) -> dict[str, Any]:
 
 
 def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
-    """Return a GPU for JSON: speeds, verdict, and sensor readings in the overall kind of anchor."""
     device = report.anchors.fleet.devices[i]
     verdict = report.verdicts[i]
     speeds = report.speeds
@@ -137,7 +133,6 @@ def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
 
 
 def _change_json(change: SpeedChange) -> dict[str, Any]:
-    """Return a ratio of times with its interval for JSON."""
     return {
         "ratio": change.ratio,
         "lo": _known(change.lo),
@@ -147,7 +142,6 @@ def _change_json(change: SpeedChange) -> dict[str, Any]:
 
 
 def _known(value: float) -> float | None:
-    """Return a number for JSON; None if the number is unknown."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -169,10 +163,7 @@ def findings(report: FleetReport) -> list[str]:
 
 
 def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
-    """Yield a sentence about the nodes whose GPUs took turns, if there are such nodes.
-
-    The sentence names at most five nodes, and says how many more there are.
-    """
+    """Yield a sentence about the nodes whose GPUs took turns."""
     if not nodes:
         return
     names = [str(node) for node in nodes[:_LISTED_NODES]]
@@ -204,7 +195,7 @@ def _summary_sentence(report: FleetReport) -> str:
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
-    """Return one sentence that compares the two GPUs of a fleet, or [] if no speed is known."""
+    """Compare the two GPUs of a fleet."""
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -228,14 +219,11 @@ def _pair_sentences(report: FleetReport) -> list[str]:
 
 
 def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
-    """Yield a sentence for each known node that has several GPUs and whose GPUs are all slow.
-
-    Yield nothing if all GPUs are on one node, because a single node cannot be compared.
-    """
+    """Yield a sentence for each known node that has several GPUs and whose GPUs are all slow."""
     verdicts_of_node: dict[int | None, list[str]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
         verdicts_of_node.setdefault(device.node, []).append(verdict.verdict)
-    if len(verdicts_of_node) == 1:
+    if len(verdicts_of_node) == 1:  # a single node cannot be compared with others
         return
     for node, verdicts in verdicts_of_node.items():
         if node is None:  # GPUs of unknown nodes need not be of the same node
@@ -250,17 +238,7 @@ def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
 def _interference_sentences(
     interference: Sequence[Interference], device_counts: Mapping[int | None, int], noun: str
 ) -> list[str]:
-    """Say whether the GPUs of a node slow each other down.
-
-    At most five slowed nodes have a sentence of their own. If more nodes are slowed, one further
-    sentence counts the remaining slowed nodes. The result is empty if no node has several GPUs and
-    ``interference`` is empty.
-
-    Args:
-        interference: slowdown on each node whose anchors were timed in both phases.
-        device_counts: number of GPUs on each node of the fleet.
-        noun: word for a device.
-    """
+    """Say on which nodes the GPUs slow each other down."""
     if not interference and max(device_counts.values()) == 1:
         return []
     if not interference:
@@ -287,7 +265,7 @@ def _interference_sentences(
         elif node_change.all.slowed:
             sentences.append(
                 f"While all {noun}s of {node_words} work, anchors of all kinds together take "
-                f"longer by {_slowdown(node_change.all)}."
+                f"{_slowdown(node_change.all)} longer."
             )
         else:
             undisturbed.append(node_change)
@@ -318,7 +296,6 @@ def _interference_sentences(
 
 
 def _node_words(node: int | None, device_counts: Mapping[int | None, int]) -> str:
-    """Name a node in a sentence; the only node of a fleet needs no number."""
     if len(device_counts) == 1:
         return "the node"
     return "an unknown node" if node is None else f"node {node}"
@@ -330,11 +307,7 @@ def _slowdown(change: SpeedChange) -> str:
 
 
 def report_text(report: FleetReport) -> str:
-    """Return the report as text: a table of GPUs, the slowest first, then sentences about them.
-
-    The table is left out if no speed is known. It has at most 20 GPUs. At most 20 sentences are
-    about single GPUs; those about slow GPUs come first.
-    """
+    """Return the report as text: a table of GPUs, the slowest first, then sentences about them."""
     recording, speeds = report.anchors.recording, report.speeds
     devices = counted(len(report.verdicts), report.noun)
     nodes = {device.node for device in report.anchors.fleet.devices}
@@ -363,7 +336,6 @@ def report_text(report: FleetReport) -> str:
 
 
 def _table(report: FleetReport) -> Iterator[str]:
-    """Yield the lines of the table: the header, the slowest GPUs, and a summary of the others."""
     speeds = report.speeds
     overall = speeds.kinds[speeds.overall]
     other_kinds = [kind for kind in speeds.kinds if kind != speeds.overall]
@@ -398,10 +370,8 @@ def _table(report: FleetReport) -> Iterator[str]:
 
 
 def _percent(value: float) -> str:
-    """Format a fraction as a percentage, or as a dash if it is unknown."""
     return f"{value:.1%}" if math.isfinite(value) else _UNKNOWN
 
 
 def _whole(value: float) -> str:
-    """Format a reading as a whole number, or as a dash if it is unknown."""
     return f"{value:,.0f}" if math.isfinite(value) else _UNKNOWN

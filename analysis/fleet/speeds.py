@@ -2,7 +2,7 @@
 
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
 node in parallel). In each anchor, a GPU differs from the fleet's median log speed by some amount.
-The median of these differences over all anchors of a kind is the GPU's relative log speed in that
+The median of these differences over the anchors of a kind is the GPU's relative log speed in that
 kind. The relative log speeds are then shifted so that their median over all GPUs is 0. The 95%
 interval of a relative log speed reaches 1.96 standard errors to either side. The standard error has
 three sources, which are treated as independent, so their variances are added:
@@ -11,10 +11,9 @@ three sources, which are treated as independent, so their variances are added:
    over all GPUs, because one faulty GPU hardly affects that deviation. The scatter of a GPU's own
    anchors is used instead if it is larger and the GPU has at least six anchors. If the 95%
    intervals of the anchors' times show even larger errors, these errors are used.
-2. A GPU's speed changes from one measurement to the next. The size of this variation is estimated
-   once for all GPUs. For each GPU, the change of its burst times between the two phases is compared
-   with the median change on its node. The scatter of these differences gives the estimate, which is
-   then averaged with an assumed value. The assumed value has the weight of two GPUs.
+2. A GPU's speed changes from one measurement to the next. For each GPU, the change of its burst
+   times between the two phases is compared with the median change on its node. The scatter of these
+   differences is averaged with an assumed value.
 3. The fleet's median is itself uncertain, especially if there are few GPUs.
 """
 
@@ -102,7 +101,7 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdown of the anchors of a node if all its GPUs work in parallel, and not one at a time.
+    """Slowdown of a node's anchors if all GPUs of the node work in parallel.
 
     ``all`` is the time in parallel divided by the time of one GPU at a time, over all anchors.
     ``kinds`` has this ratio for each kind of anchor that was timed in both phases.
@@ -119,12 +118,9 @@ class FleetSpeeds:
 
     Attributes:
         kinds: speeds by kind, without kinds that were timed on too few devices.
-        overall: the kind of anchor that defines a GPU's speed. This is the first kind that was
-            timed on at least half of the GPUs, or else the first in ``kinds``. It is an empty
-            string if ``kinds`` is empty.
+        overall: the kind of anchor that defines a GPU's speed; empty if ``kinds`` is empty.
         spread: standard deviation of the GPUs' log speeds in the kind ``overall``, without
-            measurement noise; NaN if the kind was timed on fewer than eight GPUs, or if fewer than
-            two of their speeds have a known variance.
+            measurement noise; NaN if it cannot be estimated.
         interference: how much the GPUs of a node slow each other down, for each node whose anchors
             were timed in both phases.
     """
@@ -138,8 +134,7 @@ class FleetSpeeds:
 def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     """Compute the speeds of all devices, and how much the devices of a node slow each other down.
 
-    Speeds are relative to the fleet's median. With two devices, the median is halfway between their
-    speeds.
+    With two devices, the fleet's median is halfway between their log speeds.
     """
     time_deviation = _deviation_between_times(fleet)
     phase = _phases(fleet)
@@ -174,10 +169,7 @@ def median_of(values: Array, axis: int = 0) -> Array:
 
 
 def deviation_of(values: Array) -> float:
-    """Estimate the standard deviation of normal values from their median absolute deviation.
-
-    The result is NaN if no value is known.
-    """
+    """Estimate the standard deviation of normal values from their median absolute deviation."""
     finite = values[np.isfinite(values)]
     return float(median_abs_deviation(finite, scale="normal")) if len(finite) else math.nan
 
@@ -185,7 +177,6 @@ def deviation_of(values: Array) -> float:
 def _spread(values: Array, noise: Array) -> float:
     """Return the standard deviation of the true values, given noisy measurements of them.
 
-    Values far from the median are left out. The result is NaN if fewer than two values remain.
     ``noise`` is the variance of each value's noise.
     """
     is_known = np.isfinite(values) & np.isfinite(noise)
@@ -204,7 +195,7 @@ def _spread(values: Array, noise: Array) -> float:
 
 @dataclass(frozen=True)
 class _Medians:
-    """Medians of a table's rows, and the variance of each median.
+    """Medians of an array's rows, and the variance of each median.
 
     ``scatter`` is the standard deviation of a single value around its row's median.
     """
@@ -217,20 +208,16 @@ class _Medians:
 def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _Medians:
     """Return the median of each row and the variance of that median; unknown values are NaN.
 
-    Args:
-        values: array with one row per device or node, and one column per anchor.
-        errors: standard error of each value, in an array of the same shape.
-        usual_scatter: scatter to use if no row has several values. Otherwise, the scatter is
-            estimated from all rows with several values. For a row with at least six values, the
-            scatter within the row is used if it is larger.
+    Each row is a device or a node, and each column is an anchor. ``errors`` has the standard error
+    of each value. ``usual_scatter`` is used if no row has several values.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
     count[count == 0] = np.nan
     medians = median_of(values, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Few values are closer to their median than to the centre of their distribution, so the
-        # distances are scaled up.
+        # The median of a few values is closer to them than the centre of their distribution is, so
+        # the distances are scaled up.
         residuals = (values - medians[:, None]) * np.sqrt(count / (count - 1))[:, None]
     # 2. Estimate the scatter of single values from all rows together. A row with many values uses
     #    its own scatter if that is larger.
@@ -250,31 +237,23 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
 def _median_factors(counts: ArrayLike) -> Array:
     """Return the variance of the median of normal values, divided by the variance of their mean.
 
-    ``counts`` are numbers of values. The median of one or two values is their mean, so the result
-    is 1. For larger counts, the result is π/2, which is exact only for very many values and up to a
-    third too large for few values.
+    The median of one or two values is their mean, so the result is 1. For more values, the result
+    is π/2, the limit for very many values, which is up to a third too large for few values.
     """
     return np.where(np.asarray(counts) > 2, math.pi / 2, 1.0)
 
 
 def _deviation_from_zero(values: Array) -> float:
-    """Estimate the standard deviation of normal values around 0 from their absolute values.
-
-    NaN marks unknown values. At least one value must be known.
-    """
+    """Estimate the standard deviation of normal values around 0 from their absolute values."""
     return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
 
 def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """Choose the phase from which each device's time of each anchor is taken.
 
-    All devices should be compared in the same phase. If an anchor was timed in both phases on any
-    device, all devices use the phase in which the anchor was timed on more devices, or the phase
-    "alone" if both numbers are equal. If no device timed the anchor in both phases, each device
-    uses the only phase in which it timed the anchor.
-
-    Returns:
-        Positions of phases in :data:`PHASES`, of shape (1, devices, anchors).
+    If any device timed an anchor in both phases, all devices are compared in the phase in which
+    more devices timed the anchor. Otherwise, each device uses the phase in which it timed the
+    anchor. The result has the shape (1, devices, anchors).
     """
     is_timed = np.isfinite(fleet.log_time)
     device_counts = is_timed.sum(axis=1)  # of shape (phases, anchors)
@@ -291,17 +270,8 @@ def _speeds(
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the devices' speeds in a kind of anchor, and the scatter of the anchors of that kind.
 
-    Only anchors that were timed on at least three devices are used, or on both devices of a fleet
-    of two. The result is None if no anchor of the kind meets this condition.
-
-    Args:
-        fleet: the times of all anchors.
-        kind: the kind of anchor.
-        phase: phase to use for each device and anchor, from :func:`_phases`.
-        time_deviation: result of :func:`_deviation_between_times`.
-        usual_scatter: scatter of the anchors of another kind; NaN if it is unknown. It is used if
-            no device was timed on several anchors of ``kind``, so that the scatter of ``kind``
-            cannot be estimated.
+    The result is None if too few devices timed each anchor of the kind. ``usual_scatter`` is used
+    if the scatter of this kind cannot be estimated.
     """
     # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)
@@ -372,16 +342,13 @@ def _median_variance(log: Array, variance: Array) -> float:
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return the log ratio of each time in phase "together" to that in "alone", and its error.
 
-    Both arrays have the shape (devices, chosen anchors), where ``anchors`` is a mask of the chosen
-    anchors. The ratio is NaN where an anchor was not timed in both phases. The standard error is
-    also NaN where a time has no interval.
+    Both arrays have the shape (devices, chosen anchors).
     """
     logs, errors = fleet.log_time[:, :, anchors], fleet.error[:, :, anchors]
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(errors[_ALONE], errors[_TOGETHER])
 
 
 def _devices_by_node(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
-    """Return the positions of each node's devices, in the order in which the nodes appear."""
     positions: dict[int | None, list[int]] = {}
     for i, device in enumerate(fleet.devices):
         positions.setdefault(device.node, []).append(i)
@@ -389,11 +356,7 @@ def _devices_by_node(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 
 
 def _deviation_between_times(fleet: Fleet) -> float:
-    """Return the standard deviation of a device's log speed between two measurements.
-
-    The docstring of this module explains how the deviation is estimated. If no estimate is
-    possible, the result is the assumed value.
-    """
+    """Return the standard deviation of a device's log speed between two measurements."""
     # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")
     medians = _medians(changes, errors)
@@ -424,10 +387,7 @@ def _deviation_between_times(fleet: Fleet) -> float:
 
 
 def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ...]:
-    """Return how much longer anchors take on each node while all of its devices work.
-
-    Nodes whose anchors were not timed in both phases are left out.
-    """
+    """Return how much longer anchors take on each node while all of its devices work."""
     # 1. Compute the changes of each node over all anchors, and in each kind that was timed in both
     #    phases.
     every_anchor = np.full(len(fleet.kinds), True)
@@ -457,14 +417,7 @@ def _node_changes(
 ) -> list[SpeedChange] | None:
     """Return how much longer the given anchors take on each node while all its devices work.
 
-    The nodes are in the order of :func:`_devices_by_node`. The result is None if none of the given
-    anchors was timed in both phases on any device. The ratio of a node is NaN if the node's devices
-    timed none of the given anchors in both phases.
-
-    Args:
-        fleet: the times of all anchors.
-        anchors: mask of the anchors to use.
-        time_deviation: result of :func:`_deviation_between_times`.
+    The nodes are in the order of :func:`_devices_by_node`.
     """
     changes, device_errors = _changes(fleet, anchors)
     if not np.isfinite(changes).any():
@@ -493,8 +446,7 @@ def _node_changes(
 def _error_of_median(errors: Array) -> Array:
     """Return the standard error of each anchor's median over a node's devices.
 
-    ``errors`` has the shape (devices, anchors), and is NaN where an error is unknown. The result is
-    NaN for an anchor without a known error.
+    ``errors`` has the shape (devices, anchors).
     """
     count = np.isfinite(errors).sum(axis=0)
     unknown = np.full(len(count), np.nan)

@@ -1,10 +1,9 @@
 """Read the public tables of fused attention.
 
-``aiconfigurator-core`` has tables for many GPUs, frameworks and versions: causal attention over
-prompts (``context_attention``), decoding (``generation_attention``), and attention in encoders
-(``encoder_attention``). The times of these calls were measured in the same way as the times of the
-package's GEMMs (:mod:`analysis.imports.tables`). Calls are read only if they compute in bf16 and
-their keys and values are in bf16.
+``aiconfigurator-core`` has tables of causal attention over prompts (``context_attention``),
+decoding (``generation_attention``), and attention in encoders (``encoder_attention``). The times
+were measured in the same way as the times of the package's GEMMs (:mod:`analysis.imports.tables`).
+Only calls in bf16 are read.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _FILES = {
 class AttentionTable:
     """One table: times of one kind of call, on one GPU, with one version of one framework.
 
-    ``slug`` is the GPU's slug, and ``kind`` is one of :data:`analysis.attention_shapes.KINDS`.
+    ``kind`` is one of :data:`analysis.attention_shapes.KINDS`.
     """
 
     path: Path
@@ -82,13 +81,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
-    """Return a file as a table, with the GPU, framework and version of its first row.
-
-    Return None if the file has no rows.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Return the table in a file, or None if the file has no rows."""
     table = _read_parquet(path, ["framework", "version", "device"])
     if not len(table):
         return None
@@ -99,11 +92,6 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 
 
 def _read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Read the given columns of a file, or all columns.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
     try:
         return parquet.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:
@@ -118,8 +106,7 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a table's calls in bf16, and their times in seconds.
 
     Only calls that ran with the most frequent kernel are read. Kernels differ in speed, and a fit
-    could not tell them apart, because the shapes do not say which kernel ran. The shapes and
-    times are empty if no call in bf16 has a time.
+    could not tell them apart, because the shapes do not say which kernel ran.
 
     Raises:
         UserError: if the file cannot be read.
@@ -135,7 +122,6 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     frame = frame[frame["kernel_source"].isin(most_frequent)]
 
     def column(name: str) -> Array:
-        """Return a column of the calls that are kept, as floats."""
         return frame[name].to_numpy(float)
 
     # 2. Translate the columns. In decoding, a call has one query, whose keys are the prompt and the

@@ -53,7 +53,7 @@ class NamePattern:
 
     @classmethod
     def parse(cls, text: str) -> NamePattern:
-        """Parse text such as ``m{m}_n{n}_k{k}_{dtype}``, which may match any part of a name.
+        """Parse a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, which may match any part of a name.
 
         Raises:
             UserError: if a field is unknown or given twice, or if there is no field.
@@ -88,8 +88,7 @@ class NamePattern:
     def problem(self, name: str) -> Problem | None:
         """Return the problem that a name contains, or None if the pattern does not match the name.
 
-        The problem is a convolution if the pattern has the field ``kout``, otherwise a GEMM. Words
-        in the name may be in upper or lower case.
+        The problem is a convolution if the pattern has the field ``kout``, otherwise a GEMM.
 
         Raises:
             UserError: if the fields do not describe a GEMM or a convolution.
@@ -112,10 +111,7 @@ class NamePattern:
 class _Cases:
     """Cases that are collected while a file is read; samples of a repeated name are pooled.
 
-    Attributes:
-        path: the file, which error messages name.
-        times: times of each case, by the case's name.
-        lost: reason why a case, or one of its repetitions, has no time, by the case's name.
+    ``lost`` has the reason why a case, or one of its repetitions, has no time.
     """
 
     path: Path
@@ -123,14 +119,7 @@ class _Cases:
     lost: dict[str, str] = field(default_factory=dict)
 
     def add_samples(self, name: str, samples: Sequence[float]) -> None:
-        """Add samples in seconds to a case.
-
-        If there are no samples, or if a sample is not a positive number, the case is added to
-        ``lost`` instead.
-
-        Raises:
-            UserError: if the case already has a time without samples.
-        """
+        """Add samples in seconds to a case."""
         if not len(samples) or not all(0 < value < math.inf for value in samples):
             self.lost[name] = "it has no times, or one of them is not a positive number"
             return
@@ -140,16 +129,7 @@ class _Cases:
         self.times[name] = CaseTimes.from_samples([*earlier, *map(float, samples)])
 
     def add_summary(self, name: str, seconds: float, deviation: float, count: int) -> None:
-        """Add the mean of a case, and the standard deviation of its samples, in seconds.
-
-        If the mean is not a positive number, the case is added to ``lost`` instead.
-
-        An infinite or NaN deviation counts as unknown. ``count`` is the number of samples; a number
-        below 1 counts as 1.
-
-        Raises:
-            UserError: if the case already has a time.
-        """
+        """Add the mean of a case, and the standard deviation of its samples, in seconds."""
         if not 0 < seconds < math.inf:
             self.lost[name] = "its time is not a positive number"
         elif name in self.times:
@@ -159,7 +139,6 @@ class _Cases:
             self.times[name] = CaseTimes.from_summary(seconds, known_deviation, max(1, count))
 
     def repeated(self, name: str) -> UserError:
-        """Return the error to raise for a case that occurs twice, at least once without samples."""
         return UserError(
             f"{self.path} has the case {name!r} twice, and cases without samples cannot be "
             "pooled. Give the cases different names."
@@ -174,12 +153,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         pattern: pattern that finds the problem in a case's name; None to keep all names.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, is damaged, or has no known format.
-            - The file has no time, or has a repeated case without samples.
-            - The pattern matches no name, finds an invalid problem, or finds the same problem in
-              two names.
+        UserError: if the file has no usable times, or if the pattern does not fit the names.
     """
     # 1. Recognise the format, and read the cases.
     document = _load(path)
@@ -216,16 +190,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 
 
 def _with_problems(cases: _Cases, pattern: NamePattern) -> _Cases:
-    """Find the problems in the names of cases, and return the cases named after their problems.
-
-    ``cases`` has at least one time. A case whose name does not match the pattern keeps its name. A
-    lost case is named after its problem even if another case has the same problem. If several lost
-    cases have the same problem, only the reason of the last lost case is kept.
-
-    Raises:
-        UserError: if the pattern matches no name of a case with a time, finds an invalid problem,
-            or finds the same problem in the names of two cases with times.
-    """
+    """Return the cases, renamed after the problems that the pattern finds in their names."""
     times = {
         name: replace(case, problem=pattern.problem(name)) for name, case in cases.times.items()
     }
@@ -252,11 +217,10 @@ def named_by_problem(
 ) -> dict[str, CaseTimes]:
     """Name cases after their problems; cases without a known problem keep their names.
 
-    ``source`` names the results in error messages: a file, a folder or a machine's slug. ``remedy``
-    is a sentence that says what to do if two cases have the same problem.
+    The error message begins with ``source``, and ends with the sentence ``remedy``.
 
     Raises:
-        UserError: if two cases have the same problem, and would therefore get the same name.
+        UserError: if two cases have the same problem.
     """
     renamed: dict[str, CaseTimes] = {}
     old_names: dict[str, str] = {}  # by new name
@@ -273,11 +237,7 @@ def named_by_problem(
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """Read a JSON object, and replace unprintable characters in its text.
-
-    Raises:
-        UserError: if the file cannot be read, or is not a JSON object.
-    """
+    """Read a JSON object, and replace unprintable characters in its text."""
     try:
         document = printable(json.loads(path.read_bytes()))
     except OSError as error:
@@ -301,10 +261,6 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Add samples in seconds, or a mean and a standard deviation, to ``cases``; return the facts.
-
-    The facts are those that :data:`_FORMATS` describes.
-    """
     for entry in document["benchmarks"]:
         name = str(entry["fullname"])
         stats = entry["stats"]
@@ -327,11 +283,7 @@ def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[s
 
 
 def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Add isolated (cold) GPU times, or the CPU times of CPU-only benchmarks, to ``cases``.
-
-    Axis values are part of a state's name. The result has the facts that :data:`_FORMATS`
-    describes, except for the date. Only GPUs with a time are named as the machine.
-    """
+    """Add cold GPU times, or the CPU times of CPU-only benchmarks, to ``cases``."""
     device_names = {device["id"]: str(device["name"]) for device in document["devices"] or []}
     timed_devices: list[str] = []
     for benchmark in document["benchmarks"]:
@@ -383,12 +335,7 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
     """Return the file of a state's samples, or None if no file of the recorded size exists.
 
-    The recorded path may be from another machine. The file is therefore looked for in the folder of
-    the JSON file, and in the subfolder with the name of the recorded folder.
-
-    Args:
-        values: name of the sample file and number of samples, from the state's summary.
-        path: the JSON file.
+    The recorded path may be from another machine, so the file is looked for near the JSON file.
     """
     recorded = Path(str(values["filename"]))
     byte_count = 4 * int(values["size"])  # samples are 32-bit floats
@@ -405,11 +352,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Add wall-clock times to ``cases``, and return the facts that :data:`_FORMATS` describes.
-
-    Each repetition adds one sample. For a case without samples, the mean and the standard deviation
-    come from the aggregates in the file.
-    """
+    """Add wall-clock times to ``cases``."""
     # 1. Add the samples, and collect the aggregates (mean, stddev and others) of each name.
     aggregates: dict[str, dict[str, Any]] = {}
     for entry in document["benchmarks"]:
@@ -449,7 +392,6 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 
 
 def _google_seconds(entry: Mapping[str, Any]) -> float:
-    """Return the wall-clock time of an entry in seconds; the default unit is nanoseconds."""
     return float(entry["real_time"]) * _SECONDS[entry.get("time_unit", "ns")]
 
 
@@ -459,11 +401,9 @@ _TORCH_NAMES = ("label", "sub_label", "description", "env")
 
 
 def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Add the samples of each measurement to ``cases``, and return the facts of :data:`_FORMATS`.
+    """Add the samples of each measurement to ``cases``.
 
-    The samples are ``times`` (seconds per run) or ``raw_times`` (seconds per ``number_per_run``
-    runs). A measurement is named after its labels, or after its statement if it has no labels. A
-    number of threads above 1 is part of the name.
+    ``times`` are seconds per run, and ``raw_times`` are seconds per ``number_per_run`` runs.
     """
     for entry in document["measurements"]:
         labels = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
@@ -493,8 +433,8 @@ _FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, 
 )
 """Keys that identify each format, and the function that reads files in the format.
 
-The function adds the file's cases to the second argument, and returns facts that the file states:
-``machine``, ``date`` and ``program``, as text that may be empty.
+The function adds the file's cases to the second argument, and returns facts that the file states,
+such as ``machine`` and ``program``.
 """
 
 

@@ -1,4 +1,4 @@
-"""Convert the cells of a file to cases with times, and report rows that are damaged."""
+"""Convert the cells of a file to cases with times, and report damaged rows."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
         cells: columns of measurements.csv as text (times may be numbers), and ``line``, the line
             number of each row. The columns ``op``, ``dtype``, ``implementation``, ``cache``,
             ``mode`` and ``time_us`` are required, and so are the sizes of each operation that
-            occurs. Rows of an unknown operation need the sizes of convolutions.
-        library: implementation that is assumed for rows that do not name one. If ``library`` is
-            empty, cuBLAS is assumed for GEMMs and cuDNN for convolutions.
+            occurs.
+        library: implementation of rows that do not name one; if empty, cuBLAS for GEMMs and cuDNN
+            for convolutions.
 
     Raises:
         UserError: if there are no rows, or too many of them are damaged.
@@ -85,14 +85,12 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
 
 
 def _convert_gemms(rows: pd.DataFrame) -> pd.DataFrame:
-    """Convert sizes to numbers, and fill in the layout nt where no layout is given."""
     layout = rows["layout"] if "layout" in rows else pd.Series("", index=rows.index)
     sizes = {name: pd.to_numeric(rows[name]).astype("int64") for name in ("m", "n", "k", "batch")}
     return rows.assign(layout=layout.mask(layout == "", "nt").str.lower(), **sizes)
 
 
 def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
-    """Fill in the defaults of convolutions, and add the sizes of their implicit GEMMs."""
     records = []
     for row in rows.to_dict("records"):
         conv = problem_of(_conv_record(row))
@@ -103,7 +101,7 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a convolution's columns under Rooftile's names, with defaults for empty cells."""
+    """Return a convolution's columns, with defaults in place of empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
     record = {"layout": "nhwc", "dtype": "", **_CONV_DEFAULTS, **given, "op": "conv"}
     record["layout"] = record["layout"].lower()
@@ -126,7 +124,7 @@ class _CellCheck(NamedTuple):
     is_sound: pd.Series
     column: str
     fault: str | pd.Series
-    """One text for all cells, or a series of texts."""
+    """One text for all cells, or one for each cell."""
 
 
 def _record_faults(
@@ -135,11 +133,7 @@ def _record_faults(
     faults: Faults,
     further_checks: Callable[[pd.DataFrame], list[_CellCheck]],
 ) -> None:
-    """Record what is wrong with the rows of one kind of operation, GEMMs or convolutions.
-
-    ``is_of_kind`` is the mask of these rows. ``further_checks`` takes these rows, and returns the
-    checks that apply only to their kind.
-    """
+    """Record what is wrong with the rows of one kind of operation."""
     if not is_of_kind.any():
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
@@ -163,7 +157,6 @@ def _record_faults(
 
 
 def _gemm_checks(cells: pd.DataFrame) -> list[_CellCheck]:
-    """Return the checks that only GEMMs need."""
     names = ("m", "n", "k", "batch")
     sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in names]
     layout = cells["layout"] if "layout" in cells else pd.Series("", index=cells.index)
@@ -204,7 +197,6 @@ def _conv_checks(cells: pd.DataFrame) -> list[_CellCheck]:
 
 
 def _is_size(cells: pd.Series) -> pd.Series:
-    """Return a mask of the cells that are whole numbers from 1 to the largest size."""
     # The largest size, 2**40, has 13 digits. Longer numbers might not fit into an integer.
     has_digits_only = cells.astype(str).str.fullmatch(r"[0-9]{1,13}")
     sizes = pd.to_numeric(cells.where(has_digits_only, "0"))
@@ -217,7 +209,7 @@ def case_columns(rows: pd.DataFrame) -> list[str]:
 
 
 def median_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per case, with the median time of a case that was timed several times.
+    """Return one row per case, with the case's median time.
 
     The columns with kernel names are left out if any case was timed several times.
     """

@@ -41,8 +41,7 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
             ``problem`` or ``shape``. Other columns are ignored.
 
     Raises:
-        UserError: if no shape is given, if a shape does not describe a problem, or if a column of a
-            DataFrame is missing or repeated.
+        UserError: if no shape is given, or if a shape or a DataFrame does not describe problems.
 
     >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])
     [Gemm(m=4096, n=50257, k=768, dtype='bf16', layout='nt', batch=1), \
@@ -69,7 +68,6 @@ def _has_fields(shapes: object) -> bool:
 
 
 def _as_problem(shape: object) -> Problem:
-    """Convert one shape to a problem, or raise a UserError if it does not describe one."""
     if isinstance(shape, (Gemm, Conv)):
         return shape
     if isinstance(shape, (tuple, list)):
@@ -90,17 +88,11 @@ def read_problems(path: Path) -> list[Problem]:
     """Read the problems in a CSV file, one on each line below the header.
 
     The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields
-    of each operation. Further columns are allowed only if measurements.csv has columns of the same
-    names. A line whose ``op`` is ``conv`` is a convolution. Optional fields have the defaults of
-    ``--gemm`` and ``--conv``. For a convolution, ``stride``, ``dilation`` and ``groups`` default to
-    1, and ``padding`` defaults to 0.
+    of each operation. Other columns of measurements.csv are allowed, too. Optional fields have
+    defaults.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, or has no line below its header.
-            - A column is missing, repeated or unknown.
-            - A line does not describe a problem.
+        UserError: if the file cannot be read as a list of problems.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -123,12 +115,6 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
-    """Read the problem of each row from the columns that :func:`as_problems` describes.
-
-    Raises:
-        UserError: if a column is missing or repeated, if a row does not describe a problem, or if
-            there is no row.
-    """
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
             return as_problems(list(frame[name]))
@@ -159,13 +145,7 @@ def _cell(value: object) -> str:
 
 
 def _check_header(name: str, header: Sequence[str]) -> None:
-    """Check that the columns of a header can describe problems.
-
-    ``name`` is the name of the file or the DataFrame in error messages.
-
-    Raises:
-        UserError: if a column is missing, repeated or unknown.
-    """
+    """Check that the columns of a header can describe problems."""
     missing = [column for column in _NEEDED["gemm"] if column not in header]
     if missing and "op" not in header:
         raise UserError(

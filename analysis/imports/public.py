@@ -1,9 +1,7 @@
 """Read measured times of problems from recordings, users' CSV files and public tables.
 
-Public tables are those of AIConfigurator, NeuSight and DeepBench. Each reader translates the
-columns of one format into our problems. :func:`read_source` returns the rows of one machine and
-dtype, and counts the rows that it leaves out. :func:`read_public` returns a machine's rows in all
-dtypes, which the command ``import`` writes into a recording.
+Public tables are those of AIConfigurator, NeuSight and DeepBench. :func:`read_source` returns the
+rows of one machine and dtype. :func:`read_public` returns a machine's rows in all dtypes.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class PublicRows:
         seconds: time of one call in seconds.
         kernels: names of the kernels that a call runs; empty where the source does not name them.
         skipped: number of rows that were left out, by reason.
-        warm: True if operands that fit into the cache were read from the cache.
+        warm: True if the times count as warm, with operands from the cache.
     """
 
     name: str
@@ -76,10 +74,7 @@ class PublicRows:
 
     @property
     def tiles(self) -> list[str]:
-        """Tile of each row, such as ``128x64``, or "" if none of its kernel names contains a tile.
-
-        If several names contain a tile, the first one is used.
-        """
+        """Tile of each row, such as ``128x64``, or "" if no kernel name contains one."""
         first_tiles = []
         for kernel_names in self.kernels:
             tiles = [read_name(name).tile_text() for name in kernel_names]
@@ -102,7 +97,7 @@ class PublicRows:
 
     @classmethod
     def joined(cls, parts: Sequence[PublicRows]) -> PublicRows:
-        """Concatenate one or more selections of rows from one source, in the given order.
+        """Concatenate one or more selections of rows from one source.
 
         The counts in ``skipped`` are those of the first selection.
         """
@@ -154,19 +149,11 @@ class _FileRows:
 def read_source(path: Path, machine: Machine, dtype: str | None = None) -> PublicRows:
     """Read the rows of one machine and dtype from a table or a folder of our results.
 
-    Args:
-        path: a folder, or a file in one of the formats. The columns of the file show its format.
-        machine: the machine whose rows are kept.
-        dtype: the dtype whose rows are kept. Rows of a CSV file without a dtype are assumed to have
-            this dtype. None means bf16 if there are rows in bf16, otherwise the only dtype of the
-            rows.
+    Rows of a CSV file that names no dtype are assumed to be in ``dtype``. If ``dtype`` is None, the
+    rows in bf16 are preferred.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file is unreadable or damaged, has no known format, or does not say its dtype.
-            - The file has no readable row of the machine in the given dtype.
-            - No dtype is given, and the rows are in several dtypes, none of which is bf16.
+        UserError: if no row of the machine and dtype can be read, or if the dtype is ambiguous.
     """
     # 1. Find the readable rows of the machine.
     rows = _read(path, FileDefaults(dtype or ""))
@@ -206,10 +193,6 @@ def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
 
 
 def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> UserError:
-    """Return the error to raise for a file without a readable row of a machine.
-
-    ``slugs`` has the slug of each row's machine.
-    """
     if not slugs:
         return UserError(f"{path} has no rows; give another file.")
     if machine.slug in slugs:
@@ -224,12 +207,7 @@ def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> User
 
 
 def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequence[str]) -> str:
-    """Return the given dtype, else bf16 if it is present, else the only dtype that is present.
-
-    Raises:
-        UserError: if the given dtype is not present, or if no dtype is given and several are
-            present, but not bf16.
-    """
+    """Return the given dtype, else bf16 if it is present, else the only dtype that is present."""
     if dtype:
         if dtype not in present:
             raise UserError(
@@ -249,13 +227,10 @@ def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequ
 def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
-    Rows without a time or a supported problem are left out, and so are the names of kernels.
+    Unreadable rows and the names of kernels are left out.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file is unreadable or damaged, has no known format, or does not say its dtype.
-            - The file has no readable row for the machine.
+        UserError: if no row of the machine can be read.
     """
     rows = _read(path)
     cache = "warm" if rows.warm else "cold"
@@ -275,16 +250,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
 
 
 def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
-    """Read the rows of a public table, or the vendor library's bursts in a CSV file or a recording.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - The file or recording is unreadable or damaged.
-            - The file has no known format, or does not say its dtype.
-            - The file lacks a column of its format, or has an invalid cell.
-            - The file is a CSV file without a burst of a vendor library.
-    """
+    """Read a public table, or the vendor library's bursts in a CSV file or a recording."""
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
     if path.suffix != ".parquet" and (timings := read_timings(path, defaults)):
@@ -321,13 +287,9 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
 
 
 def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
-    """Convert the vendor library's times in a CSV file; only those of bursts are used.
+    """Convert the vendor library's bursts in a CSV file.
 
-    If bursts were timed both with cold and with warm operands, only the more frequent of these two
-    cache states is used.
-
-    Raises:
-        UserError: if the file has no burst of a vendor library.
+    Only bursts in the most frequent cache state are used.
     """
     rows = library_rows(timings.rows)
     rows = rows[rows["mode"] == "burst"]
@@ -336,7 +298,6 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
             f"{path} has no time of a vendor library that was measured in bursts; give a file with "
             "such times."
         )
-    # A file may have bursts in both cache states.
     cache = most_common(rows["cache"])
     rows = bursts(rows, cache).reset_index(drop=True)
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
@@ -352,13 +313,7 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read the vendor library's times from a recording.
-
-    Only the times of bursts in the recording's usual cache state are used.
-
-    Raises:
-        UserError: if the recording cannot be read.
-    """
+    """Read the vendor library's bursts in a recording's usual cache state."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -377,8 +332,7 @@ def _from_recording(folder: Path) -> _FileRows:
 def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), which have layout nt.
 
-    Latencies are in milliseconds. The cache is not flushed between replays, so the command
-    ``import`` treats the times of a gemm_perf.parquet as warm. This function treats the same times
+    Latencies are in milliseconds. The cache is not flushed between replays. The times still count
     as cold, because the validations under results/ were recorded with a model of cold times.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
@@ -400,7 +354,7 @@ def _from_neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert NeuSight's linear layers, which ran in FP32 without TF32.
 
     The output of a layer has B·M rows and K columns, and the sum runs over N. Latencies are in
-    milliseconds. Rows of other operations are left out.
+    milliseconds.
     """
     problems = [
         _build_gemm(int(m), int(n), int(k), "fp32") if operation == "linear" else None
@@ -454,10 +408,7 @@ def _device_names(column: pd.Series) -> list[str]:
 
 
 def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return each row's kernel names from the column "Kernels", or else from "Kernel Name".
-
-    Semicolons separate the names in "Kernels".
-    """
+    """Return each row's kernel names from the column "Kernels", or else from "Kernel Name"."""
     lists = frame["Kernels"].fillna(frame["Kernel Name"])
     texts = ["" if pd.isna(cell) else str(cell) for cell in lists]
     return [tuple(name for name in text.split(";") if name) for text in texts]
@@ -532,11 +483,7 @@ def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _deepbench_dtype(path: Path) -> str:
-    """Return the dtype of a DeepBench table from the file's name, because no column contains it.
-
-    Raises:
-        UserError: if the name contains neither fp16 nor fp32, or both.
-    """
+    """Return the dtype of a DeepBench table from the file's name, because no column contains it."""
     dtypes = set(re.findall(r"fp16|fp32", path.name.lower()))
     if len(dtypes) != 1:
         raise UserError(
@@ -548,7 +495,6 @@ def _deepbench_dtype(path: Path) -> str:
 
 
 def _build_gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Gemm | None:
-    """Return a GEMM, or None if the sizes or the layout are invalid."""
     try:
         return Gemm(m, n, k, dtype, layout)
     except UserError:
@@ -560,9 +506,7 @@ def _build_conv(
 ) -> Conv | None:
     """Return a convolution in NCHW with one group, or None if a size or a pair is invalid.
 
-    ``sizes`` are the numbers of images and channels, the height and width of an image, the number
-    of filters, and the height and width of a filter. ``pairs`` are stride, padding and dilation,
-    each along the height and the width.
+    ``sizes`` are n, c, h, w, kout, r and s. ``pairs`` are stride, padding and dilation.
     """
     try:
         return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)
@@ -580,5 +524,4 @@ _FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _FileRows]], ...]
 """Columns that identify each format of public tables, and the function that converts such a table.
 
 The function also takes the table's path, because only the name of a DeepBench file shows its dtype.
-:func:`_read` reports any error that a missing column or an invalid cell causes in the function.
 """

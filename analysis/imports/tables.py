@@ -4,8 +4,7 @@
 in these files are means of six CUDA-graph replays of y = x Wᵀ. The cache is not flushed between
 replays, so operands may come from the cache. Clocks are not controlled. The package is never
 imported, because that would load native code. The files are found by their names, because their
-paths have changed between versions. The columns of a file say which GPU, framework and version its
-times come from.
+paths have changed between versions.
 """
 
 from __future__ import annotations
@@ -46,14 +45,11 @@ class PublicTable:
     """One table: the GEMMs that one version of one framework ran on one GPU.
 
     Attributes:
-        device: name of the GPU.
-        framework: name of the framework in the table.
         rows: number of rows in bf16.
         package: name and version of the package that the file comes with; empty for a single file.
         licence: licence of the package; empty for a single file.
         complete: False if the publishers call the table incomplete.
-        also_for: later versions for which the publishers reuse this table instead of publishing a
-            new table.
+        also_for: other versions for which the publishers reuse this table.
     """
 
     path: Path
@@ -116,14 +112,8 @@ def package_folders() -> tuple[list[Path], str, str]:
 def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     """Read what a table covers: its GPU, framework and version, and whether it is complete.
 
-    ``package`` and ``licence`` are as in :class:`PublicTable`.
-
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, or has no rows.
-            - The file is not a table of GEMMs.
-            - The first row does not name the GPU, framework and version.
+        UserError: if the file cannot be read as a table of GEMMs.
     """
     try:
         columns = set(parquet.read_schema(path).names)
@@ -174,11 +164,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _later_versions(folder: Path) -> tuple[str, ...]:
-    """Return the versions that reuse the table in a folder, in ascending order.
-
-    The folder of such a version is next to ``folder``, and contains a file ``reuse.yaml``. A list
-    ``reuse`` in this file names the table and the version of ``folder``.
-    """
+    """Return the versions whose reuse.yaml names the table in ``folder``, in ascending order."""
     reused_table = {"table": _TABLE, "from_version": folder.name}
     versions = []
     for path in folder.parent.glob("*/reuse.yaml"):
@@ -194,10 +180,9 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read the mapping in a YAML file next to a table.
+    """Read the mapping in a YAML file; the result is empty if the file cannot be read.
 
-    The result is empty if the file is missing or unreadable, or if PyYAML is not installed. A user
-    who gives a single table as a file may not have PyYAML, which comes with the package of tables.
+    A user who gives a single table may not have PyYAML, which comes with the package of tables.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}
@@ -213,10 +198,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     """Choose the table from which each machine's recording is made; return the tables by slug.
 
-    Tables with at least half as many rows in bf16 as the GPU's largest table are preferred to
-    smaller tables. Among the tables of either group, complete tables are preferred, then tables of
-    TensorRT-LLM, SGLang and vLLM in this order, then later versions. Tables without rows in bf16
-    are left out.
+    Tables with at least half as many rows in bf16 as the GPU's largest table are preferred. The
+    next criteria are completeness, the framework (TensorRT-LLM, then SGLang, vLLM and others) and
+    the latest version. Tables without rows in bf16 are left out.
     """
     by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:
@@ -231,14 +215,7 @@ def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
 def _rank(
     table: PublicTable, tables_of_slug: Sequence[PublicTable]
 ) -> tuple[bool, bool, int, tuple[int, ...]]:
-    """Return the sort key of a table; the best table of a machine has the largest key.
-
-    The key has four parts: whether the table has enough rows, whether the table is complete, the
-    preference for the framework (0 for the most preferred framework, otherwise negative), and the
-    version.
-
-    ``tables_of_slug`` are all tables of the machine, including ``table``.
-    """
+    """Return the sort key of a table; the best table of a machine has the largest key."""
     most_rows = max(candidate.rows for candidate in tables_of_slug)
     has_enough = table.rows >= _ENOUGH * most_rows
     framework = table.framework.lower()

@@ -1,9 +1,9 @@
 """Read CSV files with times: plain files, and files from the CUTLASS profiler and TritonBench.
 
 Each file becomes a table with one row per case, whose columns are named as in measurements.csv.
-Rows that do not describe a case, or that have no valid time, are reported and left out. Cases that
-failed in the CUTLASS profiler or in TritonBench are left out without a report. The same holds for
-the profiler's kernels in operations and dtypes that Rooftile does not support.
+Damaged rows are reported and left out. Cases that failed in the CUTLASS profiler or in TritonBench
+are left out without a report. The same holds for the profiler's kernels in operations and dtypes
+that Rooftile does not support.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class FileTimings:
     """Times that were read from a file.
 
     Attributes:
-        rows: one row per case, with the columns that identify it (except ``sweep`` and ``fill``),
-            ``time_us`` and, where the file names kernels, ``kernel`` and ``kernels``.
+        rows: one row per case, with the columns that describe it, ``time_us`` and, for the CUTLASS
+            profiler, ``kernel`` and ``kernels``.
         how: description of the measurement, such as ``times as given in the file``.
         cache: cache state of most rows, ``cold`` or ``warm``.
     """
@@ -56,10 +56,7 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """Dtype and layout that the user gave for a file without them.
-
-    An attribute is an empty string if the user did not give it.
-    """
+    """Dtype and layout that the user gave for a file without them."""
 
     dtype: str = ""
     layout: str = ""
@@ -69,13 +66,7 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
     """Read the times of a CSV file; return None if the file has none of the three formats.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, or is not valid CSV.
-            - The file lacks a column of its format, or does not say its dtype.
-            - The file has too many damaged rows, or no row with a time.
-            - The file is from the CUTLASS profiler, and no kernel ran successfully in an operation
-              and a dtype that Rooftile supports.
+        UserError: if the file cannot be read as a table of times.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -90,11 +81,6 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
 
 
 def _header(path: Path) -> str:
-    """Return the first line of a file without surrounding white space, or "" if the file is empty.
-
-    Raises:
-        UserError: if the file cannot be read, or is not text in UTF-8.
-    """
     try:
         with path.open(encoding="utf-8-sig") as file:
             return file.readline().strip()
@@ -109,14 +95,7 @@ def _header(path: Path) -> str:
 def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.DataFrame:
     """Read all cells as text, and add a column ``line`` with the line number of each row.
 
-    Spaces before a cell are removed, and lines without content are left out. An empty cell becomes
-    an empty string.
-
     If ``lower`` is true, the names of the columns are converted to lower case.
-
-    Raises:
-        UserError: if the file is not a CSV file with a header and a line below it, if two columns
-            have the same name, or if lines have more cells than the header.
     """
     read = functools.partial(
         pd.read_csv,
@@ -162,11 +141,7 @@ def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.
 
 
 def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
-    """Read a plain CSV file: a table that a user wrote, with a column ``time_us``.
-
-    Raises:
-        UserError: in the same cases as :func:`read_timings`.
-    """
+    """Read a plain CSV file: a table that a user wrote, with a column ``time_us``."""
     frame = _read_cells(path, lower=True)
     # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
     #    the project's defaults. If neither the file nor the user gives a dtype, the column stays
@@ -229,9 +204,6 @@ def _read_cutlass(path: Path) -> FileTimings:
     ``bf16:row``. If C is column-major, the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose
     result is row-major, as Rooftile expects. The times in the column Runtime are in milliseconds,
     and come from back-to-back launches.
-
-    Raises:
-        UserError: in the same cases as :func:`read_timings`.
     """
     # 1. Read the kernels that ran.
     frame = _read_cells(path)
@@ -285,10 +257,9 @@ def _read_cutlass(path: Path) -> FileTimings:
 
 
 def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
-    """Translate the profiler's columns of GEMMs to ours: problem, dtype and layout, all as text.
+    """Translate the profiler's columns of GEMMs to ours, all as text.
 
-    The dtype is empty if it is not one of ours, or if A and B have different dtypes. If the storage
-    order of A or B is unknown, the layout has a question mark in place of the operand's letter.
+    The dtype is empty if it is not one of ours, or if A and B have different dtypes.
     """
     a_dtype, a_order = _dtype_and_order(frame["A"])
     b_dtype, b_order = _dtype_and_order(frame["B"])
@@ -315,7 +286,6 @@ def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cells_or_one(frame: pd.DataFrame, name: str) -> pd.Series:
-    """Return a column's cells, with 1 where a cell or the whole column is missing."""
     if name not in frame:
         return pd.Series("1", index=frame.index)
     return frame[name].mask(frame[name] == "", "1")
@@ -331,10 +301,7 @@ def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
     """Return the layout letter of one operand in each row, or "?" if the storage order is unknown.
 
     An empty string would not do, because an empty layout means the default layout.
-
-    Args:
-        orders: storage order of the operand in each row, ``row`` or ``column``.
-        untransposed: the order whose letter is ``n``.
+    ``untransposed`` is the storage order whose letter is ``n``.
     """
     letters = {"row": "t", "column": "t"}
     letters[untransposed] = "n"
@@ -342,10 +309,7 @@ def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
 
 
 def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Translate the profiler's columns of convolutions to ours, all as text.
-
-    The dtype is empty if it is not one of ours.
-    """
+    """Translate the profiler's columns of convolutions to ours, all as text."""
     dtype, layout = _dtype_and_order(frame["Activation"])
     # Our cells hold the values of both directions, such as ``1x1``.
     pairs = {
@@ -381,7 +345,6 @@ _MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
 
 
 def _is_tritonbench(header: str) -> bool:
-    """Return True if the first line of a file names TritonBench's shapes and a latency."""
     names = [name.strip('"') for name in header.split(";")]
     return names[0] in _TRITONBENCH_SHAPES and any(name.endswith(_LATENCY) for name in names)
 
@@ -389,12 +352,8 @@ def _is_tritonbench(header: str) -> bool:
 def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     """Read a TritonBench file: one row per shape, one column ``name-latency`` per implementation.
 
-    Latencies are in milliseconds. TritonBench flushes the cache before each launch. The file names
-    neither the dtype nor the layout. The layout is nn, TritonBench's default, unless the user gives
-    another layout.
-
-    Raises:
-        UserError: in the same cases as :func:`read_timings`.
+    Latencies are in milliseconds. The file does not name the layout. TritonBench's default, nn, is
+    assumed unless the user gives another layout.
     """
     if not defaults.dtype:
         raise UserError(

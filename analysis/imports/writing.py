@@ -1,4 +1,4 @@
-"""Write public tables and users' files as recordings, which are then read like other recordings."""
+"""Write public tables and users' files as recordings."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
     """Write a public table as a recording of the machine, and return the recording's folder.
 
-    The recording's run.json says where the rows come from. The ``validation.json`` of an earlier
-    import is deleted.
+    The ``validation.json`` of an earlier import is deleted. Without this file, the import counts as
+    incomplete.
 
     ``results`` is the folder of all machines' results.
 
     Raises:
-        UserError: if the machine does not support a dtype of the table, the folder cannot be made,
-            or the disk is full.
+        UserError: if the machine does not support a dtype of the table, or the recording cannot be
+            written.
     """
     rows = read_rows(table, *DTYPES.values())
     public = {
@@ -64,20 +64,15 @@ def write_timings(
 ) -> Path:
     """Write the times of a user's file as a recording, and return the recording's folder.
 
-    The recording's run.json has a digest of the file. The ``validation.json`` of an earlier import
-    is deleted.
+    The recording's run.json has a digest of the file and of ``defaults``, because different
+    defaults give different rows from the same file. The ``validation.json`` of an earlier import is
+    deleted.
 
-    Args:
-        timings: the times.
-        path: the file, or the folder of results, that the times come from.
-        defaults: dtype and layout that the user gave. The digest covers the defaults as well as the
-            file, because different defaults give different rows from the same file.
-        machine: the machine that was timed.
-        results: as in :func:`write_imported`.
+    ``path`` is the file, or the folder of results, that the times come from.
 
     Raises:
-        UserError: if the machine does not support a dtype of the times, the folder cannot be made,
-            or the disk is full.
+        UserError: if the machine does not support a dtype of the times, or the recording cannot be
+            written.
     """
     name = name_of(path)
     public = {
@@ -94,10 +89,9 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if the recording in ``folder`` was imported from ``path`` with these defaults.
+    """Return True if the recording was imported from the same content with the same defaults.
 
-    The content of the file is compared, not its name. ``path`` and ``defaults`` are as in
-    :func:`write_timings`.
+    The file's name may differ.
 
     Raises:
         UserError: if the run.json of the recording cannot be read.
@@ -107,10 +101,7 @@ def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
 
 
 def _digest(path: Path, defaults: FileDefaults) -> str:
-    """Return a hash of the file's content and the defaults, as 16 hexadecimal digits.
-
-    For a folder of results, the hash covers the content of its measurements.csv.
-    """
+    """Return a hash of the file's content and the defaults, as 16 hexadecimal digits."""
     file = path if path.is_file() else path / "measurements.csv"
     content = file.read_bytes() + repr(defaults).encode()
     return hashlib.sha256(content).hexdigest()[:16]
@@ -119,13 +110,10 @@ def _digest(path: Path, defaults: FileDefaults) -> str:
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
     """Write the rows of a machine's public tables into one Parquet file.
 
-    This also deletes the ``validation.json`` of an earlier import.
-
-    ``tables`` are the machine's tables, beginning with the preferred one. ``results`` is as in
-    :func:`write_imported`.
+    ``tables`` begins with the preferred table.
 
     Raises:
-        UserError: if the folder cannot be made, or the disk is full.
+        UserError: if the file cannot be written.
     """
     collections = [
         read_rows(table, *DTYPES.values()).assign(source=table.source) for table in tables
@@ -139,14 +127,7 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
 def _write_recording(
     rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path
 ) -> Path:
-    """Write the rows and the run.json of an imported recording, and return the recording's folder.
-
-    The ``validation.json`` of an earlier import is deleted. ``public`` says where the times come
-    from. It is written to run.json under the key ``public``, together with the number of rows.
-
-    Raises:
-        UserError: in the same cases as :func:`write_imported`.
-    """
+    """Write the rows and the run.json of an imported recording, and return its folder."""
     for dtype in rows["dtype"].unique():
         machine.peak(dtype)  # raises an error for a dtype that the machine does not support
     folder = folder_of(results, machine.slug)
@@ -168,7 +149,6 @@ def _write_recording(
 
 
 def _as_parquet(rows: pd.DataFrame) -> bytes:
-    """Return the content of a Parquet file with these rows."""
     buffer = io.BytesIO()
     parquet.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer)
     return buffer.getvalue()

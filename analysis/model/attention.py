@@ -1,8 +1,8 @@
 """Predict the time of fused attention from the measurements in public tables.
 
-A formula predicts what share of the peak, or of the bandwidth, a kernel reaches. Its constants are
-fitted for each machine, framework and kind of call (:data:`analysis.attention_shapes.KINDS`). If
-the machine's tables were imported, regression trees correct the formula.
+A formula estimates the time. Its constants are fitted for each measured machine, framework and kind
+of call (:data:`analysis.attention_shapes.KINDS`). If the machine's tables were imported, regression
+trees correct the formula.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _TREES = 40  # Number of trees that correct the formula.
 _LEAF_ROWS = 3  # Minimum number of calls in a leaf.
 _MOST_ROWS = 8000
 """Maximum number of calls that a fit uses. With at most 8,000 calls, the mean error of a fit on
-held-out calls is 2–5% for most tables (``rows`` in results/accuracy/attention.json). Fits to more
-calls would take longer and hardly be more accurate."""
+held-out calls is 2–5% for most tables (``rows`` in results/accuracy/attention.json)."""
 
 _TRAINING_SHARE = 0.8  # Share of the calls to fit, up to _MOST_ROWS; all other calls are held out.
 NINE_TENTHS = (0.05, 0.95)
@@ -46,9 +45,8 @@ class AttentionConstants:
         half: number of keys per query at which half of ``share`` is reached.
         launch: fixed time of every call, in seconds.
         memory: share of the datasheet's bandwidth that a call with many bytes reaches.
-        waves: 1 if a partial wave of tiles takes as long as a full one, 0 if its time is
-            proportional to the number of its tiles. A value between 0 and 1 interpolates linearly
-            between these two times.
+        waves: 1 if a partial wave after full waves takes as long as a full one, 0 if its time is
+            proportional to the number of its tiles. Values in between interpolate linearly.
         ramp: number of bytes at which a call reaches half of the bandwidth that ``memory`` gives.
         cached: ratio of the last-level cache's bandwidth to the memory's bandwidth.
         fits: ratio of a call's bytes to the size of the last-level cache at which half of the bytes
@@ -74,22 +72,15 @@ class AttentionConstants:
     def parts(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the time that each call spends on its launch, arithmetic and memory accesses.
+        """Return the seconds of launch, arithmetic and memory accesses, shaped (3, calls).
 
         Arithmetic and memory accesses overlap, so only the longer of the two adds to a call's time.
         The shorter time is returned as 0.
 
-        Args:
-            shapes: the calls.
-            kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
-            machine: the machine that computes them.
-            warm: True if operands that fit into the last-level cache are read from it, as in public
-                tables, whose calls are repeated without flushing the cache. False if all operands
-                come from memory, as in decoding, where other layers' keys and values replace them
-                in the cache between two steps.
-
-        Returns:
-            Seconds, as an array of shape (3, calls): launch, arithmetic, memory.
+        If ``warm`` is true, operands that fit into the last-level cache are read from it, as in
+        public tables, whose calls are repeated without flushing the cache. Otherwise, all operands
+        come from memory, as in decoding, where other layers' keys and values replace them in the
+        cache between two steps. ``kind`` is one of :data:`analysis.attention_shapes.KINDS`.
         """
         # 1. Arithmetic: tiles of queries fill the SMs in waves, and more keys per query amortise
         #    the fixed cost of a tile.
@@ -129,8 +120,8 @@ _HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
 """Upper bounds of the constants."""
 _LEAST_BANDWIDTH = 0.6
 """Lower bound of ``memory`` for the kinds of calls ``context`` and ``full``. Few such calls are
-limited by the bandwidth. If smaller values were allowed, ``memory`` would therefore absorb errors
-in the predicted time of arithmetic."""
+limited by the bandwidth. With a smaller bound, ``memory`` would therefore absorb errors in the
+predicted time of arithmetic."""
 
 _FEATURE_COUNT = 13  # Number of columns that features() returns.
 
@@ -156,7 +147,7 @@ class AttentionFit:
         low: 5th percentile of log(measured / predicted) on held-out calls.
         high: 95th percentile of the same log ratios.
         calls: number of measured calls.
-        forest: trees that predict log(measured / formula); None if only constants are shipped.
+        forest: trees that predict log(measured / formula); None for the fits that are shipped.
     """
 
     constants: AttentionConstants
@@ -169,11 +160,9 @@ class AttentionFit:
     def from_times(
         cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
     ) -> Self:
-        """Fit constants and trees to most of the calls, and measure the errors on all other calls.
+        """Fit constants and trees to a random part of the calls, and judge the fit on the others.
 
-        The calls to fit are drawn at random.
-
-        ``shapes`` has at least three calls, and ``seconds`` has their measured times.
+        ``seconds`` are the measured times of at least three calls.
         """
         # 1. Draw the calls to fit at random. The fit is judged on all others.
         order = np.random.default_rng(0).permutation(len(seconds))
@@ -189,10 +178,7 @@ class AttentionFit:
         return fit.judged(shapes.take(held_out), seconds[held_out], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
-        """Return a copy of the fit with the 90% range of its errors on the given calls.
-
-        ``shapes`` has at least one call, and ``seconds`` has the measured times.
-        """
+        """Return a copy of the fit with the 90% range of its errors on the given calls."""
         log_ratios = np.log(seconds / self.seconds(shapes, kind, machine))
         low, high = np.quantile(log_ratios, NINE_TENTHS)
         return replace(self, low=float(low), high=float(high))
@@ -225,8 +211,7 @@ class AttentionFit:
         """Restore a fit from the document that :meth:`to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: if the document is not a valid fit, or if its trees
-                were grown from another number of features.
+            KeyError, TypeError, ValueError: if the document is not a valid fit.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
@@ -248,12 +233,10 @@ def fit_constants(
     names = list(vars(_START))
 
     def to_numbers(constants: AttentionConstants) -> list[float]:
-        """Return the constants as the numbers to fit, most of them as logarithms."""
         values = vars(constants)
         return [values[name] if name in _LINEAR else math.log(values[name]) for name in names]
 
     def to_constants(numbers: Array) -> AttentionConstants:
-        """Inverse of ``to_numbers``."""
         pairs = zip(names, map(float, numbers), strict=True)
         return AttentionConstants(
             **{name: number if name in _LINEAR else math.exp(number) for name, number in pairs}
@@ -274,10 +257,7 @@ def fit_constants(
 
 
 def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
-    """Return the features that the trees test, as an array of shape (calls, features).
-
-    All features except the head dimension are logarithms.
-    """
+    """Return the features that the trees test, as an array of shape (calls, features)."""
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [
         np.log(shapes.batch),
@@ -300,8 +280,7 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 def grow_trees(call_features: Array, residual: Array) -> Forest:
     """Grow trees that predict ``residual``, the log(measured / formula) of each call.
 
-    ``call_features`` is a result of :func:`features`. If there are more than :data:`_MOST_ROWS`
-    calls, only a random sample of :data:`_MOST_ROWS` calls is used.
+    If there are more than :data:`_MOST_ROWS` calls, only a random sample of them is used.
     """
     chosen = np.random.default_rng(0).permutation(len(call_features))[:_MOST_ROWS]
     return Forest.grown(call_features[chosen], residual[chosen], _TREES, _LEAF_ROWS)

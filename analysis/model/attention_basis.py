@@ -21,12 +21,11 @@ from kernels.machine import Machine, known_machine
 from sweeps.capture.captured import Attention
 
 FILE = "attention.json"
-"""Name of the file with the fits to a machine's attention tables. It is in the folder of the
-machine's imported tables."""
+"""Name of the file with the fits to a machine's imported attention tables."""
 
 FRAMEWORKS = ("vllm", "trtllm", "sglang")
-"""Frameworks whose attention was measured in public tables, in order of preference. vLLM comes
-first because it uses FlashAttention, as PyTorch does."""
+"""Frameworks with public tables of attention, in order of preference. vLLM comes first because it
+uses FlashAttention, as PyTorch does."""
 
 _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
 _MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
@@ -84,10 +83,7 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the framework whose fits are used: ``named``, unless it is None.
-
-        If ``named`` is None, the result is the first of :data:`FRAMEWORKS` that has fits. If none
-        of :data:`FRAMEWORKS` has fits, the result is the first framework in ``fits``.
+        """Return ``named``; if it is None, return the preferred framework that has fits.
 
         Raises:
             UserError: if there are no fits for the named framework.
@@ -102,11 +98,7 @@ class AttentionBasis:
         return named
 
     def source(self, named: str | None) -> str:
-        """Describe the framework and the tables behind a prediction, in words for the user.
-
-        Raises:
-            UserError: if there are no fits for the named framework.
-        """
+        """Describe the framework and the tables behind a prediction, in words for the user."""
         framework = self.framework(named)
         tables = "public tables" if self.kind == "public" else "constants from public tables"
         origin = "" if self.measured_on == self.machine.slug else f" of {self.measured_on}"
@@ -118,7 +110,7 @@ class AttentionBasis:
 
         Raises:
             UserError: if there are no fits for the named framework, or if the machine does not
-                support the dtype.
+                support the call's dtype.
         """
         self.machine.peak(work.dtype)  # raises a UserError for an unsupported dtype
         framework = self.framework(named)
@@ -188,17 +180,13 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     2. constants that Rooftile ships for the machine;
     3. shipped constants of another machine (:func:`nearest_measured`).
 
-    All public times were measured on GPUs in bf16. Fits to these times are also used for fp16. The
-    result is None for a CPU, and for dtypes other than bf16 and fp16.
+    All fits are to times of bf16 calls on GPUs, but they are also used for fp16. The result is None
+    for a CPU, and for dtypes other than bf16 and fp16.
 
-    Args:
-        machine: the machine whose times are predicted.
-        dtype: dtype of the operands.
-        folder: folder that may contain fits to the machine's imported tables; None if there is no
-            such folder.
+    ``folder`` may contain fits to the machine's imported tables.
 
     Raises:
-        UserError: if the file of the imported fits cannot be read, or its content is invalid.
+        UserError: if the file of the imported fits cannot be read.
     """
     if machine.kind == "cpu" or dtype not in _DTYPES:
         return None
@@ -223,10 +211,6 @@ def nearest_measured(machine: Machine, slugs: list[str]) -> str:
     """Return the slug of the measured machine whose 16-bit peak is nearest to that of ``machine``.
 
     If measured machines of the same generation exist, only these are compared.
-
-    Args:
-        machine: the machine whose times are predicted.
-        slugs: slugs of the measured machines, at least one.
     """
     measured = [known_machine(slug) for slug in slugs]
     siblings = [other for other in measured if other.generation == machine.generation]
@@ -247,13 +231,10 @@ def fit_tables(
 ) -> dict[str, dict[str, AttentionFit]]:
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
-    A table gets no fit if :func:`analysis.imports.attention_tables.read_calls` reads fewer than ten
-    calls from it. A framework's fit for causal calls also predicts the kinds of calls for which the
-    framework has no fit. A framework without a fit for causal calls is therefore left out.
+    A table with fewer than ten usable calls gets no fit. A framework without a fit for causal calls
+    is left out, because this fit also predicts the kinds of calls that have no fit.
 
-    Args:
-        tables: tables of one machine, at most one for each framework and kind of call.
-        machine: the machine that was measured; None to look it up by the slug of each table.
+    ``machine`` is the machine that was measured; None to look it up by the slug of each table.
     """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
@@ -270,7 +251,7 @@ def read_fits(folder: Path) -> dict[str, dict[str, AttentionFit]]:
     """Read the fits to a machine's imported tables from :data:`FILE` in their folder.
 
     Raises:
-        UserError: if the file cannot be read, or its content is invalid.
+        UserError: if the file cannot be read.
     """
     path = folder / FILE
     try:
@@ -285,8 +266,7 @@ def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]
     """Restore the fits from the document that :func:`fits_to_json` returned.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: if the document has invalid fits, or a
-            framework without a fit for causal calls.
+        AttributeError, KeyError, TypeError, ValueError: if the document is invalid.
     """
     fits = {
         framework: {kind: AttentionFit.from_json(fit) for kind, fit in kinds.items()}

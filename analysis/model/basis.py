@@ -44,7 +44,7 @@ from sweeps.cases.case import CONFIRM
 
 
 class Origin(NamedTuple):
-    """Basis of the answers about one group of cases; the fields are those of :class:`Basis`."""
+    """Basis of the answers about one group of cases; the fields are as in :class:`Basis`."""
 
     kind: str
     source: str
@@ -61,8 +61,7 @@ class Basis:
     - ``public``: an imported public table of the machine;
     - ``shipped``: the machine's constants that come with Rooftile;
     - ``generation``: constants that were fitted to at least one machine of the same generation;
-    - ``none``: constants of other generations only, or constants that were not fitted to any
-      machine.
+    - ``none``: constants of other generations, or constants that were not fitted to any machine.
 
     Attributes:
         source: where the model comes from, in words for the user.
@@ -71,11 +70,11 @@ class Basis:
         warm: True if the model predicts warm times, as in public tables: operands that fit into the
             last-level cache are already in it.
         calibrated: False if the recording has not been calibrated yet.
-        measured: source of the measured times, in words, if it differs from ``source`` because the
-            machine's run only measured pad/choose queries; otherwise empty.
-        model_folder: folder of the recording that the model was fitted to, if it differs from
-            ``folder`` because the machine's run only measured pad/choose queries; otherwise None.
-            Measured times that ``folder`` lacks are looked up in ``model_folder``.
+        measured: source of the measured times, in words, if the machine's run only measured
+            pad/choose queries; otherwise empty.
+        model_folder: folder of the recording that the model was fitted to, if the machine's run
+            only measured pad/choose queries. Measured times that ``folder`` lacks are looked up
+            there.
     """
 
     model: Model
@@ -90,11 +89,11 @@ class Basis:
     """Origin of each group whose basis differs from ``kind``, ``source`` and ``warm``."""
 
     def library(self, problem: Problem) -> str:
-        """Return the implementation whose fit predicts the problem if no implementation is named.
+        """Return the implementation that predictions assume if none is named.
 
         This is the first implementation, other than Rooftile's hand-written kernels, that has a fit
-        for the problem's operation and dtype. Without such a fit, the result is the vendor library
-        that usually computes such problems on the machine.
+        for the problem's operation and dtype. Without such a fit, it is the vendor library that
+        usually computes such problems on the machine.
 
         Raises:
             UserError: if there is no such fit, and the machine is a CPU that does not support the
@@ -114,7 +113,7 @@ class Basis:
 
     @property
     def attention_folder(self) -> Path | None:
-        """Folder of the recording with the attention times; None if no recording is usable."""
+        """Folder that may contain fits to attention tables; None if no recording is usable."""
         return self.model_folder or self.folder
 
     def kind_and_source(
@@ -122,14 +121,8 @@ class Basis:
     ) -> tuple[str, str]:
         """Return the kind and the source of an answer about one problem.
 
-        Args:
-            problem: the problem.
-            measured: True if the answer uses only measured times. The result then describes these
-                times, not the model.
-            in_model_folder: True if the measured times are from ``model_folder``.
-
-        Raises:
-            UserError: in the same cases as :meth:`library`.
+        ``measured`` is True if the answer uses only measured times, and ``in_model_folder`` if
+        these times are from ``model_folder``.
         """
         if measured and self.measured and not in_model_folder:
             return "recorded", self.measured
@@ -146,11 +139,7 @@ class Basis:
         )
 
     def group_kind_and_source(self, problem: Problem) -> tuple[str, str]:
-        """Return the kind and the source of the predictions for the problem's group.
-
-        Raises:
-            UserError: in the same cases as :meth:`library`.
-        """
+        """Return the kind and the source of the predictions for the problem's group."""
         group = group_of(self.library(problem), problem)
         if group in self.model.fits:
             kind, source, _ = self._origin(group)
@@ -160,15 +149,10 @@ class Basis:
         return prior.kind, f"{problem.dtype} from {prior.source}"
 
     def _origin(self, group: str) -> Origin:
-        """Return the kind, the source and the cache state of the fit of a group."""
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
-        """Make a query for problems, with the library and the cache state of each problem.
-
-        Raises:
-            UserError: in the same cases as :meth:`library`.
-        """
+        """Make a query for problems, with the library and the cache state of each problem."""
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
         # A group without a fit is predicted with cold operands.
@@ -196,12 +180,7 @@ def find_basis(machine: str | None, results: Path) -> Basis:
         results: folder with the results of all machines.
 
     Raises:
-        UserError: in any of these cases:
-
-            - ``machine`` does not name exactly one known or recorded machine.
-            - ``machine`` is None, and nothing was measured here.
-            - The run.json or the calibration.json cannot be read.
-            - The run is unusable, and the machine has no other recording and no known datasheet.
+        UserError: if the machine is not found, or its recording cannot be used.
     """
     return _with_missing_dtypes(_measured_basis(machine, results))
 
@@ -240,10 +219,7 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis | None:
-    """Return the basis from a machine's imported times, or else from its published recording.
-
-    The recording in ``folder`` is not used. Return None if the machine has no other recording.
-    """
+    """Return the basis from an imported or published recording other than ``folder``, or None."""
     imported = folder_of(results, slug)
     if folder != imported and is_complete(imported):
         return _with_published_groups(_basis_from_recording(imported), results)
@@ -254,12 +230,9 @@ def _basis_from_other_recording(folder: Path, slug: str, results: Path) -> Basis
 
 
 def _with_published_groups(basis: Basis, results: Path) -> Basis:
-    """Return an import's basis with the groups that only the published recording has added to it.
+    """Add to an import's basis the groups that only the machine's published recording has.
 
-    The published recording is that of the import's machine.
-
-    A public table has only GEMMs of the vendor library, and only in some dtypes. A published
-    recording also has convolutions, other dtypes and hand-written kernels.
+    A public table has only GEMMs of the vendor library, and only in some dtypes.
     """
     folder = results / PUBLISHED / basis.model.machine.slug
     if not (folder / "run.json").exists():
@@ -274,12 +247,7 @@ def _with_published_groups(basis: Basis, results: Path) -> Basis:
 
 
 def _with_missing_dtypes(basis: Basis) -> Basis:
-    """Return the basis with additional fits for dtypes that were not measured.
-
-    A fit for one 16-bit dtype is used for the other one if both have the same peak. A fit for bf16
-    is also used for tf32. For dtypes that are still missing, GEMMs of the vendor library get the
-    machine's prior if the prior predicts warm times. CPUs and hand-written kernels get no new fits.
-    """
+    """Return the basis with additional fits for dtypes that were not measured."""
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
     if machine.kind == "cpu":
@@ -319,19 +287,17 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
 def machine_rows(results: Path) -> list[dict[str, Any]]:
     """Return the output of ``machines --json``: one entry for each known or recorded machine.
 
-    An entry has the model's errors on held-out measurements of the machine's largest group, as
-    fractions. The errors and the number of rows are None if no measurements of the machine were
-    fitted.
+    The errors are those of held-out cases in the machine's largest group, as fractions. They are
+    None if no measurements of the machine were fitted.
 
     Raises:
-        UserError: if :func:`find_basis` raises a UserError for one of the machines.
+        UserError: if the recording of one of the machines cannot be used.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
 
 
 def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
-    """Return the entry of one machine for ``machines --json``."""
     machine = basis.model.machine
     # A model may have no fits, such as that of a CPU without usable measurements.
     fits = basis.model.fits.values()
@@ -350,11 +316,7 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
 
 
 def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
-    """Return the basis of a machine whose run only measured pad/choose queries.
-
-    Answers to measured queries use the measured times, unless the run is unusable. Other answers
-    are the same as they would be without this run.
-    """
+    """Return the basis of a machine whose run only measured pad/choose queries."""
     machine = Machine.from_json(run["machine"])
     basis = _basis_from_other_recording(folder, machine.slug, results)
     if basis is None:
@@ -365,12 +327,11 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
 
 
 def _date_source(run: Mapping[str, Any]) -> str:
-    """Return the source of a run's times in words, such as ``measured 2026-03-01``."""
     return f"measured {run['run'][:10]}"  # a run is named by its start, beginning with the date
 
 
 def basis_at(folder: Path, fitted: Model) -> Basis:
-    """Return the basis from the recording in a folder, as :func:`find_basis` does.
+    """Return the basis from the recording in a folder.
 
     ``fitted`` is a model that was just fitted to the recording. It is only used if the recording
     has no calibration.json, because all answers about a recording must come from the same model.
@@ -387,7 +348,7 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
 
 
 def _basis_from_recording(folder: Path) -> Basis:
-    """Return the basis from a recording; the model has no fits if there is no calibration.json."""
+    """Return the basis from a recording. Without a calibration.json, its model has no fits."""
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / "calibration.json"
@@ -407,8 +368,8 @@ def _basis_from_recording(folder: Path) -> Basis:
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
     """Return the basis from a recording and the model that was fitted to it.
 
-    If the recording is a public table, this function adapts ``model`` to users of any framework
-    (:func:`for_any_framework`), so ``model`` must not be adapted yet.
+    The model of a public table is adapted to users of any framework here, so ``model`` must not be
+    adapted yet.
     """
     public = run.get("public")  # None if Rooftile measured the times
     warm = public is not None and public["cache"] == "warm"
@@ -431,10 +392,8 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
 def _start_of(fit: Fit) -> str:
     """Name the public tables that still influence a fit, or return "" if there are none.
 
-    If the fit uses trees of public tables, the result names the tables of these trees. Otherwise,
-    it names the tables that the fit's starting constants come from, if fewer than
-    :data:`MIN_RESIDUAL_ROWS` cases were fitted. A fit to more cases hardly depends on the constants
-    from which it started.
+    A fit to at least :data:`MIN_RESIDUAL_ROWS` cases hardly depends on the constants from which it
+    started.
     """
     if fit.offsets:
         return fit.offsets.source
@@ -444,8 +403,8 @@ def _start_of(fit: Fit) -> str:
 def for_any_framework(model: Model) -> Model:
     """Adapt a model that was fitted to a public table to users of any framework.
 
-    The result includes the expected difference between frameworks. Its intervals also cover other
-    frameworks.
+    Predicted times are shifted by the expected difference between frameworks, and the intervals
+    cover other frameworks.
     """
     slug = model.machine.slug
     fits = {}

@@ -69,11 +69,7 @@ def calibrate(
 ) -> Calibration:
     """Fit the model to the measurements of a recording, one fit per group.
 
-    Args:
-        machine: the machine that was measured.
-        rows: measured cases as :func:`analysis.recordings.load.load` returns them, all with the
-            status ``ok``.
-        priors: priors by the name of the group, as in :func:`calibrate_query`.
+    ``rows`` are measured cases with the status ``ok``. ``priors`` is as in :func:`calibrate_query`.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
     query = Query.from_rows(rows)
@@ -91,17 +87,15 @@ def calibrate_query(
 ) -> Calibration:
     """Fit the model to the measured times of a query, one fit per group.
 
-    Args:
-        machine: the machine on which the cases were measured.
-        query: the measured cases.
-        seconds: measured seconds of one launch of each case.
-        folds: number of folds of every group. If it is None, a group has three folds, or five if it
-            has more than :data:`analysis.model.residual.MANY_ROWS` cases.
-        algorithms: the algorithm that computed each case, empty where it is not known
-            (:func:`kernels.names.conv_algorithm`); None if no algorithm is known. The held-out
-            prediction of a case does not use its algorithm.
-        priors: the prior from which the fit of each group starts. The fit of a group without an
-            entry starts from the best prior that needs no imported table.
+    ``seconds`` has the time of one launch of each case. ``folds`` is the number of folds of every
+    group. If it is None, a group has three folds, or five if it is large.
+
+    ``algorithms`` has the algorithm that computed each case, empty where it is not known
+    (:func:`kernels.names.conv_algorithm`). The held-out prediction of a case does not use its
+    algorithm.
+
+    The fit of a group starts from the group's entry in ``priors``. Without an entry, it starts from
+    the best prior that needs no imported table.
     """
     groups = query.groups()
     if algorithms is None:
@@ -132,13 +126,10 @@ def _calibrate_group(
     folds: int,
     prior: Prior,
 ) -> tuple[Fit, list[PartialPrediction]]:
-    """Fit the model to the cases of one group, and predict each case with a fit to other cases.
+    """Fit the model to the cases of one group, and predict each fold with a fit to the others.
 
     ``query``, ``seconds`` and ``known_algorithms`` have the cases of all groups. ``rows`` has the
-    positions of the group's cases, at least one.
-
-    Returns:
-        The fit with its errors and intervals, and the held-out predictions of each fold.
+    positions of the group's cases.
     """
     # 1. Predict each fold with a fit to the other folds, then fit all cases of the group.
     fold_numbers = np.array([_fold_of(query.problems[int(i)], folds) for i in rows])
@@ -187,8 +178,7 @@ def _calibrate_group(
 class _FoldEstimate(NamedTuple):
     """Estimates of the cases of one fold, from a fit to the other folds.
 
-    ``positions`` has the position of each case in the query. ``spread`` is the relative spread of
-    each estimate's error.
+    ``positions`` has the position of each case in the query.
     """
 
     positions: NDArray[np.intp]
@@ -205,11 +195,7 @@ def _predict_folds(
     fold_numbers: NDArray[np.intp],
     prior: Prior,
 ) -> list[_FoldEstimate]:
-    """Predict each fold of a group's cases with a fit to the other folds.
-
-    ``fold_numbers`` has the fold of each of the group's cases. The other arguments are those of
-    :func:`_calibrate_group`.
-    """
+    """Predict each fold of a group's cases with a fit to the other folds."""
     fold_estimates: list[_FoldEstimate] = []
     for number in np.unique(fold_numbers):
         held_out = rows[fold_numbers == number]
@@ -238,10 +224,9 @@ def _only_layout(problems: Sequence[Problem]) -> str:
 
 
 def _fold_of(problem: Problem, folds: int) -> int:
-    """Return the fold number of a problem, counted from 0.
+    """Return the fold of a problem, which is the same for all measurements of the problem.
 
-    All measurements of a problem are in the same fold, so that no problem is predicted with a fit
-    to measurements of the same problem.
+    A held-out prediction therefore never comes from a fit to the same problem.
     """
     return zlib.crc32(problem.spec().encode()) % folds
 
@@ -249,12 +234,7 @@ def _fold_of(problem: Problem, folds: int) -> int:
 def _fit_with_sum_errors(
     fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Fit:
-    """Return ``fit`` with added factors, which correct the predicted intervals of summed times.
-
-    ``times`` has the held-out prediction and the measured time of each case, and ``spread`` has the
-    relative spread of each prediction's error. ``small`` and ``large`` are the two arrays that
-    :func:`fastest_paddings` returns for the same cases.
-    """
+    """Add to a fit the factors that correct the intervals of summed times."""
     # 1. Sums in which nothing is replaced need the interval of each case, in seconds.
     lo = times.predicted * np.exp(fit.low * spread)
     hi = times.predicted * np.exp(fit.high * spread)
@@ -282,12 +262,7 @@ def _fit_with_errors(
 ) -> Fit:
     """Return a fit with the errors of its held-out predictions and the resulting intervals.
 
-    Args:
-        fitted: result of a fit to all cases of the group.
-        log_ratio: log(measured / held-out prediction) of each case.
-        spread: relative spread of each prediction's error.
-        ratio_errors: errors of predicted time ratios, as :func:`pair_errors` defines them.
-        prior: the prior from which the fit started.
+    ``log_ratio`` is log(measured / held-out prediction) of each case.
     """
     error = np.abs(np.exp(-log_ratio) - 1)  # |predicted / measured − 1| of each case
     low, high = _range(log_ratio / spread, *_prior_range(prior, len(log_ratio)))
@@ -316,11 +291,7 @@ def _fit_with_errors(
 def _weakened_factors(
     groups: Mapping[str, tuple[float, float]], rows: int
 ) -> dict[str, tuple[float, float]]:
-    """Return the prior's factors for kinds of shapes, moved towards 1.
-
-    The more cases were measured, the closer the factors are moved to 1. The interval then depends
-    less on the prior.
-    """
+    """Return the prior's factors for kinds of shapes, closer to 1 if more cases were measured."""
     prior_share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {
         name: (below**prior_share, above**prior_share) for name, (below, above) in groups.items()
@@ -336,14 +307,10 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range that the prior implies for the errors of log time ratios.
 
-    The range is a multiple of the combined spread of the two predictions. Until pairs are measured,
-    only the prior's range is used. Once pairs are measured, the prior's range is averaged with the
-    range of the pairs' errors.
-
-    Single measured times mostly determine the scale of all times. An error in this scale cancels in
-    the ratio of two times, so single times do not refine the prior's range for pairs. The range of
-    single times only sets a limit: two errors differ most if they lie at the opposite ends of this
-    range.
+    The range is a multiple of the combined spread of the two predictions. Single measured times
+    mostly determine an error that all times share. This error cancels in a ratio of two times, so
+    single times only limit the range: two errors differ most if they lie at the opposite ends of
+    the range of single times.
 
     ``width`` is the width of the 90% range of log(measured / predicted) of single times, as a
     multiple of the spread.
@@ -360,8 +327,7 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
     """Return a range that is expected to contain 90% of further errors of the same kind.
 
-    The ends come from split conformal prediction. Each end is then averaged with the prior's end on
-    a logarithmic scale (:func:`_blended`). Without any errors, the result is the prior's range.
+    The ends come from split conformal prediction, and are then averaged with the prior's ends.
     """
     if not len(errors):
         return prior_low, prior_high
@@ -387,10 +353,8 @@ def _blended(
 ) -> tuple[Any, Any]:
     """Return the weighted geometric mean of two ranges: that of measured errors, and the prior's.
 
-    The weight of the measured range is ``rows``, the number of measured errors, and the weight of
-    the prior's range is :data:`_PRIOR_ROWS`. An end that is closer to 0 than :data:`_MIN_WIDTH`,
-    or on the wrong side of 0, is first moved outwards to this distance. ``low`` and ``high`` may be
-    arrays of ends; the results then have the same shape.
+    An end that is closer to 0 than :data:`_MIN_WIDTH`, or on the wrong side of 0, is first moved
+    outwards to this distance.
     """
     share = rows / (rows + _PRIOR_ROWS)
 
@@ -433,14 +397,9 @@ def pair_errors(
     divided by the square root of the sum of the two squared spreads, as if the errors of the two
     predictions were independent.
 
-    Args:
-        query: the cases.
-        predicted: predicted seconds of each case.
-        log_ratio: log(measured / predicted) of each case.
-        spread: relative spread of each prediction's error.
-        min_gain: predicted gain above which a pair is included, as a fraction of the padding's
-            time. The larger a predicted gain is, the more optimistic it tends to be. The default
-            includes all pairs.
+    ``predicted`` is in seconds, and ``log_ratio`` is log(measured / predicted) of each case. A pair
+    is included if its predicted gain exceeds ``min_gain``, a fraction of the padding's predicted
+    time. The default includes all pairs.
     """
     small, large = fastest_paddings(query, predicted)
     is_included = predicted[small] > (1 + min_gain) * predicted[large]
@@ -450,10 +409,7 @@ def pair_errors(
 def _ratio_errors(
     log_ratio: Array, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Array:
-    """Return the errors that :func:`pair_errors` defines, one for each pair of cases.
-
-    ``small`` and ``large`` have the positions of the two cases of each pair.
-    """
+    """Return the errors that :func:`pair_errors` defines, one for each pair of cases."""
     return (log_ratio[small] - log_ratio[large]) / np.hypot(spread[small], spread[large])
 
 
@@ -463,13 +419,10 @@ def fastest_paddings(query: Query, predicted: Array) -> tuple[NDArray[np.intp], 
     A padding of a GEMM is another case of the query that differs only in size: no dimension is
     smaller, and each may be larger by at most the fraction :data:`NEAR`. Advice also picks the
     padding that is predicted to be fastest, so the errors of these pairs show how optimistic such a
-    pick is.
-
-    All cases must have the same dtype. ``predicted`` has the predicted seconds of each case.
+    pick is. All cases must have the same dtype.
 
     Returns:
-        Positions of the GEMMs that have a padding, and positions of their paddings, in the same
-        order.
+        Positions of the GEMMs that have a padding, and positions of their paddings.
     """
     # 1. Group the cases that differ only in size.
     positions_by_conditions: dict[tuple[Any, ...], list[int]] = {}

@@ -18,15 +18,11 @@ def corrected_estimate(
 ) -> tuple[Estimate, Array]:
     """Estimate each case with the formula, then correct the estimated time.
 
-    Args:
-        inputs: the cases, all of one group.
-        constants: constants of the formula.
-        residual: trees that predict the errors that remain after ``offsets``; None for no trees.
-        offsets: corrections that were learned from public tables; None for no corrections.
+    ``offsets`` were learned from public tables. ``residual`` predicts the errors that remain after
+    them.
 
     Returns:
-        The corrected estimates, and the relative spread of each estimate's error. The spread is 1
-        if both ``residual`` and ``offsets`` are None.
+        The corrected estimates, and the relative spread of each estimate's error.
     """
     guess = inputs.estimate(constants)
     log_ratio = np.zeros(len(guess.time))

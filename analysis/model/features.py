@@ -37,12 +37,11 @@ class Inputs:
     """Cases of one group as arrays, ready for estimates with different constants.
 
     Attributes:
-        machine: the machine whose times are predicted.
         shapes: the cases as arrays, with convolutions as implicit GEMMs.
         tiles: the tile of each case if all cases have configs of a hand-written kernel, or if
             :meth:`settled` fixed their tiles; otherwise None.
         winograd: the cases as arrays, once for each of Winograd's algorithms that the vendor
-            library may choose; the keys are the names of the algorithms.
+            library may choose, by the algorithm's name.
         algorithms: the algorithm that computed each case, empty where it is not known.
     """
 
@@ -60,11 +59,7 @@ class Inputs:
     ) -> Inputs:
         """Make inputs from a query whose cases all belong to one group.
 
-        Args:
-            machine: the machine whose times are predicted.
-            query: the cases, at least one.
-            algorithms: the algorithm that computed each case, empty where it is not known; None if
-                no algorithm is known.
+        ``algorithms`` has the algorithm that computed each case, empty where it is not known.
         """
         # 1. Describe the shapes. Operands are only read from the cache if they fit into it together
         #    with the result.
@@ -103,7 +98,6 @@ class Inputs:
 
     @property
     def _library_tiles(self) -> Tiles:
-        """Tiles that the vendor library can choose from."""
         return Tiles.library(self.machine, self.dtype)
 
     def estimate(self, constants: Constants) -> Estimate:
@@ -129,11 +123,8 @@ class Inputs:
     def settled(self, guess: Estimate) -> Inputs:
         """Return the inputs with each case fixed to the tile and algorithm that an estimate chose.
 
-        An estimate of the returned inputs does not search for the fastest tile again. The field
-        ``algorithm`` of such an estimate is 0 for all cases, whichever algorithm was chosen.
-
-        Args:
-            guess: result of :meth:`estimate`.
+        An estimate of the returned inputs does not search for the fastest tile again. Its field
+        ``algorithm`` is 0 for all cases, whichever algorithm was chosen.
         """
         shapes = self.shapes
         for name, transformed in self.winograd.items():
@@ -142,7 +133,6 @@ class Inputs:
         return replace(self, shapes=shapes, tiles=tiles, winograd={})
 
     def _fastest(self, shapes: Shapes, constants: Constants) -> Estimate:
-        """Estimate each shape with the fastest of the library's tiles."""
         peak = self.machine.peak(self.dtype)
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
@@ -155,33 +145,19 @@ class Inputs:
     ) -> Array:
         """Return the features for a residual's trees, one row per case.
 
-        The columns are, in this order:
+        The columns describe:
 
-        - logs of M, N and K, of the estimated time, and of the ratio of the intensity to the ridge
-          point;
-        - for each pair of M, N and K, the logs of the product and the ratio of the two sizes;
-        - the share of each limit in the estimated time;
-        - logs of the sides of the estimate's tile, of the number of parts of K, and of the numbers
-          of tiles and waves, then the tile efficiency and the tail efficiency;
+        - the sizes, their products and ratios, the estimated time and the intensity;
+        - the limits of the estimate, its tile, its waves and its efficiencies;
         - the tail efficiency with each usual tile;
-        - the number of times that each of M, N and K can be divided by two, but at most 8, because
-          libraries choose kernels by alignment;
-        - with public tables, the log ratio that each of them predicts;
-        - with public tables, the log of the ratio of the problem's bytes to the size of the
-          last-level cache (in public tables, operands that fit into this cache were read from it,
+        - the factors of two in M, N and K, because libraries choose kernels by alignment;
+        - with public tables, the log ratios that they predict, and the ratio of the problem's bytes
+          to the last-level cache (in public tables, operands that fit were read from this cache,
           but in most of Rooftile's measurements, they were read from memory);
-        - for a convolution, the logs of these quantities: the number of images, the area of an
-          output image, the filter's area, the product of both strides, the alignment, the ratio of
-          each algorithm's time to the estimate, and the factor by which the tiles of each of
-          Winograd's algorithms pad the outputs. Algorithms that the library does not choose have no
-          columns.
+        - for a convolution, its output, filter, strides and alignment, and each algorithm's time.
 
-        Args:
-            constants: the constants with which the cases were estimated.
-            guess: result of :meth:`estimate` with these constants.
-            offsets: log ratios that public tables predict, one column for each table, from
-                ``columns`` of :class:`analysis.model.offsets.CollectionEstimates`; None without
-                public tables.
+        ``guess`` is the result of :meth:`estimate` with ``constants``. ``offsets`` has the log
+        ratios that public tables predict, one column for each table.
         """
         shapes, machine = self.shapes, self.machine
         # ``density`` is the useful share of the multiply-adds.

@@ -107,38 +107,27 @@ class Fit:
     spread = √((``scale`` × disagreement)² + ``beside``²).
 
     Attributes:
-        constants: constants of the formula.
         residual: trees that correct the errors that remain after ``constants`` and ``offsets``;
             None if only the formula and the offsets are used.
-        low: lower end of the 90% range of log(measured / predicted) on held-out measurements, as a
-            multiple of the prediction's spread.
-        high: upper end of that range.
-        pair_low: lower end of the 90% range of the error of the log time ratio of two neighbouring
-            shapes (see :data:`NEAR`), as a multiple of the square root of the sum of the two
-            squared spreads.
-        pair_high: upper end of that range.
-        rows: number of fitted cases that were measured on the machine itself; 0 if no such case was
-            fitted.
+        low, high: ends of the 90% range of log(measured / predicted), as multiples of the
+            prediction's spread.
+        pair_low, pair_high: ends of the 90% range of the error of the log time ratio of two
+            neighbouring shapes (see :data:`NEAR`), as multiples of the square root of the sum of
+            the two squared spreads.
+        rows: number of fitted cases that were measured on the machine itself.
         pairs: number of these cases that were paired with a padding to estimate ``pair_low`` and
             ``pair_high`` (:func:`analysis.model.calibrate.fastest_paddings`).
-        median: median of |predicted / measured − 1| on held-out measurements; None if no
-            measurements of the machine were fitted.
-        mean: mean of these errors.
-        p95: 95th percentile of these errors.
-        aligned_only: True if the length of every row of the measured operands was a multiple of 16
-            bytes. The predicted cost of other lengths is then not based on measurements.
+        median, mean, p95: median, mean and 95th percentile of |predicted / measured − 1| on
+            held-out measurements; None if no measurements of the machine were fitted.
+        aligned_only: True if no measured case had misaligned rows that cost time
+            (:func:`kernels.timemodel.estimate.priced_alignment`).
         layout: layout of the measurements if all are unbatched GEMMs of one layout, otherwise "".
-        scale: factor by which the trees' disagreement is multiplied in the spread. For users of
-            another framework, it converts the disagreement to a standard deviation of the log
-            ratio.
-        beside: standard deviation of the error that another framework adds. It is added in
-            quadrature, as if that framework's error were independent of the trees' disagreement.
-        sum_low: factor that corrects the lower half of the interval of a sum of times (see
-            :mod:`analysis.model.sum_errors`).
-        sum_high: the same factor for the upper half.
-        change_low: factor that corrects the lower half if shapes in the sum are replaced by
-            neighbouring shapes.
-        change_high: the factor that then corrects the upper half.
+        scale: factor by which the trees' disagreement is multiplied in the spread.
+        beside: standard deviation of the error that another framework adds.
+        sum_low, sum_high: factors that correct the lower and the upper half of the interval of a
+            sum of times (see :mod:`analysis.model.sum_errors`).
+        change_low, change_high: the same factors for a sum in which neighbouring shapes replace
+            some of the shapes.
         offsets: corrections that were learned from public tables; None without public tables.
         groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
@@ -173,16 +162,11 @@ class Fit:
 
     @property
     def is_uncalibrated(self) -> bool:
-        """True if no errors are known. The interval is then a factor of two for every problem."""
+        """True if no errors are known, so that the interval is a factor of two either way."""
         return not self.rows and (self.low, self.high) == UNCALIBRATED
 
     def has_like(self, problem: Problem) -> bool:
-        """Return True if the measurements cover the problem's alignment, layout and batching.
-
-        The result is False for a misaligned problem if all measurements are aligned. If all
-        measurements are unbatched GEMMs of one layout, the result is also False for any problem
-        that is not such a GEMM.
-        """
+        """Return False if the problem's alignment, layout or batching is known to be unmeasured."""
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
         if not self.layout:  # the measurements are not limited to single GEMMs of one layout
@@ -193,12 +177,8 @@ class Fit:
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """Return the fit for users of a framework other than the measured one.
 
-        Call this only on the fit of the measured framework. The fields ``scale`` and ``beside`` of
-        this fit are 1 and 0.
-
-        Args:
-            software: 90% ranges for other frameworks, as multiples of the returned fit's spread.
-            shift: expected log ratio of another framework's time to the measured framework's time.
+        Call this only on a fit whose ``scale`` is 1 and whose ``beside`` is 0. ``software`` has the
+        90% ranges for other frameworks, as multiples of the returned fit's spread.
         """
         # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of
         # a prediction's error. The ends are divided by it, so only ``beside`` and the range of
@@ -217,10 +197,7 @@ class Fit:
         return adapted.widened(software)
 
     def widened(self, other: SoftwareRange) -> Fit:
-        """Return the fit with its intervals widened as far as needed to contain ``other``.
-
-        The factors for intervals of sums are raised to 1 if they are smaller.
-        """
+        """Return the fit with its intervals widened as far as needed to contain ``other``."""
         return replace(
             self,
             low=min(self.low, other.low),
@@ -248,9 +225,7 @@ class Fit:
     def spreads(self, disagreement: Array) -> Array:
         """Return the spread of each case's prediction.
 
-        Args:
-            disagreement: disagreement of the trees about each case, divided by their typical
-                disagreement.
+        ``disagreement`` is relative to the typical disagreement of the trees.
         """
         return np.hypot(disagreement * self.scale, self.beside)
 
@@ -262,17 +237,15 @@ class Fit:
     def spread(self, lo: float, hi: float) -> float:
         """Return the spread of a prediction, given the ends of its 90% interval in seconds.
 
-        The interval includes the factors for the shape's kind, and it is wider for a shape that is
-        unlike all measured shapes. The returned spread therefore includes both effects.
+        The result includes everything that widened this interval, such as the factors for the
+        shape's kind.
         """
         return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
         """Return the 90% range of the error of the log time ratio of two shapes.
 
-        Args:
-            near: True if the two shapes are neighbours (see :data:`NEAR`).
-            spreads: spreads of the two predictions.
+        ``near`` is True if the two shapes are neighbours (see :data:`NEAR`).
         """
         combined = math.hypot(*spreads)
         if near:
@@ -299,8 +272,7 @@ class Fit:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown, or if the
-                interval is empty.
+            KeyError, TypeError, ValueError: if the entry is not a valid fit.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)

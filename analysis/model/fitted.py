@@ -1,7 +1,4 @@
-"""Fit the model to a recording, and build the table of measured and predicted times.
-
-Plots, reports and recommendations read this table.
-"""
+"""Fit the model to a recording, and build the table of measured and predicted times."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _SAMPLE = 10_000  # cases in a sample; twice as many hardly improve the predicti
 
 @dataclass(frozen=True)
 class Analysis:
-    """A recording, the model fitted to it, and a table with one row for each measured case.
+    """A recording, the model fitted to it, and a table with one row for each analysed case.
 
     The table has these columns:
 
@@ -46,7 +43,7 @@ class Analysis:
       :func:`analysis.recordings.repetition.steady_ratio`).
 
     If a group has more than :data:`MOST_ROWS` cases, the table only has a random sample of them.
-    ``measured`` is the number of all measured cases, including those that are not in the sample.
+    ``measured`` is the number of cases before sampling.
     """
 
     recording: Recording
@@ -78,9 +75,7 @@ class Analysis:
 def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
     """Return the sorted positions of the cases to analyse.
 
-    A group with more than :data:`MOST_ROWS` cases contributes 10,000 random cases; every other
-    group contributes all its cases. The cases of a group have the same operation (with its pass),
-    dtype and implementation.
+    A group with more than :data:`MOST_ROWS` cases contributes only 10,000 random cases.
     """
     groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
     rng = np.random.default_rng(0)
@@ -95,8 +90,7 @@ def analyse(recording: Recording) -> Analysis:
     """Fit the model to a recording, and join measured and predicted times in one table.
 
     Raises:
-        UserError: if the recording has no time of a GEMM or a convolution, or if its rounds.csv is
-            damaged.
+        UserError: if the recording has no case that the model can use, or is damaged.
     """
     # 1. Choose the cases to analyse.
     measured = recording.products.reset_index(drop=True)

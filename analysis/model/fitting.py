@@ -64,8 +64,7 @@ _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
 _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 for n in BOUNDS])
 """Change of each fitted number if the whole machine is slower by a factor of e.
 
-The fitted number of a rate or a duration is its natural logarithm. It therefore falls by 1 for a
-rate, and rises by 1 for a duration."""
+The fitted number of a rate or a duration is its natural logarithm."""
 
 
 class Fitted(NamedTuple):
@@ -90,24 +89,15 @@ def fit_group(
 ) -> Fitted:
     """Update a prior with measured cases: fit constants and weights, then grow trees.
 
-    The trees learn what constants and weights miss. They are kept only if they predict held-out
-    cases better than chance. If the prior has collections, the trees' predictions are instead
-    multiplied by the factor from 0 to 1 that fits held-out cases best. No trees grow from fewer
-    than :data:`analysis.model.residual.MIN_ROWS` cases. No trees grow for a hand-written kernel
-    with known tiles either, because such a kernel does not change from shape to shape.
+    The trees are kept only if they help to predict held-out cases
+    (:func:`analysis.model.residual.fit_residual`). No trees grow for a hand-written kernel with
+    known tiles, because such a kernel does not change from shape to shape.
 
     Cases computed by an algorithm that the formula does not describe, such as an FFT, are not used
-    to fit constants and weights, but trees also grow from such cases. Without any case, the result
-    is that of :func:`unmeasured`.
+    to fit constants and weights, but trees also grow from such cases.
 
-    Args:
-        machine: the machine on which the cases were measured.
-        query: the measured cases, all of one group.
-        seconds: measured seconds of each case.
-        algorithms: the algorithm that computed each case, empty where it is not known.
-        prior: the prior from which the fit starts.
-        part_of: number of all cases of the group if the given cases are only the training cases of
-            a fold, otherwise None.
+    ``part_of`` is the number of all cases of the group if the given cases are only the training
+    cases of a fold, otherwise None.
     """
     if not len(seconds):
         return unmeasured(prior)
@@ -169,13 +159,8 @@ def fit_collection(
 ) -> CollectionTrees:
     """Fit constants to a sample of a collection's GEMMs, and grow trees from all of its GEMMs.
 
-    Args:
-        machine: the machine that was measured.
-        source: framework and version of the collection, in words.
-        gemms: the measured GEMMs, all of one dtype; a good fit needs hundreds.
-        seconds: measured seconds of each GEMM. The times are warm: operands that fit into the
-            last-level cache were already in it.
-        settings: number of trees, and minimum number of rows in a leaf.
+    The GEMMs have one dtype, and a good fit needs hundreds of them. Their times are warm: operands
+    that fit into the last-level cache were already in it.
     """
     query = Query.plain(gemms, LIBRARY, warm=True)
     sample = np.random.default_rng(0).permutation(len(gemms))[:_MAX_ROWS]
@@ -189,11 +174,7 @@ def fit_collection(
 def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
     """Fit constants, within their bounds, to measured times by robust least squares of log ratios.
 
-    Args:
-        inputs: measured cases of one group. Hundreds of cases are needed, because hardly anything
-            keeps the constants near ``start``.
-        seconds: measured seconds of each case.
-        start: constants from which the fit starts.
+    A good fit needs hundreds of cases, because hardly anything keeps the constants near ``start``.
     """
     no_regressors = np.empty((len(seconds), 0))
     rows = _FitRows(inputs, seconds, no_regressors, np.ones(len(seconds)))
@@ -205,12 +186,9 @@ class _FitRows(NamedTuple):
     """Measured cases of one group, to which constants and weights are fitted.
 
     Attributes:
-        inputs: the cases.
-        seconds: measured seconds of each case.
         regressors: matrix whose product with the collections' weights is the offset of each case.
         sureness: factor by which the fit multiplies each case's error. It is 1 without public
-            tables. With public tables, it is less than 1, and it is smaller where their trees
-            disagree more.
+            tables, and smaller where the trees of public tables disagree more.
     """
 
     inputs: Inputs
@@ -231,14 +209,7 @@ class _FitRows(NamedTuple):
 def _solve(
     rows: _FitRows, start: Constants, prior_weights: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
-    """Fit constants, and weights of public tables, to measured cases.
-
-    Args:
-        rows: the measured cases.
-        start: the prior's constants.
-        prior_weights: the prior's weights, one for each column of ``rows.regressors``.
-        spread: uncertainty of the prior.
-    """
+    """Fit constants, and weights of public tables, to measured cases."""
     constants, weights = _solve_with(spread.misfit, rows, start, prior_weights, spread)
     if len(rows.seconds) < _MIN_ROWS_FOR_MISFIT:
         return constants, weights
@@ -257,8 +228,7 @@ def _solve_with(
     """Solve the least-squares problem of :func:`_solve`, given the expected misfit.
 
     ``misfit`` is the expected standard deviation of the log ratios that remain with the best
-    constants. The larger it is, the more weight the prior has. The other arguments and the result
-    are those of :func:`_solve`.
+    constants. The larger it is, the more weight the prior has.
     """
     inputs, seconds, regressors, sureness = rows
     # 1. The unknowns are the constants on their fit scales, then the weights of public tables. The
@@ -278,7 +248,6 @@ def _solve_with(
 
     # 2. The residuals are the errors of the log times, then the penalties.
     def as_constants(values: Iterable[Any]) -> Constants:
-        """Convert values on the fit scales, in the order of ``names``, to constants."""
         pairs = zip(names, values, strict=True)
         return Constants(**{name: from_fit_scale(name, value) for name, value in pairs})
 
@@ -322,8 +291,7 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
     """Return the square root of the constants' inverse covariance matrix under the prior.
 
     The constants deviate from the prior for two reasons: the error of the shared scale, which moves
-    them along :data:`_DIRECTION`, and a separate error of each constant. The covariance matrix of
-    the constants is the sum of the covariance matrices of the two errors. The returned matrix turns
+    them along :data:`_DIRECTION`, and a separate error of each constant. The returned matrix turns
     the deviations into independent numbers with a standard deviation of 1.
     """
     # Along the direction of the scale, both variances add up. Perpendicular to it, only the
@@ -338,8 +306,6 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
 
 def _one_blas_thread() -> AbstractContextManager[object]:
     """Return a context that limits BLAS to one thread, if threadpoolctl is installed.
-
-    If threadpoolctl is not installed, the context has no effect.
 
     Each step of a fit decomposes a matrix with few columns. For such a matrix, several threads are
     not faster than one, and they are much slower if another process uses one of their cores.

@@ -58,17 +58,11 @@ class Forest:
     ) -> Self:
         """Grow trees from rows of features. The same arguments always give the same trees.
 
-        Args:
-            features: array of shape (rows, features).
-            values: the value to predict for each row.
-            trees: number of trees.
-            leaf_rows: minimum number of rows in a leaf.
-            share_of_features: share of the features that each node tries. The tried features are
-                drawn at random for each node.
+        ``features`` has the shape (rows, features), and ``values`` has the value to predict for
+        each row. Each node tries a random share of the features.
 
         Raises:
-            ValueError: if the arrays do not have matching shapes, if there are no rows or more than
-                127 features, or if a number is not finite as a float32.
+            ValueError: if trees cannot grow from the arrays.
             ModuleNotFoundError: if scikit-learn is not installed.
         """
         from sklearn.ensemble import ExtraTreesRegressor
@@ -158,17 +152,14 @@ class Forest:
         Each node begins an expected subtree, which lowers the count by 1. An inner node adds two
         expected subtrees, for its children, so the count changes by +1 at an inner node and by −1
         at a leaf. No node expects the root of a tree, so a complete tree changes the count by −1 in
-        total. The count before tree t (from 0) is therefore −t.
+        total.
         """
         steps = np.where(self.feature == _LEAF, -1, 1)
         return np.concatenate([[0], np.cumsum(steps)])
 
     @cached_property
     def _roots(self) -> NDArray[np.intp]:
-        """Position of each tree's root.
-
-        The count of :meth:`_open_subtrees` before a root is lower than before any earlier node.
-        """
+        """Position of each tree's root."""
         before = self._open_subtrees[:-1]
         # Within a tree, the count before a node is never below the count before the root. The last
         # leaf of the tree makes the count one lower than before the root. The next root is
@@ -200,8 +191,8 @@ class Forest:
     def to_json(self) -> dict[str, Any]:
         """Return the trees as a JSON document.
 
-        The arrays are stored as little-endian bytes in base64, which takes about a quarter of the
-        space that JSON numbers would take.
+        The arrays are stored as little-endian bytes in base64, which takes less space than JSON
+        numbers.
         """
         feature = self.feature.astype("i1").tobytes()
         number = self.number.astype("<f4").tobytes()

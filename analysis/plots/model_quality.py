@@ -1,6 +1,6 @@
 """Plot how accurate the model is: learning curve, predicted times, errors by shape, and cliffs.
 
-In this module, ``rows`` is a table from
+Arguments named ``rows`` are tables from
 :func:`analysis.validation.validation_report.held_out_table`.
 """
 
@@ -39,19 +39,16 @@ def write_validation_plots(
     curve: Sequence[CurvePoint] = (),
     floor: Errors | None = None,
 ) -> list[Path]:
-    """Write the plots of a validation as PNG and SVG files; leave out plots without data.
+    """Write the plots of a validation as PNG and SVG files; leave out plots without suitable data.
 
-    Args:
-        validation: predictions of held-out rows.
-        folder: folder that the files are written to.
-        curve: points of the learning curve; if empty, the plot of the curve is left out.
-        floor: errors that even a perfect model would make; None if they are unknown.
+    ``curve`` has the points of the learning curve, and ``floor`` the errors that even a perfect
+    model would make.
 
     Returns:
         The path of each plot's PNG file.
 
     Raises:
-        UserError: if the folder cannot be made, or a file cannot be written.
+        UserError: if a file cannot be written.
     """
     rows = held_out_table(validation)
     figures = {
@@ -75,10 +72,8 @@ def write_validation_plots(
 def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     """Plot the median and the mean error against the number of calibration rows.
 
-    Args:
-        curve: points of the learning curve, at least one.
-        floor: errors that even a perfect model would make, drawn as dotted lines; None if they are
-            unknown.
+    ``curve`` has at least one point. Dotted lines show ``floor``, the errors that even a perfect
+    model would make.
     """
     labels = {
         "rows": "other measurements",
@@ -116,12 +111,9 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
-    """Return the title: the median error with the fewest and the most measurements.
+    """Return a title with the median errors after calibration on the fewest and the most rows.
 
-    The error is given only once if both numbers of calibration measurements are the same.
-
-    Args:
-        curve: points of the learning curve, beginning with those of the hold-out named ``rows``.
+    Points whose hold-out differs from that of the first point are ignored.
     """
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
@@ -138,7 +130,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 def draw_scatter(rows: pd.DataFrame) -> Figure:
     """Plot predicted against measured time, log-log; colours and markers show predicted limits."""
     error = rows["error"].abs()
-    title = f"Predictions err by {error.median():.1%} (median) and {error.mean():.1%} (mean)"
+    title = f"Prediction error: median {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
     scatter_predicted(axes, rows, size=2.5, alpha=0.5)
     return figure
@@ -148,7 +140,7 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of mean absolute errors, with M as its rows and N·K as its columns.
 
     M is rounded down to a power of two, N·K to a power of four. Errors are fractions of the
-    measured time. A cell without cases is NaN.
+    measured time.
     """
     m = 2 ** np.floor(np.log2(rows["m"])).astype(int)
     weights = rows["n"].astype(float) * rows["k"]  # N·K is the number of weights
@@ -182,21 +174,18 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the cases at constant N and K that have the largest predicted cliffs along M.
 
-    All cases with the same N and K, and with an M of at least 256, form a line. The result is the
-    line whose predicted cliffs from M to M + 1 have the largest mean. Only predictions decide which
-    line is chosen, so that the measured times are a fair test of the predictions. A pair of M and
-    M + 1 counts only if arithmetic is the predicted limit at M. With any other limit, one more wave
-    costs little. Cases before the first counted pair of the line, and after the last counted pair,
-    are left out.
+    All cases with the same N and K, and with an M of at least 256, form a line. The line with the
+    largest mean of the predicted cliffs from M to M + 1 is chosen. The measured times do not affect
+    the choice, so they are a fair test of the predictions. A pair of M and M + 1 counts only if
+    arithmetic is the predicted limit at M. With any other limit, one more wave costs little.
 
-    Args:
-        rows: held-out GEMMs that differ only in M, N and K.
+    ``rows`` are held-out GEMMs that differ only in M, N and K.
 
     Returns:
-        The cases of the chosen line, or an empty table if no line has at least eight counted pairs.
-        The columns ``step`` and ``predicted_step`` are the changes of the measured and of the
-        predicted time from M to M + 1, as fractions of the time at M. Both columns are NaN in a row
-        that does not begin a counted pair.
+        The cases from the first to the last counted pair, or an empty table if no line has at least
+        eight counted pairs. The columns ``step`` and ``predicted_step`` are the changes of the
+        measured and of the predicted time from M to M + 1, as fractions of the time at M. Both
+        columns are NaN in a row that does not begin a counted pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -219,8 +208,7 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Plot time against M at constant N and K; predictions are also drawn between measured sizes.
 
-    An arrow and the title show the largest predicted cliff. The result is None if
-    :func:`staircase_data` finds no line with enough pairs.
+    An arrow and the title show the largest predicted cliff.
     """
     line = staircase_data(_commonest_gemms(validation, rows))
     if line.empty:
@@ -271,10 +259,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
 
 
 def _commonest_gemms(validation: Validation, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the GEMMs with the commonest combination of implementation, layout and batch size.
-
-    The result is empty if no case is a GEMM.
-    """
+    """Return the GEMMs with the commonest combination of implementation, layout and batch size."""
     positions_by_kind: dict[tuple[str, str, int], list[int]] = {}
     cases = zip(validation.tested.problems, validation.tested.implementations, strict=True)
     for position, (problem, implementation) in enumerate(cases):
@@ -287,10 +272,9 @@ def _commonest_gemms(validation: Validation, rows: pd.DataFrame) -> pd.DataFrame
 def _predicted_between(
     validation: Validation, line: pd.DataFrame
 ) -> tuple[NDArray[np.intp], Array]:
-    """Return sizes of M between the ends of a line, and the predicted seconds at each size.
+    """Return sizes of M along a line, and the predicted seconds at each size.
 
-    ``line`` is a table from :func:`staircase_data`. The sizes are all measured sizes, and the
-    multiples of 16 between them. Other sizes are left out, because the cost of their misalignment
+    The sizes are the measured sizes and multiples of 16. The cost of misalignment at other sizes
     would hide the cliffs.
     """
     low = int(line["m"].min())

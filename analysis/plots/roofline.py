@@ -46,12 +46,11 @@ def roof_table(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 
 
 def draw(analysis: Analysis) -> Figure | None:
-    """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
+    """Draw the roofline, log-log; a grey line joins each measured speed to its prediction.
 
     The colour of a point shows the predicted limit, and its marker shows the dtype. Filled points
-    are measured speeds, and hollow points are predicted speeds. With more than 5,000 cases, the
-    points and lines are drawn as an image, and the intervals of measured speeds are left out. The
-    result is None for fewer than five cases.
+    are measured speeds, and hollow points are predicted speeds. The result is None for fewer than
+    five cases.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -119,7 +118,6 @@ def draw(analysis: Analysis) -> Figure | None:
 
 
 def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a legend of the colours and markers, each with its number of cases."""
     # Lines without points give the legend its entries.
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())
@@ -141,12 +139,8 @@ def _draw_roofs(
 ) -> None:
     """Draw and label the slope of the memory limit and the level of each peak.
 
-    Args:
-        axes: the axes to draw on.
-        machine: the measured machine.
-        roofs: table from :func:`roof_table`.
-        ends: smallest and largest intensity on the axis, in FLOP/byte.
-        factor: number of the plot's units in one TFLOP/s.
+    ``ends`` are the smallest and the largest intensity on the axis, in FLOP/byte. ``factor``
+    converts TFLOP/s to the plot's unit.
     """
     left, right = ends
     # The limits of a CPU are measured, and its labels say so.

@@ -27,9 +27,7 @@ _TITLE_WIDTH = 28  # maximum number of characters in a line of a panel's title
 def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Return a table with one row for each verdict on a rule.
 
-    Args:
-        documents: result of :func:`analysis.rules.inputs.imported_rules`, with one document per
-            machine and at least one verdict.
+    ``documents`` is the result of :func:`analysis.rules.inputs.imported_rules`.
 
     Returns:
         The columns ``name`` (of the machine), ``statement`` (the rule), ``effect``, ``lo`` and
@@ -54,10 +52,8 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
     """Write ``rules-public.png`` and ``.svg`` to a folder, and return the path of the PNG file.
 
-    :func:`overview_data` explains the argument ``documents``.
-
     Raises:
-        UserError: if the folder cannot be made, or a file cannot be written.
+        UserError: if a file cannot be written.
     """
     data = overview_data(documents)
     # A user's file has no package, and it may have cases other than bf16 GEMMs.
@@ -71,8 +67,7 @@ def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
 def draw_overview(data: pd.DataFrame) -> Figure:
     """Draw one panel per rule, with the rule's effect and its interval on each machine.
 
-    Args:
-        data: table from :func:`overview_data`.
+    ``data`` is a table from :func:`overview_data`.
     """
     # 1. Count the verdicts for the title. Commas separate the verdicts there, so commas within a
     # verdict are removed.

@@ -36,7 +36,7 @@ from kernels.machine import Machine
 def draw_square(analysis: Analysis) -> Figure | None:
     """Plot speed against the size of a square GEMM, with the peak of each dtype.
 
-    A dtype with fewer than five points is left out. The result is None if no dtype is left.
+    Dtypes with fewer than five points are left out.
     """
     rows = enough(square_series(analysis.table), "dtype")
     if rows.empty:
@@ -66,17 +66,13 @@ def edges(
 ) -> tuple[list[int], list[int]]:
     """Return the tile edges and the wave edges along a line of GEMMs that differ in one size.
 
-    The edges are those of the tile that the vendor library uses for large GEMMs. At a tile edge,
+    The edges are those of a large GEMM's tile (:func:`kernels.config.large_tile`). At a tile edge,
     one more element in the dimension ``along`` needs another row or column of tiles. At a wave
     edge, one more element needs another wave. Both lists are empty along K, because the result is
     split into tiles only along M and N. They are also empty on a CPU, because the block sizes of
     its vendor libraries are not known.
 
-    Args:
-        machine: machine that runs the GEMMs.
-        dtype: dtype that determines the tile.
-        along: dimension that varies: m, n or k.
-        line: unbatched GEMMs of the line, in any dtypes, with the columns m, n and k.
+    ``line`` has unbatched GEMMs, in any dtypes, with the columns m, n and k.
     """
     if along == "k" or machine.kind == "cpu":
         return [], []
@@ -105,13 +101,8 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, and dashed lines are at wave edges. All edges are those of the
-    dtype with the most points in the panel. The dashed lines are left out if every tile edge is
-    also a wave edge. Along N and K on a GPU, multiples of 8 and other sizes have separate lines of
-    predictions, because most dtypes use different kernels for misaligned sizes.
-
-    In each panel, dtypes with fewer than five points are left out. The result is None if no dtype
-    is left in any panel.
+    Dotted lines are at tile edges, and dashed lines are at wave edges. In each panel, dtypes with
+    fewer than five points are left out.
     """
     # 1. Keep the dimensions along which a dtype has enough points.
     lines = {}
@@ -131,8 +122,9 @@ def draw_steps(analysis: Analysis) -> Figure | None:
             axes.plot(
                 group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
             )
-            # All cases are in layout nt. M is not the length of a row of any matrix there, so every
-            # M is aligned.
+            # Along N and K, most dtypes use different kernels for misaligned sizes, so the
+            # predictions for these sizes have a separate line. All cases are in layout nt. M is not
+            # the length of a row of any matrix there, so every M is aligned.
             joined_groups = [group]
             if machine.kind == "gpu" and along != "m":
                 is_multiple = group[along] % 8 == 0
@@ -164,7 +156,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 
 def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
-    """Return the legend handles of all panels by label; only a label's first handle is kept."""
+    """Return the first legend handle of each label in all panels."""
     entries: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -173,12 +165,10 @@ def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Plot relative speed against the offset from a round size.
+    """Plot speed, relative to that at a round size, against the offset from that size.
 
-    Speed is relative to the speed at the round size. Each dimension has its own panel. A
-    series has the points of one dimension, round size and dtype. Series with fewer than five points
-    are left out. Only the largest round size that is left is drawn. The result is None if no series
-    is left.
+    Series with fewer than five points are left out. Only the largest round size that is left is
+    drawn.
     """
     # The points of a plotted series are those of one dimension, round size and dtype.
     rows = enough(alignment_series(analysis.table), "along", "base", "dtype")

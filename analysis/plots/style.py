@@ -77,16 +77,9 @@ _SETTINGS: dict[str, Any] = {
 def panels(
     count: int, title: str, size: tuple[float, float] = (10.0, 6.0), share_y: bool = False
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure of panels side by side, in the style of all plots.
+    """Return a figure with ``count`` panels side by side, and the axes of each panel.
 
-    Args:
-        count: number of panels.
-        title: title of the whole figure.
-        size: width and height of the figure, in inches.
-        share_y: True if all panels have the same y axis.
-
-    Returns:
-        The figure, and the axes of each panel from left to right.
+    ``size`` is the width and height of the figure, in inches.
     """
     with plt.rc_context(_SETTINGS):
         figure, axes = plt.subplots(
@@ -101,7 +94,7 @@ def panels(
 def enough(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
     """Return the rows of each series that has at least LEAST_POINTS rows.
 
-    The rows of a series have the same values in the columns ``by``; give at least one column.
+    The rows of a series have the same values in the columns ``by``.
     """
     if rows.empty:
         return rows
@@ -116,15 +109,11 @@ def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, co
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
     """Plot predicted against measured time in µs, log-log, with bands of ±10% and ±25%.
 
-    The colour and the marker of a point show the predicted bottleneck. The axes get labels and a
-    legend.
+    The colour and the marker of a point show the predicted bottleneck.
 
-    Args:
-        axes: the axes to draw on.
-        rows: table with the columns ``measured``, ``predicted`` (both in µs) and ``limit``
-            (the bottleneck), and also ``low`` and ``high`` if measured times have intervals.
-        size: size of a marker, in points.
-        alpha: opacity of a marker.
+    ``rows`` has the columns ``measured``, ``predicted`` (both in µs) and ``limit`` (the
+    bottleneck), and also ``low`` and ``high`` if measured times have intervals. ``size`` is the
+    size of a marker, in points.
     """
     # 1. Shade the bands around the diagonal, from end to end of both axes.
     times = rows[["measured", "predicted"]]
@@ -186,16 +175,10 @@ def save(
 ) -> Path:
     """Write a figure with a caption below it, and return the path of the first written file.
 
-    Args:
-        figure: the figure, which is closed afterwards.
-        caption: text of the caption.
-        folder: folder of the files, which is made if it does not exist.
-        name: name of the files, without an extension.
-        kinds: file formats, at least one of ``png``, ``svg`` and ``pdf``; the figure is written in
-            each format.
+    The figure is then closed. ``kinds`` are the formats to write: ``png``, ``svg`` or ``pdf``.
 
     Raises:
-        UserError: if the folder cannot be made, or a file cannot be written.
+        UserError: if a file cannot be written.
     """
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]

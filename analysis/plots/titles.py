@@ -22,14 +22,8 @@ from kernels.machine import Machine
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
     """Return a title with the share of the peak that the fastest GEMM in each dtype reaches.
 
-    Dtypes with too few GEMMs are left out, as in :func:`analysis.slices.series.fastest_gemms`.
-
-    Args:
-        rows: table from :func:`analysis.slices.series.roofline_series`.
-        machine: the measured machine.
-
-    Returns:
-        The title, or an empty string if no dtype has enough GEMMs.
+    The title is empty if no dtype has enough GEMMs. ``rows`` is a table from
+    :func:`analysis.slices.series.roofline_series`.
     """
     phrases: list[str] = []
     for gemm in fastest_gemms(rows, machine):
@@ -41,10 +35,7 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
 def square_title(rows: pd.DataFrame) -> str:
     """Return a title that says from which size square GEMMs reach 90% of their best speed.
 
-    Each dtype has its own size. Dtypes in which even the largest GEMM is slower are named, too.
-
-    Args:
-        rows: table from :func:`analysis.slices.series.square_series`.
+    ``rows`` is a table from :func:`analysis.slices.series.square_series`.
     """
     reached = []
     slow_at_end = []  # dtypes in which the largest measured size is below 90% of the best speed
@@ -69,9 +60,8 @@ def square_title(rows: pd.DataFrame) -> str:
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """Return a title that names the largest significant slowdown from one size to the next.
 
-    Args:
-        lines: cases to search, by the dimension that differs, as
-            :func:`analysis.slices.series.steps_series` returns them.
+    ``lines`` has the cases to search for each dimension, as in
+    :func:`analysis.slices.series.steps_series`.
     """
     along_and_cliff = largest_cliff(lines)
     if along_and_cliff is None:
@@ -89,13 +79,11 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 def alignment_title(rows: pd.DataFrame) -> str:
     """Return a title with the slowest misaligned size, and the largest slowdown at multiples of 8.
 
-    A size is misaligned if it is not a multiple of 8. Only sizes that are significantly slower than
-    the round size count. If no misaligned size is significantly slower, the title has the mean
-    slowdown of misaligned sizes instead, because a mean is more certain than a single ratio.
+    If no misaligned size is significantly slower than the round size, the title is based on means
+    of misaligned sizes instead, because a mean is more certain than a single ratio.
 
-    Args:
-        rows: table from :func:`analysis.slices.series.alignment_series`, with rows of a single
-            round size.
+    ``rows`` is a table from :func:`analysis.slices.series.alignment_series`, with a single round
+    size.
     """
     # 1. Find the slowest misaligned size. The base is round, so the offset shows the alignment.
     is_multiple = rows["offset"] % 8 == 0
@@ -124,8 +112,7 @@ def alignment_title(rows: pd.DataFrame) -> str:
 def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
     """Return a title with the dimension and dtype whose misaligned sizes are slowest on average.
 
-    If no mean is significantly slower than the round size, the title says so instead. No row of
-    ``misaligned`` may be significantly slower by itself.
+    No single row of ``misaligned`` may be significantly slower than the round size.
     """
     slowest: tuple[float, str] | None = None  # mean relative speed, and a phrase for the title
     for (along, dtype), group in misaligned.groupby(["along", "dtype"], sort=False):
@@ -145,14 +132,9 @@ def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
-    A count is compared only if the next multiple of 8 was measured, too. A larger multiple is
-    not used instead, because its size would make it faster. The count and the multiple are compared
-    at their best speeds in the same dtype. A count is slower if the interval of its speed is
-    entirely below the interval of the multiple's speed. If no count is slower, or if no count can
-    be compared, the title says so.
+    A larger multiple is not used for the comparison, because its size would make it faster.
 
-    Args:
-        rows: table from :func:`analysis.slices.series.channel_series`.
+    ``rows`` is a table from :func:`analysis.slices.series.channel_series`.
     """
     is_compared = False
     ratio_by_title: dict[str, float] = {}  # speed of each slower count, over that of the multiple
@@ -179,11 +161,7 @@ def channels_title(rows: pd.DataFrame) -> str:
 def layouts_title(pairs: pd.DataFrame) -> str:
     """Return a title with NHWC's mean speed relative to NCHW.
 
-    The title also counts the pairs in which NHWC is clearly faster, and the pairs in which it is
-    clearly slower.
-
-    Args:
-        pairs: table from :func:`analysis.slices.series.layout_series`, with at least one row.
+    ``pairs`` is a table from :func:`analysis.slices.series.layout_series`, with at least one row.
     """
     mean, faster, slower = layout_summary(pairs)
     return (

@@ -30,14 +30,12 @@ _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
     """Return the cliff that the wave plot shows.
 
+    The result is a row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if no pair
+    fits.
+
     Args:
         line: measured GEMMs of one class.
-        size: the smaller M of the cliff; None for the largest certain cliff, which may be a rise or
-            a drop of the time.
-
-    Returns:
-        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if there is no such
-        cliff.
+        size: the smaller M of the cliff; None for the largest certain rise or drop of the time.
     """
     pairs = neighbouring_pairs(line)
     # A ratio without an interval counts as certain, but a ratio of 1 is not a cliff.
@@ -53,13 +51,12 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     """Draw the wave plot.
 
     Args:
-        basis: the machine's model, which predicts the times, and where it comes from.
+        basis: the model that predicts the times, and where it comes from.
         gemm: a GEMM of the class; its M is not used.
         line: measured GEMMs of the class, with the columns ``m``, ``n``, ``k``, ``time_us`` and, if
-            they are known, ``implementation``, ``time_lo_us`` and ``time_hi_us``. Each M occurs at
-            most once per implementation.
-        size: smaller M of the cliff that the title describes; None for the largest certain
-            cliff. The size must be in ``line`` together with a neighbouring larger M.
+            they are known, ``implementation``, ``time_lo_us`` and ``time_hi_us``.
+        size: smaller M of the cliff that the title describes; None for the largest certain cliff.
+            The size must be in ``line`` together with a neighbouring larger M.
     """
     # 1. Choose the range of M, and predict over it.
     cliff = cliff_at(line, size)
@@ -111,21 +108,12 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
 
 
 def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
-    """Return the predictions at each M in ``sizes``: ``Prediction.frame`` with a column ``m``."""
     gemms = [replace(gemm, m=int(size)) for size in sizes]
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured_count: int) -> str:
-    """Return a title that describes the cliff, or says that no cliff is significant.
-
-    If nothing was measured, the title has the prediction at the largest M instead.
-
-    Args:
-        cliff: the cliff, as :func:`cliff_at` returns it.
-        predicted: predictions in ascending order of M.
-        measured_count: number of measured sizes.
-    """
+    """Return the title of the plot; ``predicted`` is in ascending order of M."""
     if cliff is None and measured_count:
         return f"No significant cliff in {counted(measured_count, 'measured size')}"
     if cliff is None:
@@ -142,17 +130,7 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured_count: int
 
 
 def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
-    """Draw an arrow at the cliff, and write what the model predicts for both of its sizes.
-
-    If the model predicts different kernels for the two sizes, the text says so. The text names the
-    other kernel as the cause only if the predicted log ratio of the times is at least half of the
-    measured log ratio.
-
-    Args:
-        axes: the axes to draw on.
-        cliff: the cliff, as :func:`cliff_at` returns it.
-        predicted: predictions that include both sizes of the cliff.
-    """
+    """Draw an arrow at the cliff, and write what the model predicts for both of its sizes."""
     # 1. Draw an arrow to the middle of the cliff.
     middle_us = (cliff["time_us"] + cliff["after_us"]) / 2
     axes.annotate(
@@ -201,15 +179,8 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
 def _mark_edges(axes: Axes, kernel_row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
     """Mark each M above which the GEMM needs another row of tiles, or another wave.
 
-    An edge counts only if the model expects the kernel of ``kernel_row`` on both sides of the edge.
-    Up to 60 tile edges and up to 60 wave edges are drawn. If there are more edges of a kind, the
-    legend only gives their number.
-
-    Args:
-        axes: axes to draw on.
-        kernel_row: a prediction for the kernel whose edges are marked.
-        predicted: the predictions at all sizes that are shown.
-        sms: number of SMs of the machine.
+    The edges are those of the kernel in ``kernel_row``. Edges at which the model expects another
+    kernel are left out.
     """
     # 1. Find all edges, at multiples of the tile's height.
     height = int(str(kernel_row["tile"]).partition("x")[0])

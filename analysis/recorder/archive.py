@@ -23,14 +23,11 @@ _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
     """Pack a machine's folders into one archive, and return its path.
 
-    The archive is named after the first folder, and replaces an old archive of that name. Samples,
-    old runs and hidden files are never packed. A file that would make the estimated size exceed
-    ``limit`` is also left out, and is then named in the archive's ``left-out.txt``.
+    The archive is named after the first folder. Samples, old runs and hidden files are left out. A
+    file that would make the estimated size exceed ``limit`` bytes is also left out, and is then
+    named in the archive's ``left-out.txt``.
 
-    Args:
-        results: folder of all machines' results, to which the archive is written.
-        folders: the machine's folders in ``results``, the main one first; a folder may be missing.
-        limit: maximum estimated size of the archive, in bytes.
+    ``folders`` are the machine's folders in ``results``; a folder may be missing.
 
     Raises:
         UserError: if the archive cannot be written.
@@ -60,10 +57,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
 
 def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files to pack, the most valuable first; files of equal value are sorted by path.
-
-    :data:`_ORDER` defines the value. The folders in :data:`_LEFT_OUT` and hidden files are skipped.
-    """
+    """Yield the files to pack, the most valuable first."""
     files = []
     for folder in folders:
         for file in folder.rglob("*"):
@@ -77,7 +71,6 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _anonymise(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove the names and ids of a file's owner and group from its archive entry."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

@@ -27,8 +27,8 @@ CHECKED_CONVS = (
 """Shapes of the correctness checks.
 
 They include odd and even sizes, a single row, a long K, a batch, every convolution pass, and every
-dtype except fp8. The list is short, because each shape needs its own kernels, and compiling them
-takes most of the time."""
+dtype except fp8. The list is short, because compiling the kernels of a shape takes most of the
+time."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class RecorderStep:
     A step is done when its command has succeeded and all cases of its ``sweeps`` are measured.
 
     Attributes:
-        name: name of the step, unique in the recording.
         command: words of the command; ``{slug}`` and ``{results}`` are placeholders.
         seconds: expected seconds on a GPU and on a CPU, without the start of the command; None for
             the kind of machine that skips the step.
@@ -75,7 +74,6 @@ class RecorderPart:
 def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
-    The first six parts take about nine minutes on a GPU, including the time to start each command.
     The pairs of numbers in the table are expected seconds on a GPU and on a CPU.
     """
     return (
@@ -183,13 +181,7 @@ def _sweeps(
 ) -> RecorderStep:
     """Return a step that measures sweeps and adds the results to those already in its folder.
 
-    Args:
-        name: name of the step, without ``sweep-``.
-        groups: arguments of ``sweeps run``, each of which is the name of one sweep, or several
-            names joined by commas.
-        seconds: expected seconds, as in :class:`RecorderStep`.
-        place: folder that the step writes to, as in :class:`RecorderStep`.
-        options: further options of ``sweeps run``, separated by spaces.
+    Each of ``groups`` is the name of one sweep, or several names joined by commas.
     """
     command = ("sweeps", "run", *groups, "--add", *options.split())
     sweeps = tuple(sweep for group in groups for sweep in group.split(","))
@@ -197,7 +189,6 @@ def _sweeps(
 
 
 def _gpu_tests() -> tuple[RecorderStep, ...]:
-    """Return the steps that run the GPU tests; () if the package is installed without tests."""
     if INSTALLED:
         return ()
     return (
@@ -207,13 +198,11 @@ def _gpu_tests() -> tuple[RecorderStep, ...]:
 
 
 def _tests(name: str, options: str, seconds: float) -> RecorderStep:
-    """Return a step that runs tests on a GPU and saves what pytest prints."""
     command = ("pytest", "-q", "--tb=line", *options.split())
     return RecorderStep(name, command, (seconds, None), output=f"{name}.txt", on_device=False)
 
 
 def _checks() -> str:
-    """Return the checked shapes as options of ``kernels check``."""
     # Parsing finds an invalid shape without a GPU.
     gemms = [f"--gemm {Gemm.parse(text).spec()}" for text in CHECKED_GEMMS]
     convs = [f"--conv {Conv.parse(text).spec()}" for text in CHECKED_CONVS]
@@ -221,5 +210,4 @@ def _checks() -> str:
 
 
 def _defaults() -> tuple[str, ...]:
-    """Return the names of the sweeps that ``sweeps run`` measures by default."""
     return tuple(name for name, sweep in all_sweeps().items() if sweep.default)

@@ -56,7 +56,7 @@ _MIN_PATIENCE = 90.0
 """Minimum time limit, in seconds, of a command that does not measure sweeps."""
 
 _MIN_SECONDS = 5.0
-"""Seconds of a sweep's expected time that must be left, or else the time counts as used up."""
+"""Seconds below which the rest of a sweep's expected time counts as used up."""
 
 _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
@@ -79,8 +79,6 @@ class RecorderPlace:
     """A machine and the folders of its results.
 
     Attributes:
-        slug: slug of the machine.
-        name: name of the machine, for display.
         kind: ``gpu`` or ``cpu``.
         folder: the machine's main folder in ``results``.
         results: folder of all machines' results.
@@ -110,11 +108,9 @@ class RecorderState:
     """Content of ``record.json``.
 
     Attributes:
-        path: path of ``record.json``.
         slices: one entry per call of ``analysis record``, with the start time, the duration in
-            seconds and the names of the started steps. If an earlier slice has measured cases, the
-            entry also has the report on re-timing some of these cases (anchors), or None if the
-            report is missing.
+            seconds and the names of the started steps. A later entry may also have the report on
+            re-timing cases of an earlier slice (anchors).
         ended: last outcome of each step's command, and the total seconds of its calls, by the name
             of the step.
     """
@@ -127,8 +123,8 @@ class RecorderState:
     def read(cls, place: RecorderPlace) -> RecorderState:
         """Read a recording's state.
 
-        Return an empty state if the file is missing or damaged, or was written with another PyTorch
-        or driver.
+        The state is empty if the file is missing or damaged, or was written with another PyTorch or
+        driver.
         """
         path = place.folder / "record.json"
         try:
@@ -140,11 +136,7 @@ class RecorderState:
         return cls(path, document["slices"], document["ended"])
 
     def write(self, place: RecorderPlace) -> None:
-        """Write the state atomically, together with the software versions of ``place``.
-
-        Raises:
-            UserError: if the file cannot be written.
-        """
+        """Write the state, together with the software versions of ``place``."""
         document = {
             "schema": 1,
             "software": dict(place.software),
@@ -160,8 +152,7 @@ def run_command(
     """Run a command with the given interpreter, as :data:`RunCommand` describes.
 
     At the limit, the command gets SIGTERM, so that it can save what it has measured. If it is still
-    running after :data:`_GRACE` seconds, it is killed. The user sees the command's stderr, because
-    only its stdout is captured.
+    running after :data:`_GRACE` seconds, it is killed.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -194,7 +185,10 @@ def _stop(process: subprocess.Popen[str]) -> str:
 
 
 class Recorder:
-    """Record one slice of a recording."""
+    """Record one slice of a recording.
+
+    The methods raise a UserError if a run.json cannot be read.
+    """
 
     def __init__(
         self,
@@ -207,20 +201,11 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Read the saved state of the recording, and compare its software with the software in use.
+        """Read the saved state of the recording.
 
-        Args:
-            place: the machine and its folders.
-            parts: parts to record, in order.
-            budget: seconds that this slice may take in total.
-            device: the options that select the device.
-            note: function that prints a line for the user.
-            run: function that runs the commands.
-            now: function that returns the time of a clock, in seconds.
-            began: time on the clock ``now`` at which the budget starts; None for the current time.
-
-        Raises:
-            UserError: if the recording's run.json cannot be read.
+        The slice may take ``budget`` seconds from the time ``began`` on the clock ``now``. Without
+        ``began``, the budget starts at the current time. ``device`` has the options that select the
+        device, and ``note`` prints a line for the user.
         """
         self._place = place
         self._parts = parts
@@ -239,17 +224,15 @@ class Recorder:
         self._state = RecorderState.read(place)
 
     def record(self) -> Path:
-        """Carry out unfinished steps until the budget is used up; return the path of the archive.
+        """Carry out unfinished steps within the budget, and return the path of the archive.
 
         A recording made with another PyTorch or driver is first set aside, to keep versions apart.
         If an earlier slice has measured cases and enough time is left, some of these cases are
-        re-timed to show whether the machine is as fast as before. The slice is added to
-        ``record.json``. This file and the archive are written even if an error or an interrupt ends
-        the slice.
+        re-timed to show whether the machine is as fast as before. ``record.json`` and the archive
+        are written even if an error or an interrupt ends a step.
 
         Raises:
-            UserError: if a run.json that a step has written cannot be read, a folder cannot be
-                made, or a file cannot be written.
+            UserError: if a folder cannot be made, or a file cannot be written.
             OSError: if a file of the old recording cannot be moved, or a file cannot be read for
                 the archive.
         """
@@ -280,11 +263,7 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """Return a line for each incomplete part, with the reason for each unfinished step.
-
-        Raises:
-            UserError: if a run.json that a step has written cannot be read.
-        """
+        """Return a line for each incomplete part, with the reason for each unfinished step."""
         lines = []
         for part in self._parts:
             steps = self._steps(part)
@@ -294,21 +273,13 @@ class Recorder:
         return lines
 
     def can_resume(self) -> bool:
-        """Return True if another slice would do more than repeat failed steps.
-
-        Raises:
-            UserError: if a run.json that a step has written cannot be read.
-        """
+        """Return True if another slice would do more than repeat failed steps."""
         return any(not self._failed(step) for step in self._open_steps())
 
     def plan(self) -> list[str]:
         """Return a line for each part: its expected seconds, its purpose and whether it is done.
 
-        Parts without a step for this kind of machine are left out. The last line gives the total of
-        all parts.
-
-        Raises:
-            UserError: if a run.json that a step has written cannot be read.
+        The last line gives the total of all parts.
         """
         kind = self._place.kind
         lines = []
@@ -325,15 +296,13 @@ class Recorder:
     # --- State of the steps ---------------------------------------------------------------------
 
     def _steps(self, part: RecorderPart) -> list[RecorderStep]:
-        """Return the steps of a part that are run on this kind of machine."""
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
 
     def _open_steps(self) -> Iterator[RecorderStep]:
         """Yield the unfinished steps, in the order in which they should run.
 
-        Sweeps that have used up their expected time come after the other steps, and only if some of
-        their planned cases are not yet measured. Steps that failed in an earlier slice come last,
-        because they may fail or hang again.
+        Sweeps that have used up their expected time come after the other steps. Steps that failed
+        in an earlier slice come last, because they may fail or hang again.
         """
         all_steps = [step for part in self._parts for step in self._steps(part)]
         failed = [step for step in all_steps if self._failed(step)]
@@ -352,8 +321,7 @@ class Recorder:
     def _failed(self, step: RecorderStep) -> bool:
         """Return True if a step's command failed, or took its expected time without finishing.
 
-        A step's times in all slices are added up. A stopped sweep has not failed: it can be
-        resumed.
+        A stopped sweep has not failed: it can be resumed.
         """
         ended = self._state.ended.get(step.name)
         if ended is None:
@@ -363,11 +331,9 @@ class Recorder:
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: RecorderStep) -> bool:
-        """Return True if a step measures sweeps and has used up its expected time."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
-        """Return a step's expected seconds minus its seconds so far; the result may be negative."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
@@ -390,14 +356,7 @@ class Recorder:
     def _count_open_cases(self, step: RecorderStep) -> tuple[int, int]:
         """Count the unfinished cases of a step's sweeps, and the cases that the plan left out.
 
-        Returns:
-            Two counts. The first is the number of planned cases that need more samples, a check or
-            the names of their kernels. The second is the number of cases that the plan left out for
-            lack of time. Both counts are 0 for a step that has no sweeps, or whose folder has no
-            run.
-
-        Raises:
-            UserError: if the folder's run.json cannot be read.
+        An unfinished case needs more samples, a check or the names of its kernels.
         """
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
@@ -419,12 +378,12 @@ class Recorder:
         return self._deadline - _END_SECONDS - self._now()
 
     def _fits(self, step: RecorderStep, first: bool) -> bool:
-        """Return True if there is enough time left to begin a step.
+        """Return True if enough time is left to begin a step.
 
-        A sweep can begin if enough time is left to start it, because another slice can resume the
-        sweep. Any other command loses its work if it is stopped, so its whole expected time must be
-        left. The first step of a slice is an exception: it can begin if enough time is left to
-        start it. Otherwise, calls with a small budget would never begin a long command.
+        A sweep only needs the time to start, because another slice can resume it. Any other command
+        loses its work if it is stopped, so its whole expected time must be left. The first step of
+        a slice also needs only the time to start. Otherwise, calls with a small budget would never
+        begin a long command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
@@ -472,7 +431,6 @@ class Recorder:
             self._note(f"{step.name} ended with exit code {code}.")
 
     def _command(self, step: RecorderStep) -> list[str]:
-        """Return a step's command with the machine, the results folder and the device filled in."""
         place = self._place
         placeholders = {"slug": place.folder_of(step).name, "results": str(place.results)}
         command = [word.format(**placeholders) for word in step.command]
@@ -482,14 +440,12 @@ class Recorder:
         return command + (self._device if step.on_device else [])
 
     def _retime_anchors(self) -> dict[str, Any] | None:
-        """Re-time cases of an earlier slice, and tell the user if the machine is as fast as before.
+        """Re-time cases of an earlier slice, and say whether the machine is as fast as before.
 
-        These cases are called anchors. Re-timing takes at most half of the remaining time, so that
-        steps get the other half.
+        The time limit is at most half of the remaining time, so that steps get the other half.
 
         Returns:
-            The report of ``sweeps doctor --again``; None if too little time is left, if the command
-            failed, or if it was stopped before it printed a report.
+            The report of ``sweeps doctor --again``, or None without a report.
         """
         kind = self._place.kind
         limit = min(_ANCHOR_SECONDS[kind], self._left / 2)
@@ -508,10 +464,7 @@ class Recorder:
 
 
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
-    """Return a line with the expected seconds of all parts together, including command starts.
-
-    ``kind`` is the kind of machine, ``gpu`` or ``cpu``, whose steps are counted.
-    """
+    """Return a line with the expected seconds of all parts together, including command starts."""
     count = sum(step.expected(kind) is not None for part in parts for step in part.steps)
     start_seconds = _START_SECONDS[kind] * count
     total_seconds = start_seconds + sum(part_seconds(part, kind) for part in parts)
@@ -538,5 +491,4 @@ def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[Re
 
 
 def _utc() -> str:
-    """Return the current UTC time as text, such as ``2025-01-31T09:05:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

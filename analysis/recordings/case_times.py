@@ -1,10 +1,9 @@
 """Times of named cases in one process, from our recordings or from other programs' results.
 
-A comparison needs the logarithm of each case's typical time, and the standard error of that
-logarithm. If individual samples are known, the logarithm is the 20% trimmed mean of the samples'
-logarithms. The trimmed mean ignores a few disturbed samples. For normally distributed noise, its
-error is smaller than the error of the median. The standard error of the trimmed mean is computed
-from the winsorised variance (Tukey and McLaughlin).
+If individual samples are known, the logarithm of a case's time is the 20% trimmed mean of the
+samples' logarithms. The trimmed mean ignores a few disturbed samples. For normally distributed
+noise, its error is smaller than the error of the median. The standard error of the trimmed mean is
+computed from the winsorised variance (Tukey and McLaughlin).
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class CaseTimes:
         freedom: degrees of freedom of ``error``; infinite if ``error`` is not an estimate.
         count: number of samples; 1 if this number is unknown.
         samples: the samples in seconds; empty if only a summary is known.
-        problem: the problem that was timed; None if the problem is unknown.
     """
 
     log: float
@@ -51,11 +49,7 @@ class CaseTimes:
     def from_summary(
         cls, seconds: float, deviation: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Summarise ``count`` samples, given their mean and their standard deviation in seconds.
-
-        The mean must be positive. With fewer than two samples, or without a positive deviation, no
-        scatter is known.
-        """
+        """Summarise ``count`` samples, given their mean and their standard deviation in seconds."""
         if count < 2 or not deviation > 0:  # the deviation may be NaN
             return cls(math.log(seconds), count=count, problem=problem)
         # A small error of a logarithm is nearly equal to the relative error of the mean.
@@ -68,9 +62,8 @@ class CaseTimes:
     ) -> CaseTimes:
         """Summarise samples, given their median and its 95% interval in seconds.
 
-        The interval is unknown if an end is NaN. The median and the known ends must be positive.
-        ``count`` is the number of samples, or 1 if this number is unknown. In that case, the error
-        from an interval has one degree of freedom.
+        The interval is unknown if an end is NaN. ``count`` is 1 if the number of samples is
+        unknown.
         """
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)
@@ -87,7 +80,7 @@ class TimedProcess:
         name: path of the file or folder that the times come from.
         cases: time of each case, by the case's name.
         lost: reason why a case has no time, by the case's name.
-        facts: recorded facts about the process by name, such as ``machine`` and ``date``.
+        facts: recorded facts about the process by name, such as ``machine``.
     """
 
     name: str
@@ -99,8 +92,8 @@ class TimedProcess:
 def trimmed_mean(values: np.ndarray) -> tuple[float, float, float]:
     """Return the 20% trimmed mean of the values, its standard error, and its degrees of freedom.
 
-    At least one value is required. If only one value is left after trimming, or all values left are
-    equal, the error is 0 and the degrees of freedom are infinite.
+    If the values left after trimming show no scatter, the error is 0 and the degrees of freedom are
+    infinite.
     """
     # 1. Leave out the smallest and the largest values, and average the others.
     ordered = np.sort(values)

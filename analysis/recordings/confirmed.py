@@ -28,17 +28,15 @@ _REMEDY = (
 class Pair:
     """Two contenders, each a problem and its implementation, timed in blocks in the order A B B A.
 
-    Earlier samples led to the choice of one contender as the faster one. New processes then timed
-    both contenders. The earlier samples are not used, because they make the chosen contender look
-    faster than it is.
+    The times come from new processes. Earlier samples led to the choice of one contender as the
+    faster one. They are not used, because they make the chosen contender look faster than it is.
 
     Attributes:
         log_ratios: one tuple for each process, with one value for each block of the process. A
             value is the logarithm of a ratio: the time of ``before`` over the time of ``after``.
         between: standard deviation of a log time between processes, without the change that all
             cases share.
-        cases: number of cases that ``between`` is based on; the assumed variance counts as two
-            cases.
+        cases: number of cases that ``between`` is based on.
     """
 
     before: Contender
@@ -51,11 +49,8 @@ class Pair:
 def confirmed_pairs(recording: Recording) -> list[Pair]:
     """Return the pairs of all runs of a recording, each from the best run that re-timed it.
 
-    Pairs with a hand-written kernel are only taken from the run in the recording's folder.
-
     Raises:
-        UserError: if the confirmed.csv in the recording's folder cannot be read or is too badly
-            damaged, or if the plan there has cases without ids.
+        UserError: if the confirmed.csv in the recording's folder cannot be used.
     """
     pairs: dict[tuple[Contender, Contender], Pair] = {}
     for part in recording.parts:
@@ -82,10 +77,6 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return the ``between`` and ``cases`` of a run's pairs, as :class:`Pair` describes them.
 
     The measured variance is averaged with an assumed variance, which counts as much as two cases.
-
-    Args:
-        repeats: the entry ``repeats`` of run.json, with the result of re-timing; None if too few
-            cases were re-timed, so that only the assumed variance is used.
     """
     # Each variance is weighted by its number of cases.
     cases = _AS_CASES
@@ -99,16 +90,12 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
 
 
 def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tuple[float, ...]]]:
-    """Read a run's confirmed.csv, which has one line for each pair and process.
+    """Read each pair's log ratios, one tuple per process, from a run's confirmed.csv.
 
-    Returns:
-        For each pair, the log ratios of each process. Damaged lines are reported and left out.
-        Pairs with only one line are left out without a report. The result is empty if the file is
-        missing.
+    Pairs with only one line are left out.
 
     Raises:
-        UserError: if the file cannot be read, the plan has cases without ids, or the file is too
-            badly damaged.
+        UserError: if the file or the plan cannot be used.
     """
     # 1. Read the lines, which name cases by their ids in the run's plan.
     path = part.folder / "confirmed.csv"
@@ -142,11 +129,7 @@ def _parse_pair(
 ) -> tuple[tuple[Contender, Contender], tuple[float, ...]] | None:
     """Return a line's contenders and its blocks' log ratios, or None if the line is damaged.
 
-    A line with fewer than four blocks counts as damaged.
-
-    Args:
-        row: cells of the line by column.
-        planned: columns of each planned case, by the case's id.
+    ``planned`` has the columns of each planned case, by the case's id.
     """
     try:
         before = _parse_contender(planned[row["case"]])
@@ -160,6 +143,5 @@ def _parse_pair(
 
 
 def _parse_contender(row: Mapping[str, object]) -> Contender:
-    """Return the problem and the implementation of a case, given its columns in the plan."""
     case = Case.from_columns(row)
     return as_problem(case.problem), case.implementation

@@ -44,26 +44,14 @@ class Faults:
     """Faults in the rows of a table; only the first fault found in a row is kept."""
 
     def __init__(self, path: Path, lines: Sequence[int], remedy: str) -> None:
-        """Start without faults.
-
-        Args:
-            path: path of the file, for error messages.
-            lines: line number of each row.
-            remedy: sentence that says what to do if too many rows are damaged.
-        """
+        """Start without faults; ``lines`` has the line number of each row."""
         self._path = path
         self._lines = np.asarray(lines, dtype=np.intp)
         self._remedy = remedy
         self._why = np.full(len(self._lines), "", dtype=object)
 
     def record(self, wrong: ArrayLike, why: str | Sequence[str] | NDArray[np.object_]) -> None:
-        """Record a fault for each row that ``wrong`` selects and that has no fault yet.
-
-        Args:
-            wrong: mask of the rows that have the fault.
-            why: description of the fault, as one string for all rows or one string for each row of
-                the table.
-        """
+        """Record a fault for each row that ``wrong`` selects and that has no fault yet."""
         newly_wrong = np.asarray(wrong, dtype=bool) & self.sound
         if newly_wrong.any():
             why_of_rows = np.broadcast_to(np.asarray(why, dtype=object), len(newly_wrong))
@@ -79,12 +67,8 @@ class Faults:
 
         The caller leaves out the rows that are not :attr:`sound`.
 
-        Up to five lines are named on stderr, and any further lines are only counted. A process that
-        reads a file several times does not repeat its report.
-
         Raises:
-            UserError: if all lines are damaged, or if several lines are damaged and make up more
-                than a tenth of all lines.
+            UserError: if too many lines are damaged.
         """
         # 1. Find the first fault of each damaged line. Lines are counted instead of rows, because
         #    several rows may come from one line. Sound rows of a damaged line are kept.
@@ -155,17 +139,13 @@ def read_csv(
 
     Args:
         path: path of the file.
-        kinds: kind of each column to read. The kinds are ``text``, ``whole`` (integers), ``real``
-            and ``flag`` (true or false). Columns that are not in ``kinds`` are ignored.
-        remedy: sentence that says what to do if the file cannot be read or is too badly damaged.
+        kinds: kind of each column to read: ``text``, ``whole`` (integers), ``real`` or ``flag``
+            (true or false). Columns that are not in ``kinds`` are ignored.
+        remedy: sentence that says what to do if the file is refused.
         optional: columns that a file may lack; their values are then missing.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read.
-            - The header has a misplaced quotation mark.
-            - The header lacks a required column, or has a column twice.
+        UserError: if the file cannot be read, or has an unsuitable header.
     """
     # 1. Read the lines, without the byte order mark that spreadsheets write. A carriage return ends
     #    a line only if a line feed follows. Elsewhere it is replaced by a space, because it would
@@ -204,12 +184,7 @@ def _split_cells(
 
     A line is incomplete if it has fewer or more cells than the header, a quotation that does not
     enclose a whole cell, or bytes that are not UTF-8. The cells of an incomplete line are returned
-    as empty strings. Columns that the header lacks are left out of the result.
-
-    Args:
-        header: the file's first line.
-        lines: the other lines, none of them empty.
-        columns: names of the columns to return.
+    as empty strings. No line may be empty.
     """
     # 1. Leave out the lines that would confuse the parser.
     complete = np.array([_REPLACED not in line and _is_well_quoted(line) for line in lines], bool)
@@ -264,7 +239,7 @@ def _is_well_quoted(line: str) -> bool:
 def _convert(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
     """Return a column's values, and a mask of the cells that are not of the column's kind.
 
-    Such cells, and empty cells, become missing values. A column of text is returned unchanged.
+    Such cells, and empty cells, become missing values, except in a column of text.
     """
     text = pa.array(cells, pa.string())
     wrong = np.zeros(len(text), dtype=bool)
@@ -299,5 +274,4 @@ def _is_castable(text: pa.Array, kind: str) -> bool:
 
 @functools.cache
 def _say_once(sentence: str) -> None:
-    """Print a sentence to stderr, unless this process has printed it before."""
     note(sentence)

@@ -2,7 +2,7 @@
 
 The imported recording of a machine is stored in ``results/public/<machine>/``. Its file
 measurements.parquet has the times, and its run.json says where these times come from. The file
-collections.parquet has all of the machine's tables from the package of public tables.
+collections.parquet has the rows of the machine's public tables.
 """
 
 from __future__ import annotations
@@ -55,11 +55,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_of_file(folder: Path) -> bool:
-    """Return True if a folder has a recording that was imported from a user's file.
-
-    Raises:
-        UserError: if the folder has a run.json that cannot be read.
-    """
+    """Return True if a folder has a recording that was imported from a user's file."""
     if not (folder / "run.json").exists():
         return False
     return (read_run(folder).get("public") or {}).get("framework") == FILE
@@ -68,12 +64,10 @@ def is_of_file(folder: Path) -> bool:
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     """Return a machine's collections, which are public tables, by the name of the source.
 
-    Each table has the columns ``source``, ``m``, ``n``, ``k``, ``dtype`` and ``time_us``. The
-    result is empty if no collection was imported.
+    Each table has the columns ``source``, ``m``, ``n``, ``k``, ``dtype`` and ``time_us``.
 
     Raises:
-        UserError: if the file of collections cannot be read, or has a row with an invalid size or
-            time.
+        UserError: if the file of collections cannot be read, or has an invalid row.
     """
     path = folder / COLLECTIONS
     if not path.exists():
@@ -91,8 +85,7 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
 def import_again(folder: Path) -> str:
     """Return the sentences that say how to replace a damaged import.
 
-    An import that was finished is not repeated, even if one of its files is damaged, so the folder
-    has to be moved away first.
+    A finished import is not repeated, so its folder has to be moved away first.
     """
     again = command(f"analysis import --machine {folder.name}")
     return (
@@ -102,7 +95,6 @@ def import_again(folder: Path) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    """Return the error to raise for an unreadable file; its message gives the cause."""
     lines = str(error).splitlines()
     reason = lines[0] if lines else type(error).__name__
     return UserError(f"{path} cannot be read ({reason}). {import_again(path.parent)}")
@@ -111,10 +103,8 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
     """Return a mask of the rows with valid sizes and a valid time; a missing value is not valid.
 
-    The column ``batch`` is only checked if the table has it.
-
     Raises:
-        KeyError: if the table lacks the column of another size or of the time.
+        KeyError: if the table lacks a required column.
     """
     size_columns = ["m", "n", "k"]
     if "batch" in rows:
@@ -126,7 +116,6 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
-    """Return the error to raise for a file with invalid rows; the message names the first row."""
     first_unsound = int(np.argmin(sound))  # position of the first False
     return UserError(
         f"row {first_unsound + 1} of {path} has an invalid size or time. "
@@ -141,11 +130,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
     The column ``tflops`` is computed from the sizes and the times.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, or lacks the sizes or times.
-            - A row has an invalid size or time.
-            - A value does not fit its column.
+        UserError: if the file cannot be read as a table of times.
     """
     path = folder / MEASUREMENTS
     try:

@@ -22,8 +22,8 @@ def until_changed(
     """Return a decorator for a function that reads the files with these names in a folder.
 
     The folder is the function's first argument; other arguments must be hashable. While none of the
-    files changes, the decorated function returns the same object again, so its callers must not
-    modify the object. Only the last few results are kept, and errors are not kept.
+    files changes, the decorated function may return the same object again, so its callers must not
+    modify the object.
     """
 
     def decorate(
@@ -48,7 +48,6 @@ def until_changed(
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
-    """Return a file's inode, size and time of modification, or None if the file is missing."""
     try:
         status = path.stat()
     except OSError:

@@ -71,7 +71,6 @@ class Recording:
 
     Attributes:
         folder: folder of the recording.
-        machine: the machine that was measured.
         run: the run.json of the run that most rows come from, with the cases of its plan.
         rows: one row per case, with the columns of measurements.csv.
         damaged: a sentence for each damaged line in the measurements.csv of ``folder``.
@@ -102,11 +101,10 @@ class Recording:
 
     @property
     def products(self) -> pd.DataFrame:
-        """Rows of the timed GEMMs and convolutions that the model, the plots and the tables use.
+        """Rows of the timed GEMMs and convolutions, without cases that the model cannot describe.
 
         Cases with one operand in the cache are left out, and so are cases whose operands are
-        unaligned or stored with padded rows. The model has no term for these effects, and a fit to
-        such cases would spoil its predictions of ordinary cases.
+        unaligned or stored with padded rows. The model has no term for these effects.
         """
         rows = self.ok
         ordinary = stored_ordinarily(rows) & (rows["cache"] != "weights-cold")
@@ -137,10 +135,7 @@ class Recording:
 
     @property
     def dates(self) -> list[str]:
-        """Start dates of the run, or of the runs that were merged into it, in ascending order.
-
-        A date is text such as ``2025-01-31``, and occurs only once.
-        """
+        """Start dates, such as ``2025-01-31``, of the run or of the runs merged into it."""
         # A merged run is named after the time of merging, so its dates are those of the runs that
         # were merged.
         runs = self.run.get("merged") or [self.run]
@@ -149,11 +144,9 @@ class Recording:
     def caption(self, dates: Sequence[str] = ()) -> str:
         """Return a plot's caption: machine, versions, date, and a warning about a disturbed run.
 
-        The caption of an imported recording names the machine, the source and the cache state, but
-        no dates.
-
-        Args:
-            dates: dates to print; if empty, the first and the last of :attr:`dates` are printed.
+        The caption of an imported recording names the machine, the source and the cache state.
+        ``dates`` are the dates to print; if empty, the first and the last of :attr:`dates` are
+        printed.
         """
         if self.public:
             return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
@@ -176,13 +169,11 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     A run that was measured here is preferred to an imported table. An imported table is preferred
     to a published recording, because users choose what they import.
 
-    Args:
-        machine: slug of the machine, or an unambiguous part of it; None for the machine that was
-            measured here last.
-        results: folder of all machines' results.
+    ``machine`` is a slug or an unambiguous part of it. None stands for the machine that was
+    measured here last.
 
     Raises:
-        UserError: if there is no such recording, or if no machine or several machines match.
+        UserError: if no recording matches, or several machines match.
     """
     recorded = sorted(recorded_machines(results))
     if not recorded:
@@ -209,15 +200,12 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
-    """Find the folder of a recording, given the folder's path or the name of a machine.
+    """Find the folder of a recording.
 
-    Args:
-        place: path of the folder, or a machine's name as :func:`find_recording` takes it; None for
-            the machine that was measured here last.
-        results: the folder of all machines' results.
+    ``place`` is the folder's path, or a machine as in :func:`find_recording`.
 
     Raises:
-        UserError: if there is no such recording, or if no machine or several machines match.
+        UserError: if no recording matches, or several machines match.
     """
     if place is not None:
         folder = Path(place)
@@ -274,13 +262,7 @@ def load(folder: Path) -> Recording:
     Callers must not modify the recording, because it is kept for the next call.
 
     Raises:
-        UserError: in any of these cases:
-
-            - A file is missing, unreadable or too badly damaged.
-            - The description of the machine is invalid.
-            - This code cannot read the recording's schema or protocol.
-            - More than a tenth of the rows have another schema.
-            - More than a tenth of the rows belong to other runs.
+        UserError: if a file is missing or too badly damaged, or if this version cannot read it.
     """
     run = load_run(folder)
     if "public" in run:
@@ -294,12 +276,10 @@ def load(folder: Path) -> Recording:
 def load_run(folder: Path) -> dict[str, Any]:
     """Read a folder's run.json, and check that this code can read its schema and protocol.
 
-    Unprintable characters in the file's strings are replaced by spaces. Callers must not modify the
-    result, because it is kept for the next call.
+    Callers must not modify the result, because it is kept for the next call.
 
     Raises:
-        UserError: if the file or the plan is unreadable, if the description of the machine is
-            invalid, or if this code cannot read the schema or protocol.
+        UserError: if run.json or the plan is missing or damaged, or if this version cannot read it.
     """
     run: dict[str, Any] = printable(read_run(folder, _RESTORE))
     try:

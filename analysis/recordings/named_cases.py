@@ -26,9 +26,6 @@ def timed_process(recording: Recording) -> TimedProcess:
     A case with at least six recorded samples is summarised from these samples, after they are
     corrected for the machine's slowness in each round. Any other case keeps its recorded median and
     interval.
-
-    Raises:
-        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
     # 1. Summarise each case that has times.
     samples = steady_samples(recording)
@@ -53,22 +50,17 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def lost_by_problem(recording: Recording) -> dict[str, str]:
-    """Return the reasons why cases have no time, by the text of each case's problem.
-
-    If several cases of a problem have no time, the result has the reason of the last case.
-    """
+    """Return the reasons why cases have no time, by the text of each case's problem."""
     failed = _failed(recording.rows)
     problems = [str(workload) for workload in workloads_of(failed)]
     return dict(zip(problems, _reasons(failed), strict=True))
 
 
 def _failed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of cases without a time."""
     return rows[rows["status"] != "ok"]
 
 
 def _reasons(failed: pd.DataFrame) -> list[str]:
-    """Return the reason why each failed case has no time."""
     return (failed["status"] + ": " + failed["message"].fillna("")).tolist()
 
 
@@ -76,13 +68,11 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the column ``choice``, and "" for missing values in the identity columns.
 
     ``choice`` is the config, except for a hand-written kernel with only one recorded config for the
-    same problem and settings. Such a kernel is assumed to have chosen the config itself, and its
-    ``choice`` is empty. The name of the case then lacks the config, so that the case still matches
-    if another version of the kernel chooses a different config.
+    same problem and settings. Such a kernel is assumed to have chosen the config itself, so its
+    ``choice`` is empty. The case then still matches if another version of the kernel chooses a
+    different config.
 
-    Args:
-        rows: all rows of a recording. If the rows of failed cases were missing, a problem might
-            seem to have only one config.
+    ``rows`` must include failed cases, because their configs count, too.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
     identity = rows[list(IDENTITY)].astype(object)
@@ -97,10 +87,7 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 def case_names(rows: pd.DataFrame) -> list[str]:
     """Return the name of each row's case; no other case of the recording has the same name.
 
-    A name has the problem, implementation, choice, unusual settings and sweep, without empty parts.
-
-    Args:
-        rows: all or some of the rows that :func:`keyed` returned.
+    ``rows`` are all or some of the rows that :func:`keyed` returned.
     """
     columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
     names = []

@@ -2,15 +2,13 @@
 
 A repetition interval is wider than the confidence interval of a run's median, for two reasons. The
 median of the second run is as noisy as that of the first. In addition, the second run is another
-process, which gets memory at other addresses. A run therefore ends by re-timing some of its cases
-in a new process. The results show how much medians differ between processes (``repeats`` in
-run.json). Comparisons, advice and rules make claims about later runs, so they use the wider
-intervals.
+process, which gets memory at different addresses. The entry ``repeats`` of run.json shows how much
+medians differ between processes.
 
 The speed of the machine changes during a run, but it is nearly the same for all samples of a round.
-Advice therefore compares two cases by the rounds in which both were sampled, so that the changes
-cancel in the ratio. Rules compare many cases, so they use times that are corrected for the
-machine's speed in each round.
+Two cases are therefore compared by the rounds in which both were sampled, so that the changes
+cancel in the ratio. Many cases are compared by times that are corrected for the machine's speed in
+each round.
 """
 
 from __future__ import annotations
@@ -49,8 +47,7 @@ It comes from two collections of bf16 GEMMs on an H100: AIConfigurator's tables 
 1.3.0rc10 and 1.3.0rc20. The collections have 35,700 shapes in common, and each time is the mean of
 six replays. The two times of a shape differ by at most 7.2% for 95% of the shapes. Both times
 contribute equally to the difference, so the half-width of a single time is smaller by a factor of
-√2. The result is the 95th percentile of the noise floor in
-results/accuracy/learning-curve-h100.txt."""
+√2. It is the 95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
 
 Rounds = Mapping[tuple[str, int], float]
 """Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
@@ -61,7 +58,6 @@ class MeasuredTime:
     """A measured median time and its 95% interval, in seconds.
 
     Attributes:
-        time: median time.
         lo: lower end of the interval; NaN if it is unknown, as with fewer than six samples.
         hi: upper end of the interval; NaN if it is unknown.
         rounds: the samples by place and round; empty if they are not recorded.
@@ -104,8 +100,7 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 
     A change of speed that all cases share between two processes does not widen the interval. The
     result is None if the times were measured at different places, because such times are not
-    comparable. The result is also None if fewer than six rounds have samples of both cases, and the
-    interval of at least one of the times is unknown.
+    comparable. The result is also None if the interval is unknown.
     """
     if one.place != other.place:
         return None
@@ -139,11 +134,11 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 def repeated(within: Any, between: Any) -> Any:
     """Return the uncertainty of a second run's value, given the value of the first run.
 
-    Uncertainties are numbers or arrays. Both arguments are standard errors, or both are half-widths
-    of intervals. The result is of the same kind as the arguments.
+    Uncertainties are numbers or arrays. All of them are standard errors, or all are half-widths of
+    intervals.
 
     Args:
-        within: uncertainty of the value within a run, which is the same in both runs.
+        within: uncertainty of the value within a run, which is taken to be the same in both runs.
         between: uncertainty that is added because the second run is another process.
     """
     # The values of both runs are uncertain, which gives the factor √2.
@@ -151,10 +146,7 @@ def repeated(within: Any, between: Any) -> Any:
 
 
 def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
-    """Return the distances from the time to both ends of its interval, the lower end first.
-
-    The distances are differences of logarithms.
-    """
+    """Return the log distances from the time to the lower and the upper end of its interval."""
     return math.log(measured.time / measured.lo), math.log(measured.hi / measured.time)
 
 
@@ -170,7 +162,8 @@ def between_processes(recording: Recording) -> dict[str, float]:
 def between_cases(recording: Recording) -> dict[str, float]:
     """Return the deviations of :func:`between_processes` without the change that all cases share.
 
-    Ratios of cases need these deviations, because the shared change cancels in ratios.
+    Ratios of cases need these deviations, because the shared change cancels in ratios. If a run
+    lacks such a value, its deviation of :func:`between_processes` is used.
     """
     return {part.run["run"]: _deviation(part.run, "between_cases") for part in recording.parts}
 
@@ -178,14 +171,8 @@ def between_cases(recording: Recording) -> dict[str, float]:
 def _deviation(run: Mapping[str, Any], name: str) -> float:
     """Return a run's standard deviation of log medians between processes.
 
-    If no case was re-timed, the deviation is estimated from the scatter of the canary GEMM within
-    the run. This estimate is the same for both values of ``name``. Without a canary GEMM, the
-    deviation is 0.
-
-    Args:
-        run: content of the run's run.json.
-        name: ``between`` for the whole deviation, or ``between_cases`` for the deviation without
-            the change that all cases share.
+    ``name`` is ``between`` for the whole deviation, or ``between_cases`` for the deviation without
+    the change that all cases share.
     """
     if repeats := run.get("repeats"):
         # Older recordings only have ``between``.
@@ -202,10 +189,8 @@ def _deviation(run: Mapping[str, Any], name: str) -> float:
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
     """Return the recorded samples of each case, by run and case id.
 
-    Cases without recorded samples are left out. Damaged lines are reported and left out, too.
-
     Raises:
-        UserError: if a rounds.csv cannot be read, or is too badly damaged.
+        UserError: if a rounds.csv cannot be read.
     """
     rounds_by_case = {}
     for part in recording.parts:
@@ -229,11 +214,10 @@ def steady_times(
     interval.
 
     Raises:
-        UserError: if a rounds.csv cannot be read, or is too badly damaged.
+        UserError: if a rounds.csv cannot be read.
     """
 
     def log_seconds(name: str) -> NDArray[np.float64]:
-        """Convert a column of times in µs to logarithms of seconds."""
         microseconds = rows[name].to_numpy(dtype=float, na_value=np.nan)
         return np.log(microseconds * 1e-6)
 
@@ -257,13 +241,9 @@ def steady_times(
 
 
 def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
-    """Return the recorded samples of each case, as logarithms of seconds.
+    """Return the corrected samples of each case, as logarithms of seconds, by run and case id.
 
-    The samples are corrected for the machine's slowness in each round, as :func:`steady_times`
-    describes. The keys are the run and the case id. Cases without recorded samples are left out.
-
-    Raises:
-        UserError: if a rounds.csv cannot be read, or is too badly damaged.
+    :func:`steady_times` describes the correction.
     """
     logs_by_case = {}
     for case, rounds in rounds_of(recording).items():
@@ -280,9 +260,6 @@ def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
     The columns are ``steady_log`` (logarithm of the time) and ``steady_error`` (standard error of
     the logarithm).
-
-    Raises:
-        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
     log, error = steady_times(rows, recording)
     return rows.assign(steady_log=log, steady_error=error)
@@ -314,11 +291,7 @@ def _slowness_of_rounds(
 ) -> dict[tuple[str, int], float]:
     """Return the log of the machine's slowness in each round, as :func:`steady_times` defines it.
 
-    Args:
-        cases: for each case, the logs of its samples by place and round.
-
-    Returns:
-        The log of the slowness by place and round, which is 0 for a round that is not corrected.
+    ``cases`` has the logs of each case's samples, by place and round.
     """
     deviations: dict[tuple[str, int], list[float]] = defaultdict(list)
     for logs in cases:
@@ -350,20 +323,14 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 
 @until_changed(_ROUNDS)
 def _read_rounds(folder: Path, run: str) -> Mapping[str, Rounds]:
-    """Return the samples of each case of a run; report and leave out damaged lines.
-
-    The result is empty if the file is missing.
-
-    Raises:
-        UserError: if the file cannot be read, or is too badly damaged.
-    """
+    """Return the samples of each case of a run; report and leave out damaged lines."""
     path = folder / _ROUNDS
     if not path.exists():
         return {}
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
     parsed = [_parse_rounds(run, row) for row in table.rows.to_dict("records")]
     table.faults.record(
-        [rounds is None for rounds in parsed], "its rounds and times are not pairs of numbers"
+        [rounds is None for rounds in parsed], "its rounds and times are not valid pairs"
     )
     table.faults.report()
     sound = table.faults.sound
@@ -375,7 +342,6 @@ def _read_rounds(folder: Path, run: str) -> Mapping[str, Rounds]:
 
 
 def _parse_rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
-    """Return the samples in a line of rounds.csv, or None if the line is damaged."""
     # Every worker counts its own rounds, and may have resumed on another GPU, so the place names
     # both the worker and the GPU.
     place = f"{run} {row['worker']} {row['gpu']}"

@@ -38,21 +38,13 @@ _LEVELS = ("rel_error", "sm_mhz", "power_w")  # columns of finite values of at l
 
 
 def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the sound rows of a measurements.csv, and a sentence for each line that is left out.
+    """Return the sound rows of a measurements.csv, and a sentence for each damaged line.
 
-    The lines that are left out are also reported on stderr.
-
-    Args:
-        path: path of the file.
-        run: name of the run that the rows must belong to.
+    Damaged lines are also reported on stderr. ``run`` is the run that the rows must belong to.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, or is too badly damaged.
-            - The header has a misplaced quotation mark, lacks a column, or has a column twice.
-            - More than a tenth of the rows have another schema.
-            - More than a tenth of the rows belong to other runs.
+        UserError: if the file cannot be read, is too badly damaged, or has too many rows of another
+            schema or run.
     """
     table = read_csv(path, {name: kind for name, (kind, _) in COLUMNS.items()}, _REMEDY)
     _check_origin(table.rows[table.faults.sound], path, run)
@@ -61,19 +53,7 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
-    """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
-
-    If there are fewer such rows, they are only left out as damaged. A row that names no run counts
-    as a row of another run. A row without a schema does not count as a row with another schema.
-
-    Args:
-        frame: rows of the file without a fault.
-        path: path of the file, for error messages.
-        run: name of the run that the rows must belong to.
-
-    Raises:
-        UserError: if the file is refused.
-    """
+    """Refuse a file if more than a tenth of its sound rows have another schema or another run."""
     if frame.empty:
         return
     schemas = frame["schema"].dropna()
@@ -93,13 +73,7 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
 
 
 def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
-    """Record the first fault of each row; a missing schema or run also counts as a fault.
-
-    Args:
-        rows: all rows of a measurements.csv.
-        faults: faults found in these rows so far, to which the new faults are added.
-        run: name of the run that the rows must belong to.
-    """
+    """Add the faults of all rows of a measurements.csv to ``faults``."""
     faults.record((rows["schema"] != SCHEMA).fillna(True), "this version cannot read its schema")
     faults.record((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
@@ -115,15 +89,10 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
 
 
 def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
-    """Record a fault for each row with an impossible time, interval, count, rate or other value.
-
-    Times, intervals, counts and rates are only checked in rows with the status ok. All values
-    except the time may be missing.
-    """
+    """Record a fault for each row with an impossible measured value."""
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 
     def values_of(name: str) -> NDArray[np.float64]:
-        """Return a column of ``frame`` as numbers, with NaN for missing values."""
         values: NDArray[np.float64] = frame[name].to_numpy(dtype=float, na_value=np.nan)
         return values
 
@@ -156,12 +125,11 @@ def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
 
 
 def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
-    """Return a mask of the values from ``least`` to below :data:`_UNREACHABLE`; False for NaN."""
     return (values >= least) & (values < _UNREACHABLE)
 
 
 def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
-    """Record a fault for each row that describes no problem or has an invalid kernel list."""
+    """Record a fault for each row whose problem or list of kernels is invalid."""
     # 1. Find the rows that are certainly valid GEMMs, all at once, because most rows are valid
     #    GEMMs. The total size of the three matrices is computed for the widest dtype. The dtype is
     #    not checked here, because a row with an unknown dtype already has a fault.
@@ -188,7 +156,7 @@ def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
 
 
 def _fault_of_problem(record: Mapping[str, Any]) -> str:
-    """Return why the columns of a row do not describe a problem, or "" if they do."""
+    """Return why a row does not describe a valid problem, or "" if it does."""
     try:
         problem_of(record)
     except UserError as error:
@@ -212,7 +180,6 @@ def _fault_of_kernels(text: str) -> str:
 
 
 def _is_name_and_share(entry: Any) -> bool:
-    """Return True if a JSON entry is a kernel's name and its share of the time."""
     if not isinstance(entry, list) or len(entry) != 2:
         return False
     name, share = entry

@@ -1,4 +1,4 @@
-"""Combine all runs of one machine with the same PyTorch and driver into one recording.
+"""Combine the runs of one machine with the same PyTorch and driver into one recording.
 
 Each case is taken from one run. Older runs, which are kept in the folder ``runs``, are used too,
 because a newer run may be shorter or disturbed. If several runs timed a case, these rules choose
@@ -12,9 +12,9 @@ the time, the most important rule first:
 A case whose result was wrong in the folder's own run stays marked as wrong, unless that run is left
 out. Hand-written kernels change with the checkout, so they are only taken from the folder's own
 run. Unusable runs are left out. If all runs are unusable, only the folder's own run is read, and no
-advice is based on it. A run whose speed differs by more than 10% from that of the best run is left
-out, because it was probably measured on another machine with the same name, or on the same machine
-in another state.
+advice is based on it. A run whose speed differs by more than 10% from that of the quietest run is
+left out, because it was probably measured on another machine with the same name, or on the same
+machine in another state.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
 def load_runs(folder: Path) -> Recording:
     """Load a folder's run, combined with the machine's other runs as this module describes.
 
-    Other runs that cannot be read are left out. An imported recording has no other runs.
+    Other runs that cannot be read are left out.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -75,8 +75,7 @@ def load_runs(folder: Path) -> Recording:
 def usable_runs(folder_run: Recording) -> list[Recording]:
     """Return a machine's usable runs that have the PyTorch and the driver of the given run.
 
-    The given run is one of them if it is usable. The quietest run comes first. Among equally quiet
-    runs, the newest run comes first.
+    The quietest run comes first.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]
@@ -102,9 +101,7 @@ def why_unusable(folder: Path) -> str:
 def _is_as_fast(first: Recording, second: Recording) -> bool:
     """Return True if the speeds of two runs differ by at most 10%.
 
-    The comparison uses the cases that both runs timed, except hand-written kernels, which change
-    with the checkout. If the runs have fewer than six such cases in common, the canary GEMM is
-    compared instead. If a run also lacks the canary GEMM, the runs are assumed to be equally fast.
+    Hand-written kernels are not compared, because they change with the checkout.
     """
     first_rows = library_rows(first.ok)
     second_rows = library_rows(second.ok)
@@ -131,11 +128,9 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 def _other_runs(folder_run: Recording) -> Iterator[Recording]:
     """Yield the machine's other runs with the same PyTorch and driver, each run only once.
 
-    The runs are in the machine's folder and in its subfolder ``runs``. The machine's folder is
-    named after the machine's slug. It is the folder of the given run, or is next to that folder. If
-    the given run is itself in a subfolder ``runs``, no other run is found.
+    If the given run is itself in a subfolder ``runs``, no other run is found.
     """
-    # 1. Find the machine's folder.
+    # 1. Find the machine's folder: the folder of the given run, or a folder next to it.
     slug = folder_run.machine.slug
     own_folder = folder_run.folder
     if own_folder.name in ("", ".."):  # the paths "." and ".." do not end in the folder's name
@@ -162,13 +157,7 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
 
 
 def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
-    """Return the best row of each case, in the order of the runs.
-
-    Args:
-        recordings: the runs, the best first.
-        folder_run: the run in the folder itself; its hand-written kernels and wrong results are
-            kept if the run is one of ``recordings``.
-    """
+    """Return the best row of each case; ``recordings`` are sorted, the best run first."""
     # 1. Collect all rows. Hand-written kernels are only taken from the folder's own run.
     rows = pd.concat(
         [
@@ -208,9 +197,7 @@ def _noise_rank(run: Mapping[str, Any]) -> int:
 def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     """Return the first lines of a report: how reliable the times are, and the runs they come from.
 
-    Args:
-        recording: recording that the report is about.
-        error: median relative error of the predictions of held-out rows; 0 if unknown.
+    ``error`` is the median relative error of predictions of held-out cases; 0 if unknown.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -221,7 +208,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         lines.append("Health: not judged, because the recording predates the health check.")
     elif recording.health:
         lines.append(health_sentence(recording.run))
-    # In a file of others, times and shapes may be mixed up. Our own measurements are only noisy.
+    # An imported table may assign times to wrong shapes. Our own measurements are only noisy.
     if recording.public and error >= _LARGE_ERROR:
         lines.append(
             f"The median error of held-out predictions is {error:.0%}; check that each time "
@@ -248,7 +235,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
 
 
 def _why_left_out(folder: Path) -> str:
-    """Return a clause that says why :func:`load_runs` uses no row of a folder's own run."""
+    """Return why :func:`load_runs` uses no row of a folder's own run, as a clause."""
     own_run = load(folder)
     if own_run.unusable:
         return "it is unusable"

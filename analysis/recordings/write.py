@@ -16,7 +16,7 @@ def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]])
     different columns.
 
     Raises:
-        UserError: if a file cannot be written, for example because the disk is full.
+        UserError: if a file cannot be written.
         ValueError: if a record contains a number that is not finite.
     """
     write_json(folder / f"{name}.json", list(records))

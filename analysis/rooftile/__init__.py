@@ -70,15 +70,11 @@ def predict(
           that was measured with an interval, otherwise 90%;
         - ``limit``, the bottleneck, such as ``compute``; ``tile``, ``waves`` and other parts of the
           estimate; and an ``explanation`` in words;
-        - ``evidence``: ``measured`` if this exact shape was measured, else ``predicted``;
+        - ``evidence``: ``measured`` if the time was measured, else ``predicted``;
         - ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: in any of these cases:
-
-            - No shape or no machine is given.
-            - A shape is not valid, or a machine is not known.
-            - A recording cannot be read.
+        UserError: if a shape or a machine is missing or not valid, or a recording cannot be read.
 
     >>> sizes = [(4096, hidden, 4096, "bf16") for hidden in (4096, 4224)]
     >>> rooftile.predict(sizes, ["h200", "b200"])[["problem", "machine", "tflops"]].round()
@@ -154,12 +150,7 @@ def recommend(
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: as in :func:`predict`, and in any of these cases:
-
-            - Both ``pad`` and ``choose`` are given, or one of them is ambiguous or invalid.
-            - ``multiple`` is not a positive integer.
-            - ``change`` or ``fix`` has an empty name, or names a dimension that a shape lacks.
-            - A shape has no size that may change.
+        UserError: as in :func:`predict`, or if another argument is invalid or does not fit a shape.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
     >>> advice[["change", "verdict"]]
@@ -254,13 +245,8 @@ def audit(
         operation, and ``changes`` has one row per proposed change.
 
     Raises:
-        UserError: in any of these cases:
-
-            - PyTorch is not installed.
-            - The model cannot be built.
-            - The machine is not known, or its measurements cannot be read.
-            - An argument has an invalid value, or a value that does not fit the model or another
-              argument.
+        UserError: if PyTorch is not installed, the model cannot be built, the machine's
+            measurements cannot be read, or an argument is invalid.
 
     >>> gpt2 = rooftile.audit("gpt2", "h200", batch=8, seq=1024, vary=["vocab"])
     >>> gpt2.changes[["dimension", "from", "to", "verdict"]]
@@ -343,14 +329,8 @@ def explain(
         - ``saves_us``, the time that the best remedy could save over all calls.
 
     Raises:
-        UserError: in any of these cases:
-
-            - No trace is given, or a trace or a recording cannot be read.
-            - ``machine`` is not known, or it is None and the traces do not name the traced machine.
-            - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
-            - ``against`` is not a folder, or it belongs to one machine and ``machine`` is also
-              given.
-            - Both ``pad`` and ``choose`` are given, or one of them is ambiguous or invalid.
+        UserError: if a trace or a recording cannot be read, if the machine is unknown or does not
+            fit the traces, or if another argument is invalid.
     """
     from analysis.advice.options import question_of
     from analysis.advice.sizes import ANY_DIMENSION
@@ -367,7 +347,7 @@ def explain(
 
 
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
-    """Read a machine's recording, which was measured on the machine or imported for it.
+    """Read a recording that was measured on a machine or imported for it.
 
     Args:
         place: a machine, or the folder of a recording; the machine measured last if None.
@@ -406,11 +386,9 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
         - ``slug`` and ``name``;
         - ``basis`` and ``source`` of the answers;
-        - ``rows``, the number of measurements for the operation and dtype with the most
-          measurements;
+        - ``rows``, the number of measurements of the most measured operation and dtype;
         - ``median, mean, p95``, the errors of predictions for this operation and dtype, as
-          fractions. These errors and ``rows`` are missing if no measurements of the machine were
-          fitted.
+          fractions. Unknown values are missing.
 
         The basis is one of:
 
@@ -434,11 +412,7 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
 
 def __getattr__(name: str) -> object:
-    """Import the types of arguments and results only when they are first used.
-
-    Raises:
-        AttributeError: if the module has no attribute with this name.
-    """
+    """Import the types of arguments and results only when they are first used."""
     if name == "Audit":
         from analysis.audit.audit import Audit
 

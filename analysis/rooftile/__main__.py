@@ -1,4 +1,4 @@
-"""The ``rooftile`` command: the verbs of all three packages in one list, grouped by purpose."""
+"""The ``rooftile`` command, with the commands of all three packages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ GROUPS = {
     "Measure": ("doctor", "run", "record", "import"),
     "Read results": ("report", "compare", "rules"),
 }
-"""Commands that most people need, by group. The help describes these commands, and lists the names
-of all other commands."""
+"""Commands that most people need, by group. The help only names all other commands."""
 
 
 class Verbs(TyperGroup):
@@ -67,7 +66,6 @@ def one_command() -> typer.Typer:
 
 
 def _print_version(requested: bool) -> None:
-    """Print the version and exit, if ``--version`` was given."""
     if requested:
         print(__version__)
         raise typer.Exit

@@ -53,8 +53,7 @@ class KernelBenchmark:
 
         The test fails if the result differs from the reference's result by more than ``tolerance``.
         If benchmarks are disabled, for example by ``--benchmark-disable``, the result is checked,
-        but the kernel is not timed. Otherwise, the test also fails if it requested the fixture
-        ``benchmark`` before this fixture.
+        but the kernel is not timed. The test must not request the fixture ``benchmark`` itself.
 
         Args:
             kernel: function that launches the kernel once, without synchronising.
@@ -69,8 +68,7 @@ class KernelBenchmark:
                 arguments that launches the kernel.
 
         Raises:
-            UserError: if ``cache`` is unknown, the reference does not return a tensor, or the
-                launches cannot be timed.
+            UserError: if an argument is invalid, or the launches cannot be timed.
         """
         from kernels.common.errors import WrongResultError
         from sweeps.measuring.kernel_timing import TimedKernel, timer_for
@@ -106,7 +104,7 @@ class KernelBenchmark:
 
 
 class KernelReplay:
-    """Timer that replays samples, so that pytest-benchmark reports them as durations of rounds.
+    """Timer that replays samples, so that pytest-benchmark reports each of them as a round.
 
     pytest-benchmark reads its timer before and after each round, and takes the difference. This
     timer reads 0 before a round, and the round's sample after the round.

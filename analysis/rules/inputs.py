@@ -32,7 +32,7 @@ class RuleInputs:
 
     Attributes:
         recordings: one or more recordings with the same machine, PyTorch and driver.
-        steps: profiled training steps, one for each model and dtype.
+        steps: profiled training steps, at most one for each model and dtype.
         folder: folder of the machine's sweeps, to which the verdicts are written; it may not exist
             yet.
     """
@@ -53,11 +53,7 @@ class RuleInputs:
 
     @property
     def caption(self) -> str:
-        """Caption of the first recording, with the dates of all recordings.
-
-        The caption of an import has the table's source and cache state instead of versions and
-        dates.
-        """
+        """Caption of the first recording, with the dates of all recordings."""
         dates = {date for recording in self.recordings for date in recording.dates}
         return self.recordings[0].caption(sorted(dates))
 
@@ -66,8 +62,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     """Collect the recordings and the profiled steps by which rules are judged on a machine.
 
     Only recordings with the same machine, PyTorch and driver as the newest recording are used.
-    Profiled steps come from the folders of these recordings. If several folders have a step of the
-    same model in the same dtype, the step in the folder with the newest recording is used.
+    Profiled steps come from the folders of these recordings.
 
     Args:
         machine: name of the machine, or an unambiguous part of the name; None for the machine that
@@ -75,8 +70,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         results: folder of all results; its subfolder ``rules`` has the measurements for rules.
 
     Raises:
-        UserError: if the name is unknown or ambiguous, if the machine has no results to judge
-            rules by, or if a recording or a profiled step cannot be read.
+        UserError: if the machine is unknown or has no results, or if its results cannot be read.
     """
     # 1. Read all usable runs of the machine's folders. If a folder has no usable run, keep its
     # unusable recording, so that the results can say so.
@@ -110,13 +104,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
 def _recording_folders(machine: str | None, results: Path) -> list[Path]:
     """Return the folders of a machine's measurements for rules and of its sweeps, if they exist.
 
-    A published or imported recording is never mixed with a user's own measurements. If the user has
-    measurements for rules but no sweeps, only the folder of the measurements for rules is returned.
-
-    The arguments are described in :func:`rule_inputs`.
-
-    Raises:
-        UserError: if the name is unknown or ambiguous, or if neither folder exists.
+    A published or imported recording is never mixed with a user's own measurements.
     """
     # 1. Find the machine: the named one, or the one that was measured last.
     slug = ""
@@ -145,28 +133,22 @@ def _recording_folders(machine: str | None, results: Path) -> list[Path]:
 
 
 def _time_of_change(folder: Path) -> float:
-    """Return the time at which a folder's run.json was written, in seconds since the epoch."""
     return (folder / "run.json").stat().st_mtime
 
 
 def _find_folder(slug: str, results: Path) -> Path | None:
-    """Return the folder of a machine's recording in ``results``, or None if there is none."""
     return find_recording(slug, results) if slug in recorded_machines(results) else None
 
 
 def _versions(recording: Recording) -> tuple[Any, ...]:
-    """Return a recording's versions of PyTorch and the driver, with None for an unknown version."""
     return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     """Judge every rule by the recordings and the profiled models, and return the results.
 
-    Cases of different recordings are never paired. An unusable recording contributes no pairs.
-
     Raises:
-        UserError: if a rounds.csv cannot be read or is too badly damaged, or if the predictions of
-            an import are missing or damaged.
+        UserError: if a rounds.csv or the predictions of an import cannot be read.
     """
     evidence = [
         Evidence.from_unusable(recording)
@@ -178,14 +160,10 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """Return the verdicts on the rules that each complete import can test.
-
-    The result has one document per import: the machine's slug and name, the source and package of
-    the table, and the rows of its ``rules.json`` that have a verdict.
+    """Return one document per complete import, with its verdicts on the rules that it can test.
 
     Raises:
-        UserError: if no rule was tested with an imported table, or if the run.json or rules.json of
-            an import cannot be read.
+        UserError: if no rule was tested with an imported table, or if an import cannot be read.
     """
     documents: list[dict[str, Any]] = []
     for folder in sorted((results / PLACE).glob("*")):

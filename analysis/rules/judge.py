@@ -45,19 +45,15 @@ class RuleResult:
     """Result of a rule: the verdict, the effect with its interval, and the reason.
 
     Attributes:
-        statement: the claim that was judged.
-        source: name of the document or course that makes the claim.
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
         effect: quantity that the rule's field ``effect`` in ``rules.toml`` names, usually a ratio
-            of times or speeds that is above 1 if the advice pays; None if there is no verdict.
-        lo: lower end of the effect's interval. The confidence level is 95%, or higher if the rule
-            is about the best group of pairs. The interval of ``amdahl`` is computed from the ends
-            of two medians' 95% intervals. For ``tc-used``, ``lo`` is the lowest share.
-        hi: upper end of the effect's interval; for ``tc-used``, the highest share.
-        predicted: the effect that the model predicts; None if there is no verdict, if the rule is
-            about whole models, or if the model predicts none of the effect's pairs.
-        cases: number of pairs, or of models or steps if the rule is about whole models; 0 if there
-            is no verdict.
+            of times or speeds that is above 1 if the advice pays; None without a verdict.
+        lo: lower end of the effect's interval, usually a 95% interval; ``rules.md`` names the
+            exceptions.
+        hi: upper end of the same interval.
+        predicted: the effect that the model predicts; None if it predicts none.
+        cases: number of pairs, or of models or steps if the rule is about whole models; 0 without a
+            verdict.
         reason: description of the comparison; without a verdict, the reason why there is none.
     """
 
@@ -84,14 +80,13 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cases that rules may pair, all from one run on one machine.
+    """Cases of one run that rules may pair.
 
     Attributes:
-        predicted: predicted seconds of each case; NaN if the model cannot predict it.
+        predicted: predicted seconds of each case; NaN for a case that the model cannot predict.
         public: True if the cases come from an imported or public table, whose sweeps and intervals
             are not used.
-        planned: sweeps that the run planned to measure; the run's budget may have excluded some
-            cases of these sweeps.
+        planned: sweeps that the run planned to measure; some of their cases may be missing.
         unusable: sweeps that an unusable run measured; empty for a usable run.
     """
 
@@ -118,12 +113,10 @@ class Evidence:
         """Return a recording's evidence: its cases of vendor libraries, timed in short batches.
 
         In our own recordings, cases with fewer than six samples are left out, because their times
-        have no interval. A case that two sweeps contain appears twice. Each GEMM and convolution is
-        predicted with a model that was fitted without it.
+        have no interval.
 
         Raises:
-            UserError: if a rounds.csv cannot be read or is too badly damaged, or if the predictions
-                of an import are missing or damaged.
+            UserError: if a rounds.csv or the predictions of an import cannot be read.
         """
         if recording.public:
             return cls._from_imported(recording)
@@ -158,11 +151,7 @@ class Evidence:
     def _from_imported(cls, recording: Recording) -> Evidence:
         """Return the evidence of an imported table, whose times have no intervals.
 
-        Each prediction comes from a fit without the predicted case. Cases in fp8 are left out,
-        because their times include the quantisation of the activations.
-
-        Raises:
-            UserError: if the predictions of the import are missing or damaged.
+        Cases in fp8 are left out, because their times include the quantisation of the activations.
         """
         # predicted.csv has one row for each case of the same sample, in the same order.
         products = recording.products
@@ -184,12 +173,9 @@ class Evidence:
 
     @classmethod
     def from_public(cls, source: PublicRows, model: Model) -> Evidence:
-        """Return the evidence of a public table, whose times have no intervals.
+        """Return the evidence of a public table or a user's file, whose times have no intervals.
 
-        Args:
-            source: rows of a public table, or of a user's file, which is judged in the same way.
-            model: model that predicts the cases, even if it was fitted to them. In other evidence,
-                each prediction comes from a fit without the predicted case.
+        The predictions come from ``model``, even if it was fitted to the same cases.
         """
         rows = zip(source.problems, source.implementations, source.seconds, strict=True)
         cases = [
@@ -207,11 +193,7 @@ class Evidence:
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """Return the cases that a rule may use, their matched pairs, and their predicted seconds.
-
-        All three results are empty if the rule is about whole models, or about another kind of
-        machine.
-        """
+        """Return the cases that a rule may use, their pairs, and their predicted seconds."""
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
         # An imported table has no sweeps, so a rule may use all of its cases.
@@ -223,10 +205,7 @@ class Evidence:
 
 
 def _timed_cases(rows: pd.DataFrame, seconds: Array, error: Array, gpus: Array) -> list[TimedCase]:
-    """Return the cases of rows with the columns of measurements.csv, in the order of the rows.
-
-    ``seconds``, ``error`` and ``gpus`` have one value per row, as :class:`TimedCase` explains them.
-    """
+    """Return the cases of rows with the columns of measurements.csv, in the order of the rows."""
     # These columns have the order of the fields of TimedCase.
     columns = (
         workloads_of(rows),
@@ -296,12 +275,9 @@ def judge_all(
 ) -> list[RuleResult]:
     """Return the result of every rule, each from the run with the strongest evidence.
 
-    The result of a rule that cannot be judged says what the rule needs.
-
     Args:
         evidence: evidence of the runs of one machine. Cases of different runs are never paired.
-        model_rows: results of the rules about profiled models, by the rule's id. These results are
-            returned as they are.
+        model_rows: results of the rules about profiled models, by the rule's id.
     """
     results = []
     for rule in all_rules().values():
@@ -345,10 +321,8 @@ def not_measured(
     Args:
         rule: rule that could not be judged.
         can_be_measured: True if the machine has what the rule's ``needs`` names.
-        planned: True if a run planned to measure any of the rule's sweeps. The reason then asks for
-            a larger budget.
-        unusable: True if an unusable run measured any of the rule's sweeps. The reason then asks
-            for a quieter machine.
+        planned: True if a run planned to measure any of the rule's sweeps.
+        unusable: True if an unusable run measured any of the rule's sweeps.
     """
     run_rules = f"run {target('rules', 'record')}"
     if unusable:
@@ -374,10 +348,7 @@ def not_measured(
 
 
 def _judge_rule(rule: Rule, candidate: _Candidate) -> RuleResult:
-    """Judge a rule by a candidate that has at least one match.
-
-    If the effect has no finite interval, the result says that the rule was not measured.
-    """
+    """Judge a rule by a candidate that has at least one match."""
     matches = candidate.matches
     if rule.claim is not None:
         matches = [replace(match, claim=rule.claim) for match in matches]
@@ -418,10 +389,7 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pair_count: in
 
 
 def _group_effects(groups: Mapping[str, Effect]) -> str:
-    """List at most six groups with their effects, the effects farthest from 1 first.
-
-    The list ends with an ellipsis if further groups are left out.
-    """
+    """List at most six groups with their effects, the effects farthest from 1 first."""
     farthest_first = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
     phrases = [f"{name} {groups[name]}" for name in farthest_first[:_MAX_GROUPS]]
     if len(groups) > _MAX_GROUPS:

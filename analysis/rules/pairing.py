@@ -2,7 +2,6 @@
 
 Every pairing is a function that yields a :class:`Match` for each pair. Its arguments are the timed
 cases of one run, the machine that ran the cases, and the ``options`` of a rule in ``rules.toml``.
-Some pairings do not use the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _REFERENCE_LAYER = "linear, batch 512"  # layer whose speed the others are compa
 class TimedCase:
     """A case with its time in seconds, and the standard error of the time's logarithm.
 
-    The error is NaN if it is unknown.
+    An unknown error is NaN.
     """
 
     workload: Workload
@@ -47,7 +46,7 @@ class TimedCase:
 
 @dataclass(frozen=True)
 class Match:
-    """One pair of cases, which are given by their positions in the list of cases.
+    """One pair of cases; a case is given by its position in the list of cases.
 
     Attributes:
         against: the case against the advice.
@@ -58,7 +57,7 @@ class Match:
         words: words that may name the pair's group, by kind, such as ``{"dim": "m"}``.
         plus: case whose time is added to that of ``against``; None if no time is added.
         control: two more cases, one against the advice and one following it. The pair's ratio is
-            divided by the ratio of these two cases. None if the pair has no control.
+            divided by the ratio of these two cases.
     """
 
     against: int
@@ -77,8 +76,6 @@ def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
     """Pair cases that differ only in config, dtype or layout; implementations may differ, too.
-
-    If several cases differ only in the implementation or the sweep, the last case counts.
 
     - ``axis``: property that differs: ``config``, ``dtype`` or ``layout``.
     - ``against``: value on this axis in the case against the advice.
@@ -99,8 +96,7 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair a separable convolution with the dense convolution of the same sizes.
 
     A separable convolution is a depthwise and a pointwise convolution, whose times are added. The
-    speeds of the separable and the dense convolution are compared. Only convolutions that keep the
-    size of the image and the number of channels are paired.
+    speeds of the separable and the dense convolution are compared.
     """
     pointwise: dict[Any, int] = {}
     depthwise: dict[Any, int] = {}
@@ -144,17 +140,14 @@ def rounded(
 ) -> Iterator[Match]:
     """Pair sizes that are not a multiple of ``unit`` with the nearest measured multiples.
 
-    A multiple that differs from a size by more than an eighth of the size is not paired with it.
-    All other properties of the two cases of a pair are equal.
-
     - ``dims``: fields of the workload, one of which differs; ``m+n`` means two equal fields that
       change together.
     - ``unit``: number that a size should be a multiple of.
     - ``units``: exceptions to ``unit``, by dtype.
-    - ``among``: number that must divide a size; other sizes are not paired.
+    - ``among``: number that must divide the size against the advice.
     - ``whole``: if True, each size is paired only with the nearest larger multiple, and times are
-      compared, because the larger size does all of the work. Otherwise, each size is paired with
-      the nearest multiples on both sides, and speeds are compared.
+      compared, as for padding. Otherwise, each size is paired with the nearest multiples on both
+      sides, and speeds are compared.
     """
     for dim, by_size in _lines(cases, dims):
         first_case = cases[next(iter(by_size.values()))]  # all cases of a line have one dtype
@@ -207,7 +200,7 @@ def doubled(
     - ``dims``: fields of the workload, one of which is doubled; ``m+n+k`` means equal fields that
       are doubled together.
     - ``per``: ``flops`` or ``bytes``.
-    - ``claim``: ratio that the rule's source claims; NaN if it claims no number.
+    - ``claim``: ratio that the rule's source claims.
     """
     for dim, by_size in _lines(cases, dims):
         for size, against in by_size.items():
@@ -233,14 +226,13 @@ def threshold(
     - ``dims``: fields of the workload, one of which differs.
     - ``small``: largest size that counts as small.
     - ``large``: smallest size that counts as large; it must be above ``small``.
-    - ``claim``: ratio that the rule's source claims; NaN if it claims no number.
+    - ``claim``: ratio that the rule's source claims.
     - ``least``: smallest size that counts as small.
     - ``dtypes``: dtypes whose cases are paired; all if empty.
-    - ``over``: if given, the claim is about speed-ups over this dtype. In that case, only pairs
-      that were also measured in this dtype are compared, by their speed-ups. Without such pairs,
-      the speeds of all pairs are compared, without a claim.
+    - ``over``: if given, the claim is about speed-ups over this dtype, so speed-ups are compared.
+      If no speed-up is known, speeds are compared without a claim.
     """
-    # 1. Pair the sizes, by their speeds.
+    # 1. Pair the sizes to compare their speeds.
     # If ``over`` is given, the claim is about speed-ups and not about speeds.
     claim_about_speeds = math.nan if over else claim
     matches = []
@@ -268,8 +260,7 @@ def _speed_ups(
 ) -> list[Match]:
     """Return the matches that were also measured in dtype ``over``, with controls in that dtype.
 
-    Matches whose own dtype is ``over`` are left out. Each case of a match has a speed-up over the
-    dtype ``over``, and ``claim`` is the ratio between these two speed-ups that a source claims.
+    ``claim`` is the claimed ratio between the speed-ups of a match's two cases over that dtype.
     """
     # The key is equal for cases that differ only in dtype.
     keys = [_split_axis(case, "dtype")[1] for case in cases]
@@ -292,12 +283,10 @@ def _speed_ups(
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
     """Pair a GEMM just past a tile or wave edge with the GEMM just before it, and compare times.
 
-    The edges along M and N are those of the tile that the vendor library uses for large GEMMs on
-    this machine. The blocks of a CPU's libraries are not known, so a CPU's edges are multiples of
-    an assumed tile. The two sizes differ by at most 16. An edge of the kind ``wave`` begins another
-    wave, and the claim is the ratio of the numbers of waves. An edge of the kind ``tile`` begins
-    another tile in the same wave, and has no claim. A CPU has no waves, so all of its edges are
-    tile edges.
+    The edges are those of the tile that :func:`large_tile` assumes. An edge of the kind ``wave``
+    begins another wave, and the claim is the ratio of the numbers of waves. An edge of the kind
+    ``tile`` begins another tile in the same wave, and has no claim. A CPU has no waves, so it only
+    has tile edges.
 
     Two GEMMs on Tensor Cores are paired only if their rows have the same alignment in bytes,
     because an H100's cuBLAS takes up to eight times as long for misaligned rows.
@@ -331,14 +320,11 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
     The layers are all timed memory-bound layers, and the linear layer (a GEMM) with M = 1 and the
-    same N and K. In each dtype, the case of a layer with the most bytes stands for the layer. Both
-    cases of a pair have the same dtype. The claim is the ratio of the speeds that the machine's
-    roofline allows. Dtypes that the machine does not support are left out. The two cases of a pair
-    may have been timed on different GPUs of the run.
+    same N and K. The claim is the ratio of the speeds that the machine's roofline allows. The two
+    cases of a pair may have been timed on different GPUs of the run.
     """
 
     def roof(workload: Workload) -> float:
-        """Return the FLOP/s that the roofline allows for a workload."""
         return min(machine.peak(workload.dtype), workload.intensity * machine.bandwidth)
 
     # Take the largest case of each layer, because the launch is the smallest share of its time.
@@ -369,12 +355,10 @@ def _intensity_name(workload: Workload) -> str:
 
 
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
+    """Pair the fastest layer (in bytes/s) with the fastest GEMM (in FLOP/s) of each dtype.
 
-    Each dtype of the GEMMs gives one pair if the machine's peak in this dtype is known. A CPU gives
-    no pairs. The ratio of a pair is the GEMM's FLOP/s over the layer's bytes/s, divided by the same
-    ratio from the datasheet. The two cases of a pair may have been timed on different GPUs of the
-    run.
+    The ratio of a pair is the GEMM's FLOP/s over the layer's bytes/s, divided by the machine's
+    ridge point. The two cases of a pair may have been timed on different GPUs of the run.
     """
     if machine.kind == "cpu":
         return
@@ -406,9 +390,9 @@ def pairs_of(
 
     Args:
         cases: timed cases of one run.
-        matches: pairs of these cases. Either all matches have a control, or no match has a control.
+        matches: pairs of these cases. Either all of them have a control, or none has.
         by: kinds of words that together name the group of a pair, such as ``dtype`` or ``dim``.
-        predicted: predicted seconds of each case; NaN if the model cannot predict it.
+        predicted: predicted seconds of each case; NaN for a case that the model cannot predict.
     """
     # 1. If the times of two cases are to be added, append a case with their sum. The lists are
     # copies, so that those of the caller do not change.
@@ -465,10 +449,7 @@ def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
 
 
 def _split_axis(case: TimedCase, axis: str) -> tuple[str, Any]:
-    """Return a case's value on an axis, and a key that both cases of a pair must share.
-
-    The value is empty if the workload has no field for the axis.
-    """
+    """Return a case's value on an axis, and a key that both cases of a pair must share."""
     workload = case.workload
     values = _fields_of(workload)
     config = case.config
@@ -481,15 +462,13 @@ def _split_axis(case: TimedCase, axis: str) -> tuple[str, Any]:
 
 
 def _fields_of(workload: Workload) -> dict[str, Any]:
-    """Return the fields of a workload by their names."""
     return {member.name: getattr(workload, member.name) for member in fields(workload)}
 
 
 def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[str, dict[int, int]]]:
     """Yield every line of cases that differ only in one of ``dims``, together with the dimension.
 
-    A line maps each size to the position of its case. If several cases have the same size, the last
-    case counts.
+    A line maps each size to the position of its case.
     """
     for dim in dims:
         tied = dim.split("+")  # fields that change together, such as m+n

@@ -45,11 +45,8 @@ class Pairs:
         against: position of the case against the advice, per pair. Pairs may share a case.
         following: position of the case that follows the advice, per pair.
         log_work: logarithm of the factor that a ratio is multiplied by, per pair.
-        log_claim: logarithm of the ratio that a source claims, per pair; NaN if the source claims
-            none.
-        log_predicted: logarithm of the ratio that the model predicts, per pair; NaN if the model
-            predicts none.
-        group: name of the group, per pair.
+        log_claim: logarithm of the claimed ratio, per pair; NaN if none is claimed.
+        log_predicted: logarithm of the predicted ratio, per pair; NaN if none is predicted.
         control: positions of the control's two cases, the one against the advice first, as one row
             per pair; None if pairs have no control.
     """
@@ -98,7 +95,7 @@ class Pairs:
         )
 
     def by_group(self) -> dict[str, Pairs]:
-        """Return the pairs of each group by the group's name, in order of appearance."""
+        """Return the pairs of each group by the group's name."""
         names = np.array(self.group, dtype=object)
         return {name: self.take(np.flatnonzero(names == name)) for name in dict.fromkeys(names)}
 
@@ -131,11 +128,12 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     The interval is the widest of these:
 
     1. The interval from the measured errors of the cases.
-    2. The interval from the scatter of the ratios r, assuming that errors of cases are independent
-       and have the same standard deviation s. The scatter around the mean then estimates s² without
-       bias: E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is
-       the contrast of a pair. The degrees of freedom are Satterthwaite's approximation. If one pair
-       ends with the case that begins the next pair, the error of this case cancels in the mean.
+    2. The interval from the scatter of the log ratios r, assuming that errors of cases are
+       independent and have the same standard deviation s. The scatter around the mean then
+       estimates s² without bias: E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D',
+       and each row of D is the contrast of a pair. The degrees of freedom are Satterthwaite's
+       approximation. If one pair ends with the case that begins the next pair, the error of this
+       case cancels in the mean.
     3. The interval of a mean of independent ratios. This interval is needed because true
        differences between pairs do not cancel.
     4. The interval of a mean of independent ratios, after averaging the pairs whose controls share
@@ -183,9 +181,8 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
     """Return half the width of the mean log ratio's interval, from the scatter of the ratios.
 
-    The result is infinite for a single pair, and for pairs that share cases in such a way that s²
-    cannot be estimated. :func:`mean_effect` explains the symbols; ``contrast`` is D. ``ratios`` are
-    log ratios, and ``weights`` has the weight of each case in their mean.
+    The result is infinite if the pairs do not suffice to estimate s². :func:`mean_effect` explains
+    the symbols; ``contrast`` is D.
     """
     n = len(ratios)
     # Covariance of the ratios, divided by s². Pairs that share a case are correlated.
@@ -207,10 +204,7 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
 
 
 def _independent_half_width(ratios: Array, level: float) -> float:
-    """Return half the width of the interval of a mean of independent log ratios.
-
-    The result is infinite for a single ratio.
-    """
+    """Return half the width of the interval of a mean of independent log ratios."""
     n = len(ratios)
     if n < 2:
         return float("inf")
@@ -232,11 +226,9 @@ class RuleFinding:
     """Verdict on a rule, with the effects that it is based on.
 
     Attributes:
-        verdict: one of the verdicts that :func:`find_verdict` lists.
         effect: the effect of all pairs, or that of the best group if the claim says "up to".
-        claim: geometric mean of the ratios that the source claims for the pairs of this effect;
-            None if the source claims no number.
-        groups: the effect of each group, by the group's name.
+        claim: geometric mean of the claimed ratios of this effect's pairs; None if no ratio is
+            claimed.
         best_group: name of the best group if the claim says "up to"; otherwise None.
     """
 
@@ -252,6 +244,8 @@ def find_verdict(
 ) -> RuleFinding:
     """Return the verdict on a rule, from the effects of its groups and their intervals.
 
+    Without a ``tolerance``, the verdicts are:
+
     - ``holds``: following the advice is significantly faster. If a ratio was claimed, the interval
       reaches 90% of that ratio.
     - ``holds, weaker``: following the advice is significantly faster, but by less than claimed.
@@ -263,12 +257,9 @@ def find_verdict(
         pairs: one or more pairs of cases that test the rule.
         largest: if True, the claim says "up to", so the effect of the best group is judged.
         tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
-            claimed), within this fraction. A group contradicts the claim if its interval is wholly
-            outside the tolerance. The verdict is ``depends: …`` if only some groups contradict the
-            claim, or if some of these groups are below the tolerance and some above. Otherwise, the
-            interval of the judged effect decides. The verdict is ``holds`` if this interval is
-            within the tolerance, ``no longer`` if it is wholly outside, and ``holds, weaker`` in
-            all other cases.
+            claimed), within this fraction. The verdict is ``holds`` if the effect's interval is
+            within the tolerance, ``no longer`` if it is wholly outside, and otherwise ``holds,
+            weaker``; if groups disagree, it is ``depends: …``.
     """
     # 1. Compute the effect of each group and of all pairs.
     by_group = pairs.by_group()
@@ -304,10 +295,7 @@ def find_verdict(
 
 
 def _judge_claim(effect: Effect, claim: float | None) -> str:
-    """Return the verdict on the claim that following the advice is faster.
-
-    ``claim`` is the ratio that the source claims, or None if the source claims no number.
-    """
+    """Return the verdict on the claim that following the advice is faster."""
     if effect.sign < 0:
         return "no longer"
     if effect.sign == 0:
@@ -342,10 +330,8 @@ def _judge_equality(
 def _contradiction(groups: Mapping[str, Effect]) -> str:
     """Return ``depends: …`` if groups contradict one another, else an empty string.
 
-    A group in which following the advice is significantly slower contradicts the groups in which it
-    is significantly faster. A group without a significant effect contradicts the faster groups if
-    the upper end of its interval is below half of the smallest gain in these groups, on a log
-    scale. A group with a wide interval, as groups of few pairs usually have, contradicts nothing.
+    Slower groups contradict faster groups. A group without a significant effect contradicts the
+    faster groups if its interval lies below half of their smallest gain, on a log scale.
     """
     gaining = [name for name, group in groups.items() if group.sign > 0]
     losing = [name for name, group in groups.items() if group.sign < 0]

@@ -42,10 +42,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 
 
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
-    """Return the report on the rules in Markdown; rules with a verdict come first.
-
-    ``caption`` is the source of the measurements, as :attr:`RuleInputs.caption` gives it.
-    """
+    """Return the report on the rules in Markdown; rules with a verdict come first."""
     judged = [row for row in rows if row.verdict != NOT_MEASURED]
     not_judged = [row for row in rows if row.verdict == NOT_MEASURED]
     lines = [
@@ -107,7 +104,6 @@ def terminal_table(rows: Sequence[RuleResult]) -> str:
 
 
 def _table_line(row: RuleResult) -> str:
-    """Return the line of the table for a rule with a verdict."""
     predicted = "–" if row.predicted is None else f"{row.predicted:.2f}×"
     cells = [
         row.id,
@@ -122,10 +118,7 @@ def _table_line(row: RuleResult) -> str:
 
 
 def effect_text(row: RuleResult) -> str:
-    """Format an effect as ``1.12× [1.10, 1.14]``, or as a dash if there is no verdict.
-
-    The effects of the rules in :data:`SHARES` are percentages.
-    """
+    """Format an effect as ``1.12× [1.10, 1.14]`` or in percent, or as a dash without a verdict."""
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
     if row.id in SHARES:

@@ -1,8 +1,7 @@
 """Report which operations could use Tensor Cores, which do, and how much a step could gain.
 
 The tables are like those that PyProf and DLProf used to print. They come from traces of the
-training steps that ``models.json`` lists. The command ``explain`` makes a similar table from any
-trace.
+training steps that ``models.json`` lists.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class TimedStep:
     Attributes:
         dtype: dtype of the step; ``tf32`` is a step in fp32 that allows TF32.
         kind: kind of the machine, ``gpu`` or ``cpu``.
-        account: account of the traced step's time.
-        seconds: seconds that each timed run of the step took.
+        seconds: duration of each timed run of the step.
     """
 
     name: str
@@ -72,8 +70,7 @@ class TimedStep:
     def used_share(self) -> float | None:
         """Share of the eligible operations' time that is spent in operations using Tensor Cores.
 
-        Operations whose kernels' names do not show whether they use Tensor Cores are left out. The
-        share is None if the remaining operations took no time.
+        Operations whose use of Tensor Cores is not known are left out.
         """
         with_known_use = [
             operation
@@ -85,10 +82,7 @@ class TimedStep:
         return used / total if total else None
 
     def why_not_eligible(self, operation: ProfiledOperation) -> str:
-        """Return why an operation is not eligible for Tensor Cores, or "" if it is eligible.
-
-        An operation in fp32 is eligible only in a step that allows TF32.
-        """
+        """Return why an operation is not eligible for Tensor Cores, or "" if it is eligible."""
         if not operation.matrix:
             return _NOT_MATRIX
         if operation.dtype == "fp32" and self.dtype != "tf32":
@@ -99,12 +93,11 @@ class TimedStep:
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder, or an empty list if no model was profiled.
 
-    Steps without a trace, which earlier versions of Rooftile recorded, are left out. Steps whose
-    trace shows no matrix operation, or only the CPU's part of a GPU's step, are also left out.
+    Steps are left out if they have no trace, or if the trace lacks matrix operations or the GPU's
+    part of the step.
 
     Raises:
-        UserError: if ``models.json`` or a trace cannot be read, or if ``models.json`` has another
-            schema version.
+        UserError: if ``models.json`` or a trace cannot be read.
     """
     path = folder / "models.json"
     if not path.exists():
@@ -130,13 +123,7 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
 
 
 def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str) -> TimedStep:
-    """Return the step that an entry of models.json describes, with the account of its trace.
-
-    Raises:
-        UserError: if the trace cannot be read, or if the trace's path does not lead to a file in
-            the folder of traces. In the second case, the error's message is the argument
-            ``unreadable``.
-    """
+    """Return the step that an entry of models.json describes, with the account of its trace."""
     if not _TRACE.fullmatch(entry["trace"]):
         raise UserError(unreadable)
     path = folder / entry["trace"]
@@ -213,11 +200,7 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``amdahl`` rule by the model with the largest speed-up relative to its bound.
 
     TF32 speeds up only matrix operations, so the speed-up of TF32 over FP32 must not exceed the
-    bound of the FP32 step. A model is left out in any of these cases:
-
-    - It lacks the FP32 step or the TF32 step.
-    - One of the two steps was timed too few times for an interval of its median.
-    - Its bound is infinite, because all operations of the FP32 step are matrix operations.
+    bound of the FP32 step.
     """
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}
@@ -271,9 +254,7 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by each step's :attr:`~TimedStep.used_share`.
 
-    Steps in FP32 are left out, and so are steps whose share is not known. The effect is the mean
-    share, and its interval extends from the lowest share to the highest. The rule holds if all
-    shares reach :data:`_MIN_USED_SHARE`, and no longer holds if no share does.
+    The effect is the mean share, and its interval extends from the lowest share to the highest.
     """
     rule = all_rules()["tc-used"]
     shares = {

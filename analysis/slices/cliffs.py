@@ -1,4 +1,4 @@
-"""Find cliffs, which are differences between the times of two neighbouring sizes."""
+"""Find cliffs: differences between the times of two neighbouring sizes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Times of different runs, workers or GPUs are not comparable."""
 
 
 def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
-    """Return all pairs of GEMMs that differ only in one size, where the two sizes are neighbours.
+    """Return the pairs of GEMMs that differ only in one size and are neighbours in this size.
 
     Two sizes are neighbours if no size between them was measured, and the larger size is at most 2%
     larger. From 16 on, sizes that differ by 1 are also neighbours.
 
     Args:
-        rows: measured GEMMs with an empty config, with the columns of measurements.csv. Only the
-            columns m, n, k and time_us are required. If a case was measured several times, its
-            shortest time is used.
+        rows: measured GEMMs with an empty config; columns of measurements.csv other than m, n, k
+            and time_us may be missing. If a case was measured several times, its shortest time is
+            used.
         along: the dimension that differs: m, n or k.
 
     Returns:
@@ -71,8 +71,8 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the pairs along M that another public table of the machine confirms.
 
-    The other table must show a change in the same direction, with a log ratio that is at least half
-    as large. The largest cliffs of one table are partly noise, which a second table does not
+    The other table must show a change in the same direction, and its log ratio must be at least
+    half as large. The largest cliffs of one table are partly noise, which a second table does not
     repeat.
 
     Args:
@@ -82,8 +82,7 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
 
     Returns:
         The confirmed pairs with two more columns: ``again``, the ratio in the other table, and
-        ``by``, the name of that table. If several tables confirm a pair, both columns come from the
-        table in which the change is smallest.
+        ``by``, the name of that table.
     """
     shape = ["m", "n", "k", "dtype"]
     confirmed = []
@@ -110,7 +109,7 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
 def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the largest certain cliffs upwards and downwards, at most ``count`` of each kind.
 
-    At a cliff upwards, the larger size takes more time than the smaller size.
+    At a cliff upwards, the larger size takes more time.
     """
     certain = pairs[pairs["certain"]]
     ups = certain[certain["ratio"] > 1]
@@ -127,7 +126,7 @@ def largest_cliff(rows_by_dimension: Mapping[str, pd.DataFrame]) -> tuple[str, p
 
     Returns:
         The dimension of the largest cliff, and the cliff's row in the result of
-        :func:`neighbouring_pairs`. The result is None if there is no certain cliff upwards.
+        :func:`neighbouring_pairs`; None without a certain cliff upwards.
     """
     cliffs: dict[str, pd.Series] = {}  # largest cliff by dimension
     for along, rows in rows_by_dimension.items():

@@ -19,7 +19,7 @@ from sweeps.timing.statistics import Z95
 
 DIMENSIONS = ("m", "n", "k")
 NEARLY = 0.9
-"""Share of the best speed from which a size is called fast."""
+"""Smallest share of the best speed at which a size is called fast."""
 ENDS = ["tflops_lo", "tflops_hi"]
 """Columns with the speeds at the two ends of a time's interval."""
 LEAST_COMPARED = 8  # fewest cases or pairs that a comparison may rest on
@@ -30,7 +30,7 @@ _LEAST_SIZES = 4  # fewest sizes of a line that is shown
 
 
 def square_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the speeds that the vendor library reaches on square GEMMs, in TFLOP/s.
+    """Return the speeds of vendor libraries on square GEMMs, in TFLOP/s.
 
     Returns:
         The columns m, dtype, tflops (measured), tflops_lo, tflops_hi (the speeds at the ends of the
@@ -48,15 +48,14 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the size from which on every measured size is nearly as fast as the fastest size.
+    """Return the size from which on every measured size reaches :data:`NEARLY` of the best speed.
 
-    A size is nearly as fast if it reaches the share :data:`NEARLY` of the best speed. The result is
-    None if the largest size does not reach that share, or if ``group`` is empty.
+    The result is None if the largest size does not reach it, or if ``group`` is empty.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
-        speeds: column with the speeds that must reach the share of the best measured speed. Results
-            for the two columns :data:`ENDS` show how certain the result for ``tflops`` is.
+        speeds: column with the speeds to judge: ``tflops``, or one of :data:`ENDS` to see how
+            certain the result is.
     """
     # Speeds without an interval are compared by their measured value.
     judged = group[speeds].fillna(group["tflops"])
@@ -66,11 +65,10 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return a line of cases for each dimension (m, n or k) that the sweep ``steps`` varies.
+    """Return the longest line of cases along each dimension (m, n or k) in the sweep ``steps``.
 
-    A line has all cases of the vendor library, in any dtype, with the same sizes in the two other
-    dimensions. If there are several lines along a dimension, the result has the line with the most
-    sizes. A dimension without a line of at least four sizes is left out.
+    The cases of a line have the same sizes in the two other dimensions. A dimension without a line
+    of at least four sizes is left out.
     """
     rows = library_rows(table[table["sweep"] == "steps"])
     lines = {}
@@ -88,13 +86,12 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return the speeds at an aligned size (the base) and at sizes just above it.
 
-    Speeds are relative to the speed at the base. Only cases that one run timed on the same GPU are
-    compared.
+    Only cases that one run timed on the same GPU are compared.
 
     Returns:
-        The columns along (m, n or k), base (an aligned size), offset, dtype, relative (speed over
-        the speed at the base), relative_lo and relative_hi (the ends of its interval). The table is
-        empty if no base can be compared with at least two other sizes in one dtype.
+        The columns along (m, n or k), base, offset, dtype, relative (speed over the speed at the
+        base), relative_lo and relative_hi (the ends of its interval). The table is empty if no
+        sizes can be compared.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     series = []
@@ -122,10 +119,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """Return the columns relative, relative_lo and relative_hi of :func:`alignment_series`.
-
-    ``base`` is one of ``rows``. Its relative speed and the ends of the interval are exactly 1.
-    """
+    """Return the columns relative, relative_lo and relative_hi of :func:`alignment_series`."""
     work = rows["flops"] / base["flops"]
     is_base = rows.index == base.name
     # A ratio of times, base over row, becomes a ratio of speeds, row over base.
@@ -140,19 +134,15 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 def mean_ratio(
     rows: pd.DataFrame, name: str = "relative", bases: int | None = None
 ) -> tuple[float, float, float]:
-    """Return the geometric mean of at least two ratios, and both ends of its interval.
-
-    The confidence level of the interval is at least 95%.
+    """Return the geometric mean of at least two ratios, and both ends of its 95% interval.
 
     The interval combines the scatter of the ratios with the uncertainty of each ratio, which
-    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. The scatter
-    already includes errors that differ from ratio to ratio. Such errors are therefore counted
-    twice, which makes the interval wider than necessary.
+    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. Errors that differ
+    from ratio to ratio are counted twice, which makes the interval wider than necessary.
 
-    The base of a ratio is the time that the ratio is relative to. ``bases`` is the number of
-    different bases, or None if each ratio has a base of its own. Ratios with the same base share
-    the error of that base, so averaging over these ratios does not reduce the error. The variance
-    of a base's error is taken to be half of a ratio's variance.
+    ``bases`` is the number of different times that ratios are relative to, or None if each ratio
+    has its own. Averaging ratios with the same base does not reduce the error of the base. The
+    variance of a base's error is taken to be half of a ratio's variance.
     """
     from scipy import stats  # slow to import, and most plots do not need it
 
@@ -183,8 +173,8 @@ def mean_alignment(rows: pd.DataFrame) -> tuple[float, float, float]:
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return the speeds of forward convolutions with as many input as output channels.
 
-    Only cases with the default config are returned, sorted by the number of channels. Speeds are in
-    TFLOP/s, in the same columns as in :func:`square_series`.
+    Only cases with the default config are returned. Speeds are in TFLOP/s, in the same columns as
+    in :func:`square_series`.
     """
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
@@ -224,10 +214,7 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
-    """Summarise the ratios of speeds, NHWC over NCHW.
-
-    Args:
-        pairs: at least one row of :func:`layout_series`.
+    """Summarise at least one row of :func:`layout_series`.
 
     Returns:
         The geometric mean of the ratios, the number of pairs in which NHWC is significantly faster,
@@ -274,7 +261,6 @@ class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
 
     ``share`` is at most 1, even if the GEMM was measured to be faster than the peak.
-    ``cases`` is the number of GEMMs of this dtype that were compared.
     """
 
     dtype: str
@@ -288,9 +274,7 @@ class FastestGemm(NamedTuple):
 def fastest_gemms(rows: pd.DataFrame, machine: Machine) -> list[FastestGemm]:
     """Return the fastest GEMM of each dtype that has at least :data:`LEAST_COMPARED` GEMMs.
 
-    Args:
-        rows: table from :func:`roofline_series`.
-        machine: the measured machine.
+    ``rows`` come from :func:`roofline_series`.
     """
     fastest = []
     for dtype, gemms in rows[rows["op"] == "gemm"].groupby("dtype", sort=False):

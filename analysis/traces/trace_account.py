@@ -1,12 +1,10 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is the time of its kernels. Here, kernels include copies and memsets.
-A kernel belongs to the matrix operation with known shapes in which it was launched. The operation's
-time therefore includes the copies and transposes that the operation launches. A matrix operation
-that contains another matrix operation with known shapes does not count. If no matrix operation
-counts, the kernel belongs to the innermost operation of any kind. Kernels of several streams may
-overlap. Each kernel adds its full time to its operation. The GPU is busy while any kernel runs. On
-a CPU, an operation's time excludes the time of the operations within it.
+On a GPU, an operation's time is the time of its kernels, copies and memsets. A kernel belongs to
+the matrix operation with known shapes in which it was launched, unless that operation contains
+another one. Other kernels belong to the innermost operation of any kind. Overlapping kernels each
+add their full time to their operations. On a CPU, an operation's time excludes the time of the
+operations within it.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ _PAUSE_NS = 100_000
 """Longest pause, in ns, between two calls of a host thread that launches one kernel after another.
 
 PyTorch needs microseconds from one operation to the next. A host that loads data or computes
-something else needs milliseconds. This limit lies between these two durations.
+something else needs milliseconds.
 """
 
 
@@ -68,9 +66,8 @@ class ProfiledOperation:
     Attributes:
         op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for kernels without an
             operation.
-        works: the one problem that a call computes, or both gradients of a convolution if the names
-            of the call's kernels do not distinguish the gradients; empty if the shapes are not
-            known.
+        works: problems that a call computes, usually one; empty if the shapes are not known. Both
+            gradients of a convolution are two problems.
         module: classes of the modules around the operation, such as
             ``GPT2Model.GPT2Block.Linear``; empty if the shapes or the modules are not known.
         matrix: True if the operation multiplies matrices, even if the shapes are not known.
@@ -88,7 +85,7 @@ class ProfiledOperation:
 
     @property
     def each_us(self) -> float:
-        """Mean time of one call in µs, or the whole time if no call was counted."""
+        """Mean time of one call, in µs."""
         return self.time_us / max(self.calls, 1)
 
     @property
@@ -122,8 +119,7 @@ class ProfiledOperation:
     def kernel(self) -> str:
         """Name of the main kernel: the one with the longest time among those that multiply.
 
-        If no kernel multiplies, the main kernel is the one with the longest time of all. The name
-        is empty on a CPU.
+        If no kernel multiplies, the main kernel is the one with the longest time of all.
         """
         longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
         multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
@@ -141,10 +137,7 @@ class ProfiledOperation:
         return any_tensor_cores(self.kernels)
 
     def share_of_kind(self, kind: str) -> float:
-        """Return the share of the kernels' time that kernels of one kind take.
-
-        ``kind`` is one of :data:`kernels.names.KINDS`.
-        """
+        """Return the share of the kernels' time that kernels of one kind take."""
         total_us = sum(self.kernels.values())
         kind_us = sum(us for name, us in self.kernels.items() if read_name(name).kind == kind)
         return kind_us / total_us if total_us else 0.0
@@ -153,8 +146,7 @@ class ProfiledOperation:
 def any_tensor_cores(kernels: Iterable[str]) -> bool | None:
     """Return True if the name of any kernel shows that it uses Tensor Cores.
 
-    Otherwise, the result is False if the name of any kernel shows that it does not use Tensor
-    Cores, and None if no name shows whether its kernel uses them.
+    The result is None if no name shows whether its kernel uses them.
     """
     uses = [read_name(name).tensor_cores for name in kernels]
     if any(uses):
@@ -168,7 +160,6 @@ class DeviceTime:
 
     Attributes:
         span_us: time from the beginning of the first activity to the end of the last.
-        busy_us: time in which any activity was running.
         idle_us: time of the span in which no activity was running, by reason.
     """
 
@@ -186,13 +177,11 @@ class ProfileAccount:
         kind: ``gpu`` or ``cpu``.
         operations: operations of all traces, those with the longest time first.
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
-        calls_without_kernel: number of calls of matrix operations with known shapes to which the
-            traces of GPUs attribute no kernel, for example because records were lost or a graph was
-            captured.
+        calls_without_kernel: number of calls of matrix operations with known shapes that have no
+            kernel in a GPU's trace, for example because records were lost or a graph was captured.
         with_shapes: True if any matrix operation has the shapes of its inputs.
         with_strides: False if any inputs have shapes without strides, so that layouts are assumed.
-        left_out: number of events that were left out, because they have impossible times or no
-            name.
+        left_out: number of events without a name or with impossible times, which were left out.
     """
 
     kind: str
@@ -232,10 +221,7 @@ class ProfileAccount:
 
     @property
     def bound(self) -> float:
-        """Amdahl's bound: the speed-up if matrix operations took no time.
-
-        The bound is infinite if no other operation took time.
-        """
+        """Amdahl's bound: the speed-up if matrix operations took no time; it may be infinite."""
         # A share below 1e-9 is a rounding error of the sum.
         other_share = 1 - self.matrix_share
         return 1 / other_share if other_share > 1e-9 else float("inf")
@@ -279,16 +265,8 @@ class _OperationSum:
 class _CallKey(NamedTuple):
     """Properties that calls must share to be added up.
 
-    Attributes:
-        op: name of the operation, or :data:`GRAPH` or :data:`NO_OPERATION` for a kernel without an
-            operation.
-        works: problems that a call computes; empty if the shapes are not known.
-        module: classes of the modules around a call; empty unless the call is a matrix operation
-            with known shapes.
-        matrix: True if a call is a matrix operation, or if a kernel without an operation does the
-            arithmetic of a matrix operation.
-        kernel: name of a kernel without an operation, so that only kernels of one name are added
-            up; empty for an operation.
+    ``kernel`` is the name of a kernel without an operation, so that only kernels of one name are
+    added up.
     """
 
     op: str
@@ -313,7 +291,6 @@ class _Sums:
         self._left_out = 0
 
     def add(self, trace: TraceEvents) -> None:
-        """Add the events of one trace."""
         joined = join(trace)
         products = _products(trace, joined)
         self._names.update(dict.fromkeys(trace.device_names))
@@ -327,7 +304,6 @@ class _Sums:
             self._add_host_times(trace, joined, products)
 
     def _add_kernels(self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls) -> None:
-        """Add the times of the kernels, copies and memsets in a GPU's trace."""
         # 1. Collect the kernels of each call of an operation. Add up kernels without an operation
         # by the name of the kernel.
         device, names = trace.device, trace.names
@@ -357,7 +333,6 @@ class _Sums:
     def _add_host_times(
         self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls
     ) -> None:
-        """Add the times of the operations in a CPU's trace, and the span of the trace."""
         begins, ends = [], []
         names = trace.host.name
         children: dict[int, list[int]] = defaultdict(list)
@@ -425,9 +400,8 @@ class _ProductCalls:
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
-        around: for each host event, the call in ``works`` that contains the event or is the event
-            itself. The value is NOTHING if no call does so, or if the event is neither an operation
-            nor an annotation.
+        around: for each operation and annotation, the call in ``works`` that it is or belongs to;
+            otherwise NOTHING.
     """
 
     works: Mapping[int, tuple[Work, ...]]
@@ -435,7 +409,6 @@ class _ProductCalls:
 
 
 def _products(trace: TraceEvents, joined: TraceJoin) -> _ProductCalls:
-    """Find the calls of matrix operations with known shapes that contain no other such call."""
     # 1. Find the calls whose inputs show what they compute.
     works_by_inputs = [works_of(inputs) for inputs in trace.inputs]
     inputs, parent = trace.host.inputs, joined.parent
@@ -469,15 +442,9 @@ def _by_pass(
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
-    The name of a kernel may not show which gradient the kernel computes. The time of such a kernel
-    is divided in proportion to the total times of the kernels whose names show their gradient.
-
-    Args:
-        works: problems that the call computes; empty if they are not known.
-        kernels: name and time in ns of each kernel.
-
-    Returns:
-        Problems with their kernels: one entry for each gradient, or one entry with all kernels.
+    Kernels are names with times in ns. The time of a kernel whose name shows no gradient is divided
+    in proportion to the total times of the kernels whose names show one. The result has one entry
+    for each gradient, or one entry with all kernels.
     """
     # 1. Find the pass of each kernel whose name contains only one of the passes, and sum the times
     # of each pass. If there is only one pass, or if a sum is 0, the kernels cannot be divided.
@@ -508,8 +475,7 @@ def _by_pass(
 def _in_tf32(works: tuple[Work, ...]) -> tuple[Work, ...]:
     """Return the problems, with all GEMMs and convolutions in fp32 changed to tf32.
 
-    Tensor Cores multiply fp32 operands in tf32. Other problems, such as attention, keep their
-    dtype.
+    Tensor Cores multiply fp32 operands in tf32.
     """
     return tuple(
         replace(work, dtype="tf32")
@@ -520,7 +486,7 @@ def _in_tf32(works: tuple[Work, ...]) -> tuple[Work, ...]:
 
 
 def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
-    """Return the busy and idle times of a trace's devices, in the order of their first activity."""
+    """Return the busy and idle time of each device in a trace."""
     # 1. Sort the activities of each device by the time at which they begin.
     device = trace.device
     by_device: dict[int, list[int]] = defaultdict(list)
@@ -552,17 +518,13 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
 
 
 def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
-    """Map each call of CUDA's runtime or driver to the previous call on the same thread.
-
-    The first call of a thread is left out.
-    """
+    """Map each call of CUDA's runtime or driver to the previous call on the same thread."""
     thread = trace.host.thread
     pairs = zip(joined.calls, joined.calls[1:], strict=False)
     return {call: before for before, call in pairs if thread[call] == thread[before]}
 
 
 def _end(host: HostEvents, event: int) -> int:
-    """Return the time at which a host event ends, in ns."""
     return host.begin[event] + host.duration[event]
 
 
@@ -574,16 +536,7 @@ def _idle_reason(
     activity_after: int,
     idle_begin: int,
 ) -> str:
-    """Return the reason why a device was idle between two activities.
-
-    Args:
-        trace: the events of the trace.
-        joined: the links between these events.
-        call_before: result of :func:`_calls_before`.
-        activity_before: position of the activity whose end is the beginning of the idle time.
-        activity_after: position of the activity whose beginning is the end of the idle time.
-        idle_begin: time at which the idle time begins, in ns.
-    """
+    """Return the reason why a device was idle between two activities, from ``idle_begin`` in ns."""
     # 1. Check whether an activity next to the idle time copies between host and device.
     host, device = trace.host, trace.device
     for activity in (activity_before, activity_after):

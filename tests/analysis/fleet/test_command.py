@@ -278,8 +278,8 @@ def test_a_slowdown_that_only_all_kinds_together_show_is_reported(tmp_path: Path
     speeds = replace(report.speeds, interference=(change,))
     sentences = findings(replace(report, speeds=speeds))
     assert (
-        "While all GPUs of node 0 work, anchors of all kinds together take longer by 2.0% (1.0% to "
-        "3.0%)."
+        "While all GPUs of node 0 work, anchors of all kinds together take 2.0% (1.0% to 3.0%) "
+        "longer."
     ) in sentences
     assert not any("no significant slowdown" in sentence for sentence in sentences)
 
