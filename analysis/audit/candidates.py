@@ -104,13 +104,18 @@ def candidates(
     return sorted(new for new in new_values if _are_valid([(dimension, new)], captured, tp))
 
 
-def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
+def pairs_of(
+    captured: Captured, dimensions: Sequence[Dimension], tp: int = 1, multiple: int | None = None
+) -> Iterator[Changes]:
     """Yield changes of several dimensions that belong together.
 
     One of two pairs of dimensions changes:
 
     - The hidden size and the number of heads change in the same ratio.
     - The number of heads and the width of a head change, and their product stays the same.
+
+    If ``multiple`` is given, the part of the hidden size on each of ``tp`` GPUs is a multiple of
+    this number.
     """
     # 1. Sort the dimensions by what they change.
     head_counts: list[Dimension] = []
@@ -144,6 +149,8 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
             fewest_heads = heads.value - _FEWER_JOINT_HEADS
             most_heads = heads.value + _MORE_JOINT_HEADS
             for count in range(fewest_heads, most_heads + 1):
+                if multiple and count * width % (tp * multiple):
+                    continue
                 coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(hidden, count * width), (heads, count), *coupled])
     # 3. Propose head widths, each with the number of heads that keeps the total width.

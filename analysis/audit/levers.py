@@ -139,7 +139,7 @@ def find_levers(
     # 2. Find the best change of dimensions that belong together. Changes of the same dimensions
     #    compete with one another.
     paired: dict[tuple[str, ...], list[Lever]] = {}
-    for changes in pairs_of(captured, dimensions, runtime.tp):
+    for changes in pairs_of(captured, dimensions, runtime.tp, multiple):
         lever = baseline.lever(changes)
         if lever is not None:
             paired.setdefault(tuple(changes), []).append(lever)

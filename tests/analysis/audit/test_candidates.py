@@ -155,6 +155,16 @@ def test_a_multiple_replaces_the_usual_ones() -> None:
     llama = Config(4096, 32, 8, 128, 14336, 128256, 0)
     (ffn,) = (d for d in dimensions(llama) if d.name == "ffn")
     assert candidates(ffn, captured(llama), multiple=1000) == [13000, 14000, 15000]
+    wide = Config(4096, 32, 32, 0, 11008, 32000, 0)
+    hidden_sizes = {
+        multiple: {
+            changes["hidden"][1]
+            for changes in pairs_of(captured(wide), dimensions(wide), multiple=multiple)
+            if "hidden" in changes
+        }
+        for multiple in (None, 256)
+    }
+    assert hidden_sizes[256] == {size for size in hidden_sizes[None] if size % 256 == 0} != set()
 
 
 def test_a_hidden_size_that_sets_the_number_of_heads_changes_like_a_width() -> None:
