@@ -2,14 +2,13 @@
 
 Some network file systems reject the operating system's locks (flock, lockf). On other network file
 systems, a lock is visible only on the node that took the lock. A claim is therefore a file that
-only one process can create (O_EXCL). The process that creates the file owns the claim. It renews
-the claim regularly, until it exits or releases the claim. If a claim has not been renewed for a
-minute, any process may take the claim over. If the owner has exited, another process on the owner's
-machine may take the claim over at once.
+only one process can create (O_EXCL). Its owner renews the claim regularly, until it exits or
+releases the claim. If a claim has not been renewed for a minute, any process may take the claim
+over. If the owner has exited, another process on the owner's machine may take the claim over at
+once.
 
-Versions of filelock before 3.30 do not provide such claims. With these versions, the simpler claims
-of :mod:`sweeps.plain_lease` are used. Those claims are not renewed, and a process on another
-machine never takes them over.
+With versions of filelock before 3.30, the simpler claims of :mod:`sweeps.plain_lease` are used.
+These claims are not renewed, and a process on another machine never takes them over.
 """
 
 from __future__ import annotations
@@ -46,12 +45,10 @@ class Claim:
                 :data:`SUFFIX` added to the name.
             refusal: error message if another process has claimed the file.
             wait: True to wait up to 15 minutes until the other process releases the file. If False,
-                do not wait for a process on this node. If the file is claimed on another node, wait
-                up to 90 s, because that process may have ended without releasing the file.
+                wait only for a process on another node, for up to 90 s.
 
         Raises:
-            UserError: if another process still claims the file after that time, or the claim cannot
-                be written.
+            UserError: if another process still claims the file, or the claim cannot be written.
         """
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
@@ -67,16 +64,11 @@ class Claim:
             raise UserError(refusal, exit_code=1)
 
     def _is_held_elsewhere(self) -> bool:
-        """Return True if a process on another node has claimed the file."""
         owner = self._lease.owner
         return owner is not None and owner.hostname != socket.gethostname()
 
     def _try_to_acquire(self, seconds: float) -> bool:
-        """Try for up to ``seconds`` to acquire the claim, and return True on success.
-
-        Raises:
-            UserError: if the claim cannot be written.
-        """
+        """Try for up to ``seconds`` to acquire the claim, and return True on success."""
         try:
             self._lease.acquire(timeout=seconds, poll_interval=_POLL_SECONDS)
         except Timeout:

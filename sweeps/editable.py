@@ -1,9 +1,8 @@
 """Build backend whose editable installations point to the checkout.
 
-The backend is based on setuptools. ``pip install .`` builds the namespace ``rooftile``
-(:mod:`sweeps.wheel`). ``pip install -e .`` instead builds a wheel with only the pointing module,
-which makes ``import rooftile`` load the checkout's ``analysis/rooftile``. The make targets install
-the pointing module in the environment that they set up, too.
+``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
+instead builds a wheel with only the pointing module, which makes ``import rooftile`` load the
+checkout's ``analysis/rooftile``.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A 90% interval contains the times of 90% of all shapes, but not always the times of 90% of the
 shapes of each kind. For example, few shapes in public tables have a small N, so shapes with a small
-N are predicted less accurately. Each end of the interval is therefore multiplied by a separate
-factor for each kind of shape. The factors are learned from prediction errors on held-out
-collections: public tables to which the predicting model was not fitted.
+N are predicted less accurately. Each end of the interval is therefore multiplied by a factor for
+the kind of shape. The factors are learned from prediction errors on held-out collections: public
+tables to which the predicting model was not fitted.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ NARROW_N = 32
 """Shapes with an N below this value are narrow."""
 
 VOCABULARY_N = 32_768
-"""Shapes whose N is at least this value are assumed to be projections to a vocabulary."""
+"""Shapes with an N of at least this value are assumed to be projections to a vocabulary."""
 
 FEW_ROWS = 16
-"""Shapes with an M below this value are typical of decode steps. Their rows fit into one or two of
-the smallest tiles, which have 8 or 16 rows."""
+"""Shapes with an M below this value are typical of decode steps. The smallest tiles have 8
+or 16 rows."""
 
 _PRIOR_WIDER = 0.5
-"""Weight of the prior when an interval is widened, as a number of collections. The prior is a
-factor of 1."""
+"""Weight of a factor of 1 when an interval is widened, as a number of collections."""
 
 _PRIOR_NARROWER = 4.0
-"""Weight of the prior when an interval is narrowed, as a number of collections. This weight is
-larger than :data:`_PRIOR_WIDER`, because a framework that was not measured may differ more than the
-measured frameworks."""
+"""Weight of a factor of 1 when an interval is narrowed. The weight is larger, because a framework
+that was not measured may differ more than the measured frameworks."""
 
 _FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
 _BOUNDS = (0.5, 4.0)  # Bounds of a factor.
@@ -43,10 +41,7 @@ _TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
 
 
 def shape_group(problem: Problem) -> str:
-    """Return the name of a shape's kind, such as ``aligned, few M``.
-
-    The kind depends on the alignment, on N and on M.
-    """
+    """Return the name of a shape's kind, such as ``aligned, few M``."""
     gemm = problem.implied_gemm
     if priced_alignment(problem) < WIDE_BYTES:
         kind = "misaligned"
@@ -62,9 +57,8 @@ def shape_group(problem: Problem) -> str:
 class GroupErrors(NamedTuple):
     """Errors of the predictions for one collection, and the kind of each shape.
 
-    ``relative`` has log(measured / predicted) of each shape, divided by the absolute value of the
-    interval's end on the same side of 0. The quotient is −1 at the lower end and 1 at the upper
-    end. ``groups`` has the kinds, as :func:`shape_group` names them.
+    ``relative`` is log(measured / predicted) on a scale on which the interval's ends are −1 and 1.
+    ``groups`` has the kinds (:func:`shape_group`).
     """
 
     relative: Array
@@ -74,17 +68,16 @@ class GroupErrors(NamedTuple):
 def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, float]]:
     """Compute the factors of an interval's two ends for each kind of shape.
 
-    Each collection has the same weight. In a leave-one-out test over the public tables, the
-    intervals with such factors contain at least 80% of the times in every table. The tables have
-    100 combinations of a table and a kind of shape. In 93 of these combinations, the intervals
-    contain at least 80% of the times (``model`` in results/accuracy/software.json).
+    In a leave-one-out test over the public tables, the intervals with such factors contain at least
+    80% of the times in every table. In 93 of the 100 combinations of a table and a kind of shape,
+    the intervals contain at least 80% of the times (``model`` in results/accuracy/software.json).
 
     Args:
         collections: errors of predictions by models that were not fitted to these collections.
 
     Returns:
-        The factors of the lower and of the upper end, by kind of shape. A kind is left out if no
-        collection has at least :data:`_FEWEST` shapes of this kind.
+        The factors of the lower and of the upper end, by kind of shape. Kinds with too few shapes
+        are left out.
     """
     factors = {}
     groups = {str(name) for collection in collections for name in np.unique(collection.groups)}
@@ -119,10 +112,7 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
 def factors_of(
     problems: Sequence[Problem], factors: Mapping[str, tuple[float, float]]
 ) -> tuple[Array, Array]:
-    """Return the factors of the lower and of the upper end of each problem's interval.
-
-    ``factors`` has both factors by kind of shape. A kind without an entry has factors of 1.
-    """
+    """Return the factors of the lower and of the upper end of each problem's interval."""
     if not factors:
         return np.ones(len(problems)), np.ones(len(problems))
     pairs = [factors.get(shape_group(problem), (1.0, 1.0)) for problem in problems]

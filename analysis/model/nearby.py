@@ -40,7 +40,7 @@ _MOST_SIBLINGS = 3  # Maximum number of siblings whose collections are used.
 class Collection:
     """Public measurements of one machine, framework and dtype.
 
-    ``source`` names the framework and its version.
+    ``source`` has the framework and its version.
     """
 
     machine: Machine
@@ -50,18 +50,18 @@ class Collection:
 
     @classmethod
     def from_rows(cls, machine: Machine, source: str, rows: pd.DataFrame) -> Collection:
-        """Make a collection from rows that :func:`analysis.imports.tables.read_rows` returned."""
+        """Make a collection from the rows of an imported public table."""
         return cls(machine, source, gemms_of(rows), rows["time_us"].to_numpy(dtype=float) * 1e-6)
 
     def without(
         self, shapes: NDArray[np.int64], values: Sequence[NDArray[np.int64]] = ()
     ) -> Collection:
-        """Return the collection without the given shapes, and without the given values of M, N, K.
+        """Return the collection without the given shapes.
 
         Args:
             shapes: M, N and K (columns) of each shape to leave out (rows).
-            values: values of M, of N and of K, in one array each. A shape is left out if its M is
-                in the first array, its N in the second, or its K in the third.
+            values: values of M, of N and of K, in one array each. Shapes with one of these values
+                are left out, too.
         """
         sizes = sizes_of(self.gemms)
         removed = {(m, n, k) for m, n, k in shapes.tolist()}
@@ -79,9 +79,7 @@ class Collection:
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
     """Fit constants to collections of a machine and of its siblings, and grow their trees.
 
-    The result begins with the collections of the machine itself. These collections, and those that
-    :func:`analysis.model.prior.leaders` chooses, get more and finer trees
-    (:data:`analysis.model.offsets.WHOLE`). Collections with fewer than
+    The collections of the machine itself come first. Collections with fewer than
     :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
 
     Args:
@@ -108,17 +106,13 @@ def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
 def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     """Build priors from imported public tables for the groups of a recording.
 
-    The shapes of a group are left out of the tables from which the group's prior is built, so that
-    no prior is fitted to a shape that it predicts.
-
-    Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if at most 10,000 of
+    The measured shapes are left out of the tables, so that no prior is fitted to a shape that it
+    predicts. Only GEMMs of cuBLAS in bf16, fp16 or fp8 get a prior, and only if at most 10,000 of
     them were measured in the dtype. The result is empty for published recordings and for imported
-    public tables, because their models must not depend on what else was imported. It is also empty
-    if the machine is a CPU, if scikit-learn is not installed, or if no imported table has enough
-    shapes besides the measured shapes.
+    public tables, because their models must not depend on what else was imported.
 
     Args:
-        recording: the recording. Imported tables are looked up in the recording's results folder.
+        recording: the recording, whose results folder has the imported tables.
         rows: measured cases to which the model will be fitted.
     """
     # 1. Stop if no prior can be built, or if the model must not depend on imported tables.
@@ -153,10 +147,7 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
 
 
 def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
-    """Yield the collections of the machine, then those of at most three siblings.
-
-    The siblings are the first ones in machines.toml that have imported tables in the dtype.
-    """
+    """Yield the collections of the machine, then those of at most three siblings."""
     yield from _read_machine(results, machine, dtype)
     siblings = [
         candidate
@@ -175,16 +166,11 @@ def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator
 
 
 def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:
-    """Read the imported collections of a machine in one dtype.
-
-    If the file of the collections is damaged, a message is printed and the result is empty, because
-    a calibration is possible without collections.
-    """
     try:
         by_source = read_collections(folder_of(results, machine.slug))
     except UserError as error:
         note(str(error))
-        return []
+        return []  # a calibration is possible without collections
     collections = []
     for source, all_rows in by_source.items():
         rows = all_rows[all_rows["dtype"] == dtype]

@@ -7,12 +7,11 @@ weights are fitted together to the machine's measurements (:mod:`analysis.model.
 
 A collection of the machine itself has one weight for each kind of limit, because the table that
 best predicts launch times may not be the one that best predicts memory times. A collection of a
-sibling has a single weight. Siblings are useful because the differences between their collections
-show how a framework affects the times.
+sibling has a single weight. Differences between the collections of a sibling show how a framework
+affects the times.
 
-The trees of a collection must not grow from the shapes to whose measured times the weights are
-fitted. Otherwise the trees would predict these shapes better than other shapes, and the fit would
-give the collections too much weight.
+The trees must not grow from the shapes that the weights are fitted to. Otherwise the trees would
+predict these shapes better than other shapes, and the collections would get too much weight.
 
 Three alternatives were tried and predicted times less accurately: Gaussian processes, boosted
 trees, and a single set of trees for all machines, with datasheet values among the features.
@@ -38,7 +37,7 @@ from kernels.timemodel.constants import Constants, scaled_constants
 from kernels.timemodel.estimate import Array, Estimate
 
 LIBRARY = "cublas"
-"""Name of the implementation in the rows of all collections."""
+"""Implementation that computed the GEMMs of all collections."""
 
 _USUAL_DISAGREEMENT = 0.02  # Typical standard deviation of the trees at familiar shapes.
 _KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # Kinds of limits.
@@ -58,8 +57,8 @@ WHOLE = TreeSettings(64, 2)
 measurement (:func:`analysis.model.prior.leaders`)."""
 
 COARSE = TreeSettings(16, 4)
-"""Settings for all collections that do not get the settings :data:`WHOLE`. Fewer and coarser trees
-are enough for them, because they are numerous and each has a small weight."""
+"""Settings for the other collections. Fewer and coarser trees are enough for them, because they are
+numerous and each has a small weight."""
 
 _JSON_SHAPE = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -75,7 +74,7 @@ class CollectionTrees:
 
     Attributes:
         machine: the machine that was measured.
-        source: framework and version of the collection, in words.
+        source: framework and version, in words.
         dtype: dtype of the measured GEMMs.
         rows: number of measured GEMMs.
         constants: constants of the formula.
@@ -112,11 +111,11 @@ class CollectionTrees:
 
         Args:
             machine: the machine that was measured.
-            source: framework and version of the collection, in words.
+            source: framework and version, in words.
             gemms: the measured GEMMs, all of one dtype.
             seconds: measured seconds of each GEMM, with warm operands.
             constants: constants of the formula that were fitted to these times.
-            settings: number of trees, and minimum number of rows in a leaf.
+            settings: number and size of the trees.
         """
         inputs = Inputs.from_query(machine, Query.plain(gemms, LIBRARY, warm=True))
         guess = inputs.estimate(constants)
@@ -133,8 +132,7 @@ class CollectionTrees:
                 the collection's dtype and in layout ``nt``.
 
         Returns:
-            The log ratio of each GEMM, and the standard deviation of the trees' predictions, which
-            is larger for unfamiliar shapes.
+            The log ratio of each GEMM, and the standard deviation of the trees' predictions.
         """
         queried = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
         inputs = Inputs.from_query(self.machine, Query.plain(queried, LIBRARY, warm=True))
@@ -157,7 +155,7 @@ class CollectionTrees:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            TypeError, ValueError: if a value is missing, invalid or unknown.
+            TypeError, ValueError: if the entry is invalid.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
@@ -175,12 +173,12 @@ class CollectionEstimates(NamedTuple):
     """Predictions of several collections for the same cases. In all arrays, a row is a case.
 
     Attributes:
-        columns: log(predicted / formula) of each collection (columns), where the formula uses the
-            first collection's constants for all collections.
+        columns: log(predicted / formula) of each collection (columns). The formula always uses the
+            first collection's constants.
         deviations: standard deviation of the log ratios over the trees of each collection
             (columns).
         shares: weight of each kind of limit (columns), proportional to the fourth power of the
-            longest time among the kind's limits. The weights of a case sum to 1.
+            kind's longest time. The weights of a case sum to 1.
     """
 
     columns: Array
@@ -228,9 +226,6 @@ class CollectionEstimates(NamedTuple):
             same_machine: for each collection, True if it was measured on the machine itself. Such a
                 collection has one column for each kind of limit; a sibling's collection has a
                 single column.
-
-        Returns:
-            An array of shape (cases, weights), with the columns in the order of the collections.
         """
         blocks = []
         for log_ratios, is_same in zip(self.columns.T, same_machine, strict=True):
@@ -244,8 +239,8 @@ class CollectionEstimates(NamedTuple):
 class Offsets:
     """Correction of the formula: a weighted sum of the log ratios that several collections predict.
 
-    ``weights`` has three weights for each collection, one per kind of limit: launch, work of the
-    SMs, and memory.
+    ``weights`` has three weights for each collection: for launches, for the work of the SMs, and
+    for memory.
     """
 
     collections: tuple[CollectionTrees, ...]
@@ -258,11 +253,7 @@ class Offsets:
         same_machine: Sequence[bool],
         weights: Sequence[float],
     ) -> Self:
-        """Make offsets from the fitted weight of each column of the regressors.
-
-        ``same_machine`` has a flag for each collection, as in
-        :meth:`CollectionEstimates.regressors`.
-        """
+        """Make offsets from a weight for each column of :meth:`CollectionEstimates.regressors`."""
         weights_by_collection = []
         first = 0  # position of the collection's first weight
         for is_same in same_machine:
@@ -277,10 +268,9 @@ class Offsets:
 
     @staticmethod
     def weights_by_column(same_machine: Sequence[bool], weights: Sequence[float]) -> list[float]:
-        """Return the weight of each column of the regressors, given one weight for each collection.
+        """Return a weight for each column of :meth:`CollectionEstimates.regressors`.
 
-        ``same_machine`` has a flag for each collection, as in
-        :meth:`CollectionEstimates.regressors`.
+        ``weights`` has one weight for each collection.
         """
         repeated: list[float] = []
         for is_same, weight in zip(same_machine, weights, strict=True):
@@ -303,8 +293,7 @@ class Offsets:
     def spread(self, estimates: CollectionEstimates) -> Array:
         """Return the relative spread of each offset's error, based on how the trees disagree.
 
-        The spread is 1 where the trees agree. It grows with the ratio of their disagreement to
-        :data:`_USUAL_DISAGREEMENT`.
+        The spread is 1 where the trees agree.
         """
         weighted = estimates.deviations * self._weights_by_case(estimates)
         # The collections are treated as independent, so their deviations add up in quadrature.
@@ -312,16 +301,12 @@ class Offsets:
         return np.hypot(1.0, disagreement / _USUAL_DISAGREEMENT)
 
     def _weights_by_case(self, estimates: CollectionEstimates) -> Array:
-        """Return each collection's weight (columns) in each case (rows)."""
+        # The array has the shape (cases, collections).
         return estimates.shares @ np.array(self.weights).T
 
     @property
     def source(self) -> str:
-        """Source of the offsets, in words for the user.
-
-        One or two collections are named. If there are more, the number of tables of each machine is
-        given instead.
-        """
+        """Source of the offsets, in words for the user."""
         if len(self.collections) <= 2:
             return " and ".join(collection.name for collection in self.collections)
         counts = Counter(collection.machine.slug for collection in self.collections)
@@ -344,8 +329,7 @@ class Offsets:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            TypeError, ValueError: if a value is missing, invalid or unknown, or if the number of
-                weights does not match the collections and kinds of limits.
+            TypeError, ValueError: if the entry is invalid.
         """
         if fault := misfit(data, {"weights": [[Number()]], "collections": [dict]}):
             raise ValueError(fault)

@@ -35,8 +35,7 @@ class Model:
     def fit_of(self, group: str) -> Fit:
         """Return the fit of a group, or that of its prior if the model has no fit for the group.
 
-        The prior does not use imported tables. If imported tables were used for a model, the fits
-        that were derived from them are already in ``fits``.
+        This prior does not use imported tables: fits that use them are already in ``fits``.
         """
         if group in self.fits:
             return self.fits[group]
@@ -88,10 +87,7 @@ def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
 
 @dataclass(frozen=True)
 class PartialPrediction:
-    """Estimates of a part of a query's cases, each with its 90% range of log(measured / predicted).
-
-    ``positions`` has the position of each case in the query.
-    """
+    """Estimates of some cases of a query, with 90% ranges of log(measured / predicted)."""
 
     positions: NDArray[np.intp]
     estimate: Estimate
@@ -109,10 +105,7 @@ class Prediction:
 
     @classmethod
     def from_parts(cls, cases: int, parts: Sequence[PartialPrediction]) -> Prediction:
-        """Combine partial predictions in the order of the query's cases.
-
-        Together, the ``parts`` must contain each case once.
-        """
+        """Combine partial predictions that together contain each case of the query once."""
         columns = {f.name: np.empty(cases) for f in fields(Estimate)}
         lo, hi = np.empty(cases), np.empty(cases)
         for part in parts:

@@ -51,8 +51,7 @@ from kernels.timemodel.constants import (
 )
 
 DTYPE = "bf16"
-"""Dtype of the public times from which the uncertainty of priors was learned. It is the only dtype
-that all tables in the package of public tables have."""
+"""Dtype of the public times from which the uncertainty of priors was learned."""
 
 GROUP = f"{LIBRARY} gemm {DTYPE}"
 """Name of the group of bf16 GEMMs that the vendor library computes."""
@@ -63,7 +62,7 @@ TWINS = {"bf16": "fp16", "fp16": "bf16"}
 _TWIN_WIDER = 1.1
 """Factor by which the interval widens if a fit to one 16-bit dtype predicts the other.
 
-It was checked on fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times).
+The factor was checked on 10,240 times of fp16 Llama layers on an H100 (casys-kaist/LLMServingSim).
 The shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval
 contains 97% of them (results/accuracy/every-m.jsonl)."""
 
@@ -71,9 +70,9 @@ _SM_EXPONENT = 0.75
 """Exponent of the power law by which :func:`mean_fit` scales an SM's read and write rates with its
 arithmetic rate.
 
-With an exponent of 1, the times predicted for graphics GPUs would be too long, because their 16-bit
-arithmetic rate is halved but their read and write rates are not. With this value, constants of the
-other generations predict the public tables of each generation best."""
+With an exponent of 1, predicted times for graphics GPUs would be too long, because the 16-bit
+arithmetic rate of these GPUs is halved, but their read and write rates are not. With this value,
+constants of the other generations predict the public tables of each generation best."""
 _TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
 _NORMAL = 1.645  # Half-width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
@@ -124,7 +123,7 @@ The spread of the constants is wide, because default constants are only a starti
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior of one group: it predicts times until the machine is measured, and fits start from it.
+    """Prior of one group, which predicts times before any measurement. Fits start from the prior.
 
     Attributes:
         fit: constants and offsets, with the intervals that hold before any measurement.
@@ -133,7 +132,7 @@ class Prior:
         spread: uncertainty of the prior.
         warm: True if ``fit`` predicts warm times: operands that fit into the last-level cache are
             already in it.
-        collections: public tables with trees. A fit to measurements changes the tables' weights.
+        collections: public tables with trees.
         leading: positions of the ``collections`` that predict times before any measurement.
     """
 
@@ -147,7 +146,7 @@ class Prior:
 
     @classmethod
     def bare(cls, constants: Constants, spread: Spread = UNKNOWN) -> Prior:
-        """Make a prior that only has constants. The prior's interval follows from ``spread``."""
+        """Make a prior that only has constants, and an interval that follows from ``spread``."""
         end = _NORMAL * spread.after(0)
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
@@ -175,16 +174,15 @@ def prior_from_tables(
     """Build a prior from public tables of a machine and of its siblings.
 
     Before any measurement, predictions come from the leading collections (:func:`leaders`), all
-    with equal weights. The interval was learned from the differences between frameworks, as a
-    multiple of the model's error. That error is not known for the given collections, so a typical
-    error is assumed (:data:`_TREES_ERROR`).
+    with equal weights. The learned interval is a multiple of the model's error. This error is not
+    known for the given collections, so a typical error is assumed (:data:`_TREES_ERROR`).
 
     Args:
         machine: the machine whose times are predicted.
         dtype: dtype of the predicted GEMMs; the collections may have the other 16-bit dtype.
         collections: public tables with trees, the most trusted first; at least one.
-        query: GEMMs from which the trees were not grown, at least one. They determine how much the
-            trees typically disagree.
+        query: GEMMs from which the trees were not grown, at least one. They show how much the trees
+            typically disagree.
     """
     # 1. Make a prior without offsets, which knows the weights of the collections. All times are
     #    relative to the formula with the first collection's constants.
@@ -227,9 +225,8 @@ def prior_from_tables(
 def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
     """Return the positions of the collections that predict times before a machine is measured.
 
-    If the machine has collections, only the first of them is chosen. Otherwise, the first
-    collection of each sibling is chosen. ``machines`` has the machine on which each collection was
-    measured.
+    The result is the machine's first collection, or else the first collection of each sibling.
+    ``machines`` has the machine on which each collection was measured.
     """
     slugs = [owner.slug for owner in machines]
     if machine.slug in slugs:
@@ -240,9 +237,8 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
     """Return the range of other frameworks' times around a prediction, in units of the spread.
 
-    The range was learned from bf16 times of all measured machines. It is wider for a machine on
-    which frameworks differ more. For fp8, the resulting interval is at least as wide as without any
-    measurement, because frameworks quantise in different ways.
+    For fp8, the resulting interval is at least as wide as without any measurement, because
+    frameworks quantise in different ways.
     """
     if dtype == "fp8":
         # A prediction without any model error has the spread SOFTWARE_ERROR, and a pair of such
@@ -266,8 +262,6 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
     """Return the factors of an interval's two ends by kind of shape (:mod:`analysis.model.groups`).
 
-    The result is empty if no factors were learned for the generation.
-
     Args:
         kind: kind of the prior, ``public`` or ``shipped``.
         generation: generation of the machine, such as ``hopper``.
@@ -277,10 +271,7 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """Return the expected shift from the times in a machine's table to other frameworks' times.
-
-    The shift is zero if Rooftile ships no fit for this group of the machine.
-    """
+    """Return the expected shift from the times in a machine's table to other frameworks' times."""
     machines = shipped_fits()["machines"]
     if slug not in machines or group not in machines[slug]["groups"]:
         return Shift()
@@ -291,13 +282,7 @@ def floor_sentences(slug: str | None = None) -> list[str]:
     """Say how well the times of a framework's earlier version predict those of a later version.
 
     No model can be expected to predict the times of another version better, so the error of such
-    a prediction is a floor.
-
-    Args:
-        slug: slug of the machine; None for all machines.
-
-    Returns:
-        One sentence for each pair of versions that were measured on the same machine.
+    a prediction is a floor. ``slug`` is the slug of a machine, or None for all machines.
     """
     return [
         f"Floor on {pair['machine']}: the times of {pair['earlier']} predict those of "
@@ -308,10 +293,7 @@ def floor_sentences(slug: str | None = None) -> list[str]:
 
 
 def prior_without_tables(machine: Machine, group: str) -> Prior:
-    """Return the first prior of the module's list that exists and needs no imported table.
-
-    ``group`` is the name of a group, as :func:`analysis.model.query.group_of` returns it.
-    """
+    """Return the first prior of the module's list that exists and needs no imported table."""
     prior = _measured_prior(machine, group)
     if prior is None:
         prior = _prior_of_other_dtype(machine, group)
@@ -321,11 +303,7 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
 
 
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
-    """Return prior 2, 3 or 4 of the module's list: the first one that exists, or None.
-
-    A sibling's constants and the mean only exist for bf16 GEMMs of the vendor library, on machines
-    that support bf16.
-    """
+    """Return prior 2, 3 or 4 of the module's list: the first one that exists, or None."""
     shipped = shipped_fits()
     # 1. Use the constants shipped for the machine. The factors for kinds of shapes were learned
     #    from bf16 GEMMs, so other groups do not get them.
@@ -368,15 +346,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def _prior_of_other_dtype(machine: Machine, group: str) -> Prior | None:
-    """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16.
-
-    The result is None in any of these cases:
-
-    - The group's dtype is not bf16, fp16 or tf32.
-    - The machine does not support the group's dtype, or the dtype from which the prior is derived.
-    - The two dtypes are bf16 and fp16, and they have different peaks on the machine.
-    - :func:`_measured_prior` returns None for the dtype from which the prior is derived.
-    """
+    """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16."""
     implementation, operation, dtype = group.rsplit(maxsplit=2)
     known_dtype = DTYPE if dtype == "tf32" else TWINS.get(dtype)
     if known_dtype is None or dtype not in machine.peaks or known_dtype not in machine.peaks:
@@ -390,9 +360,8 @@ def _prior_of_other_dtype(machine: Machine, group: str) -> Prior | None:
 def shared_prior(known: Prior, machine: Machine, known_dtype: str, dtype: str) -> Prior | None:
     """Derive a prior for one dtype from the known prior of another dtype.
 
-    A prior for tf32 has the constants of the known prior, and its interval is a factor of two. A
-    prior for any other dtype is a copy with wider intervals. The result is None if such a copy is
-    needed, and the two dtypes have different peaks.
+    A prior for tf32 has the constants of the known prior, and an interval of a factor of two. For
+    another dtype, the result is a copy with wider intervals, or None if the two peaks differ.
 
     Args:
         known: the prior to derive from.
@@ -414,11 +383,6 @@ def shared_prior(known: Prior, machine: Machine, known_dtype: str, dtype: str) -
 
 
 def _default_prior(machine: Machine, group: str) -> Prior:
-    """Return a prior from the default constants of the machine's generation.
-
-    The prior's interval is a factor of two either way, or narrower if :func:`is_fp32_known` returns
-    True.
-    """
     implementation, _, dtype = group.rsplit(maxsplit=2)
     is_known = is_fp32_known(machine, group)
     low, high = FP32_LIKE if is_known else UNCALIBRATED
@@ -436,10 +400,10 @@ def _default_prior(machine: Machine, group: str) -> Prior:
 
 
 def is_fp32_known(machine: Machine, group: str) -> bool:
-    """Return True for fp32 GEMMs if a GPU with the machine's compute capability was measured.
+    """Return True for fp32 GEMMs if the constants come from a GPU of equal compute capability.
 
-    A GPU of the same generation would not be enough: an SM of an A40, for example, has twice as
-    many fp32 lanes as an SM of an A100.
+    The same generation is not enough: an SM of an A40, for example, has twice as many fp32 lanes as
+    an SM of an A100.
     """
     _, operation, dtype = group.rsplit(maxsplit=2)
     origin = measured_on(machine.generation, dtype)
@@ -449,30 +413,19 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 
 
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
-    """Return all ordered pairs of measured machines whose generation is the same.
-
-    The constants of a pair's first machine are used to predict the times of the pair's second
-    machine. ``measured`` has the slugs of the machines.
-    """
+    """Return all ordered pairs of measured machines (slugs) of the same generation."""
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
     return [(source, target) for source, target in pairs if source.generation == target.generation]
 
 
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
-    """Return the measured machine of the same generation that is most similar to ``machine``.
+    """Return the measured sibling that is most similar to ``machine``, or None if none is similar.
 
-    The interval for scaled constants was learned from the pairs of :func:`sibling_pairs`. A
-    measured machine therefore qualifies only if its bf16 peak differs from that of ``machine`` by
-    at most the largest factor that occurs in such a pair. The same rule holds for its bandwidth.
-    For example, an L4 or an RTX 4090 does not get the constants of an L40S, and an H20 does not get
-    the constants of an H200. If several machines qualify, the result is the machine whose peak and
-    bandwidth factors have the smallest product. The comparison ignores the power limit, which is
-    lower for a card on PCIe.
-
-    The result is None if no machine qualifies, if no two measured machines belong to the same
-    generation, or if ``machine`` does not support bf16. ``measured`` has the slugs of the machines
-    with constants.
+    The interval for scaled constants was learned from the pairs of :func:`sibling_pairs`. The bf16
+    peaks of two similar machines therefore differ by at most the largest factor in such a pair. The
+    same rule holds for their bandwidths. For example, an H20 does not get the constants of an H200.
+    ``measured`` has the slugs of the machines with constants.
     """
     slugs = list(measured)
     pair_distances = [_log_distances(source, target) for source, target in sibling_pairs(slugs)]
@@ -498,7 +451,6 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
 
 
 def _log_distances(first: Machine, second: Machine) -> tuple[float, float]:
-    """Return the absolute log ratios of two machines' peaks and of their bandwidths."""
     peak_distance = abs(math.log(first.peak(DTYPE) / second.peak(DTYPE)))
     bandwidth_distance = abs(math.log(first.bandwidth / second.bandwidth))
     return peak_distance, bandwidth_distance
@@ -507,17 +459,15 @@ def _log_distances(first: Machine, second: Machine) -> tuple[float, float]:
 def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:
     """Convert one machine's fit for bf16 GEMMs to a fit for a machine that was not measured.
 
-    The new interval contains both the learned interval and that of the fit, because constants are
-    never more certain for another machine than for the machine whose times were fitted. The shift,
-    the numbers of cases and the errors only hold for the measured machine, so they are left out of
-    the result.
+    The new interval contains the learned interval and that of the fit, because constants are never
+    more certain for another machine than for the machine whose times were fitted. The shift, the
+    numbers of cases and the errors only hold for the measured machine.
 
     Args:
         fit: the fit to convert.
         origin: the machine whose times were fitted.
         machine: the machine whose times are predicted.
-        learned: 90% range of the errors of predictions with scaled constants, learned from pairs of
-            machines.
+        learned: 90% range of the errors of predictions with scaled constants.
     """
     constants = scaled_constants(fit.constants, origin, machine, DTYPE)
     unseen = replace(
@@ -529,14 +479,13 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
     """Return a fit with the mean of the measured machines' constants for bf16 GEMMs.
 
-    It is meant for a machine without a similar sibling. The constants of each measured machine are
-    first scaled to ``machine``. Every generation has the same weight. The mean predicts better than
-    the constants of a single machine, even if that machine is of the nearest generation.
+    The constants are first scaled to ``machine``. Every generation has the same weight. The mean
+    predicts better than the constants of a single machine of the nearest generation.
 
     Args:
         measured: constants of the measured machines, by slug.
         machine: the machine that needs constants.
-        learned: 90% range of the errors of predictions with such mean constants.
+        learned: 90% range of the errors of predictions with mean constants.
     """
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in measured.items():

@@ -36,15 +36,12 @@ class Query:
 
     @classmethod
     def plain(cls, problems: Sequence[Problem], implementation: str, warm: bool = False) -> Query:
-        """Make a query of problems that one implementation computes.
-
-        All cases are bursts with the implementation's default config.
+        """Make a query of bursts with an implementation's default config.
 
         Args:
             problems: the problems.
             implementation: name of the library or kernel.
-            warm: True if operands that fit into the last-level cache are already in it; False if
-                all operands come from memory.
+            warm: True if operands that fit into the last-level cache are already in it.
         """
         return cls.with_implementations(problems, [implementation] * len(problems), warm)
 
@@ -74,12 +71,12 @@ class Query:
         )
 
     def groups(self) -> NDArray[Any]:
-        """Return the name of each case's group, as :func:`group_of` returns it."""
+        """Return the name of each case's group (:func:`group_of`)."""
         pairs = zip(self.implementations, self.problems, strict=True)
         return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
 
     def take(self, positions: NDArray[np.intp]) -> Query:
-        """Return a query of the cases at the given positions, in the order of the positions."""
+        """Return a query of the cases at the given positions."""
         columns = []
         for field in fields(self):
             values = getattr(self, field.name)

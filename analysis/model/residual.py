@@ -26,8 +26,7 @@ formula is wrong."""
 MANY_ROWS = 10_000
 """Number of measurements above which trees are judged on a sample, and outliers are not clipped.
 
-Among so many measurements, an unusually long or short time is not noise, because similar shapes
-confirm it."""
+Among so many measurements, similar shapes usually confirm an unusually long or short time."""
 
 _MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; noise passes about once in 40.
 _MAD_TO_STD = 1.4826  # Ratio of normal values' standard deviation to their MAD.
@@ -85,16 +84,11 @@ class Residual:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_json`.
 
-        Older files contain features and log ratios instead of trees. The trees are then grown from
-        these arrays.
+        Older files contain features and log ratios, from which the trees are grown.
 
         Raises:
-            KeyError, TypeError, ValueError: in any of these cases:
-
-                - A value is missing.
-                - ``seen`` or ``unseen`` is not a finite float above 0.
-                - The arrays do not describe trees.
-                - Trees would have to be grown, and scikit-learn is not installed.
+            KeyError, TypeError, ValueError: if the entry is invalid, or if it is older and
+                scikit-learn is not installed.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
@@ -121,22 +115,19 @@ def fit_residual(
 ) -> Residual | None:
     """Grow trees from measured cases, and return them if they help to predict held-out cases.
 
-    The result is None if they do not help, if there are fewer than :data:`MIN_ROWS` cases, or if
-    scikit-learn is not installed. Outliers are clipped before the trees grow, unless there are more
-    than :data:`MANY_ROWS` cases.
+    The result is None if the trees do not help, with fewer than :data:`MIN_ROWS` cases, or without
+    scikit-learn.
 
     Args:
         features: array of shape (measured cases, features).
         log_ratios: log(measured / estimate) of each case.
         shrunk: False to return the trees if their predictions of held-out cases correlate with the
-            log ratios more than noise would. True to multiply their predictions by the factor from
-            0 to 1 that fits held-out cases best, and to return them unless this factor is 0. Trees
-            are shrunk if public tables already correct the formula, because trees then improve
-            predictions so little that a few hundred cases cannot show whether to keep them.
+            log ratios more than noise would. True to multiply the predictions by the factor from 0
+            to 1 that fits held-out cases best, and to return the trees unless this factor is 0.
+            Trees are shrunk if public tables already correct the formula, because a few hundred
+            cases then cannot show whether trees help.
         part_of: number of all cases if the given cases are only the training cases of a fold,
-            otherwise None. Instead of the number of given cases, ``part_of`` is then compared with
-            :data:`MANY_ROWS`, so that a fold follows the same rules as the final fit. If
-            ``part_of`` is larger, a fold gets fewer trees than the final fit.
+            otherwise None. A fold then follows the rules for that number (:data:`MANY_ROWS`).
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():
@@ -182,11 +173,7 @@ def fit_residual(
 
 
 def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[Array, Array]:
-    """Predict each row with trees that grew from the other folds.
-
-    Returns:
-        The predicted log ratios, and the standard deviation of the trees' predictions for each row.
-    """
+    """Predict each row with trees that grew from the other folds."""
     fold = np.random.default_rng(0).permutation(len(log_ratios)) % _FOLDS
     predicted, deviation = np.empty(len(log_ratios)), np.empty(len(log_ratios))
     for number in range(_FOLDS):
@@ -199,8 +186,8 @@ def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[A
 def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
-    A comparison of squared errors would be more direct. With a few hundred rows, however, outliers
-    would make such a comparison reject trees that clearly reduce the error of all other rows.
+    With a few hundred rows, a comparison of squared errors might reject helpful trees because of
+    outliers.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.
@@ -214,8 +201,7 @@ def _best_factor(predicted: Array, log_ratios: Array) -> float:
     """Return the factor from 0 to 1 that makes held-out predictions fit the log ratios best.
 
     The factor comes from a weighted least-squares fit without a constant term. The weights make a
-    large error count in proportion to its size, not to its square. If all predictions are 0, the
-    factor is 0.
+    large error count in proportion to its size, not to its square.
     """
     weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE_ERROR)
     covariance = float(np.sum(weight * predicted * log_ratios))
@@ -239,12 +225,10 @@ def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
 
 
 def _robust_deviation(errors: Array) -> float:
-    """Estimate the standard deviation of errors from their median absolute value."""
     return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 
 def _grow(
     features: Array, log_ratios: Array, trees: int = _TREES, share_of_features: float = 1.0
 ) -> Forest:
-    """Grow trees whose nodes each try the given share of the features."""
     return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share_of_features)

@@ -22,9 +22,8 @@ _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
 """Edges of the ranges of a table's times, in µs. Each range has a separate expected difference."""
 
 _ASSUMED_SIBLINGS = 3.0
-"""Number of imaginary siblings on which all frameworks take the same time. These siblings shrink
-the learned difference: with a single measured sibling, the expected difference is a quarter of the
-measured difference."""
+"""Number of imaginary siblings on which all frameworks take the same time. With a single measured
+sibling, the expected difference is therefore a quarter of the measured difference."""
 
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 
@@ -40,10 +39,7 @@ class CollectionPair(NamedTuple):
     log_ratios: Array
 
     def between(self, low: float, high: float) -> CollectionPair:
-        """Return the pair with only the shapes whose time in the first collection is in a range.
-
-        The range begins at ``low`` µs and ends before ``high`` µs.
-        """
+        """Return the shapes whose time in the first collection is from ``low`` to ``high`` µs."""
         is_between = (low <= self.seconds * 1e6) & (self.seconds * 1e6 < high)
         return CollectionPair(self.seconds[is_between], self.log_ratios[is_between])
 
@@ -53,8 +49,8 @@ class Shift:
     """Expected log ratio of two times: another framework's time over the time in a table.
 
     The log ratio is a function of the table's time, given by knots. The function is linear in
-    log(seconds) between two knots, and constant before the first and after the last knot. Without
-    any knot, the log ratio is zero.
+    log(seconds) between two knots, and constant outside of the knots. Without any knot, the log
+    ratio is zero.
     """
 
     log_seconds: tuple[float, ...] = ()
@@ -70,12 +66,9 @@ class Shift:
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
         """Learn a shift from the collections of a machine's siblings.
 
-        The shift is zero if none of the pairs has a shape.
-
         Args:
-            siblings: pairs of collections for each sibling. The first collection of every pair is
-                the sibling's table, and the second is another collection of the sibling. The shift
-                is learned for the framework of the siblings' tables.
+            siblings: pairs of collections for each sibling. In each pair, the first collection has
+                the framework of the machine's table, and the second is any other collection.
         """
         knots = []
         for low, high in itertools.pairwise(_EDGES_US):
@@ -103,8 +96,7 @@ class Shift:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if a value is missing or invalid, if the lists have different lengths, or if
-                the knots are not in ascending order.
+            ValueError: if the entry is invalid.
         """
         if fault := misfit(data, _SHAPE):
             raise ValueError(fault)
@@ -117,19 +109,12 @@ class Shift:
 
 
 def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
-    """Compute the knot of a shift for one range of times.
+    """Compute the knot of a shift for one range of times: its log(seconds) and its log ratio.
 
-    The knot's log ratio is the weighted median of the shapes' log ratios, shrunk towards zero. All
-    siblings have the same weight, and all collections of a sibling share its weight equally.
-
-    Args:
-        siblings: for each sibling, pairs of collections with only the shapes in this range. No
-            sibling and no pair is empty.
-
-    Returns:
-        The median of log(seconds in the table), and the expected log ratio.
+    ``siblings`` has the pairs of each sibling, with only the shapes in this range.
     """
-    # 1. Put the shapes of all pairs into one array. The weights of a sibling's shapes sum to 1.
+    # 1. Put the shapes of all pairs into one array. The weights of a sibling's shapes sum to 1, and
+    #    the pairs of a sibling have equal weights.
     seconds_by_pair: list[Array] = []
     log_ratios_by_pair: list[Array] = []
     weights_by_pair: list[Array] = []

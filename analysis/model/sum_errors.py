@@ -1,9 +1,9 @@
 """Uncertainty of sums of predicted times, such as the time of all GEMMs in one step of a model.
 
-The errors of the predicted times in a step are correlated. The strength of the correlation depends
-on the library. Steps are therefore simulated for each group of measured cases: a few cases are
-drawn at random, and the sum of their predicted times is compared with the sum of their measured
-times. Convolutions are treated like GEMMs.
+The errors of the predicted times in a step are correlated, and the correlation depends on the
+library. Steps are therefore simulated for each group of measured cases: a few cases are drawn at
+random, and the sum of their predicted times is compared with the sum of their measured times.
+Convolutions are treated like GEMMs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MOST_GEMMS = 12
 FEWEST_GEMMS = 3
 """Smallest number of GEMMs drawn for a simulated step."""
 
-_MAX_COUNT = 48  # Largest number of times that a GEMM occurs in a simulated step.
+_MAX_COUNT = 48  # Largest number of times that a drawn GEMM occurs in a simulated step.
 _DRAWS = 4000  # Number of simulated steps.
 _MIN_CASES = 40  # With fewer measured cases, too few different steps could be drawn.
 _TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
-_MIN_FACTOR = 0.25  # Smallest factor of an interval.
+_MIN_FACTOR = 0.25  # Smallest factor of half an interval.
 
 
 class Times(NamedTuple):
@@ -44,7 +44,7 @@ class Times(NamedTuple):
 
 
 def half_interval_of_sum(half_widths: Array, correlation: float) -> Array:
-    """Return the half-widths of the intervals of sums, given the half-widths for single times.
+    """Return the half-widths of the intervals of sums of times.
 
     Args:
         half_widths: half-width of each time's interval, as an array of shape (..., times in a sum).
@@ -58,7 +58,7 @@ def half_interval_of_sum(half_widths: Array, correlation: float) -> Array:
 
 
 def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
-    """Choose at random how often each GEMM occurs in each of many simulated steps.
+    """Choose at random how often each drawn GEMM occurs in each simulated step.
 
     Returns:
         Counts as an array of shape (steps, :data:`MOST_GEMMS`). The row of a step with fewer drawn
@@ -73,8 +73,8 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
     """Return the factors that correct the intervals of sums of times.
 
     The interval of a sum follows from the intervals of the individual times and an assumed
-    correlation of their errors. This interval needs factors because the true correlation may be
-    different, and because errors may have heavier tails than a normal distribution.
+    correlation of their errors. The true correlation may be different, and errors may have heavier
+    tails than a normal distribution.
 
     Args:
         times: times of held-out cases.
@@ -83,8 +83,7 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
 
     Returns:
         Factors for the lower and the upper half of the interval, with which the interval contains
-        about 90% of the simulated sums. With fewer than 40 cases, both factors are 1. Neither
-        factor is below 0.25.
+        about 90% of the simulated sums. With fewer than 40 cases, both factors are 1.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -118,7 +117,6 @@ def change_factors(
     Returns:
         Factors for the lower and the upper half of the interval of a step's time after the
         replacements. Both factors are 1 if fewer than 40 replacements are predicted to be faster.
-        Neither factor is below 0.25.
     """
     is_promising = after.predicted < before.predicted
     if is_promising.sum() < _MIN_CASES:
@@ -157,12 +155,9 @@ def change_factors(
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return factors that make the two halves of the intervals contain about 90% of the errors.
+    """Return factors with which the intervals contain about 90% of the errors.
 
-    Args:
-        error: error of each sum, in seconds.
-        below: width of the lower half of each sum's interval, in seconds, above 0.
-        above: width of the upper half of each sum's interval, in seconds, above 0.
+    ``below`` and ``above`` are the widths of the halves of each sum's interval.
     """
     relative = error / np.where(error < 0, below, above)
     low, high = np.quantile(relative, [_TAIL, 1 - _TAIL])

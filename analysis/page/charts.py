@@ -47,7 +47,7 @@ def shown_points() -> ColumnDataSource:
 def speed_unit(machines: Sequence[Machine]) -> tuple[float, str]:
     """Return the factor from TFLOP/s to the roofline's unit, and the name of this unit.
 
-    The unit suits the highest peak of all machines. At least one machine is needed.
+    The unit suits the highest peak of all machines.
     """
     return rate_unit(max(peak / 1e12 for machine in machines for peak in machine.peaks.values()))
 
@@ -58,10 +58,9 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     Args:
         source: source of the shown points, from :func:`shown_points`.
         machines: the machines whose roofs are drawn.
-        points: all points. A peak is drawn only if a point has its dtype. The axes show all
-            measured points and all drawn peaks.
+        points: all points. A peak is drawn only if a point has its dtype.
     """
-    # 1. The axes show all measured points and the peaks of all measured dtypes.
+    # 1. The axes show all measured points and all drawn peaks.
     scale, unit = speed_unit(machines)
     speeds = points["flops"] / points["time_us"] / 1e6 * scale
     dtypes = set(points["dtype"])
@@ -113,13 +112,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
 def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float) -> None:
     """Draw a roof: the memory slope up to the ridge, then the peak, labelled at the right end.
 
-    Args:
-        chart: the roofline chart.
-        machine: the machine with this roof.
-        dtype: dtype of the peak. The page's script finds and colours the line by its tag, which is
-            this dtype.
-        prefix: beginning of the label.
-        scale: factor from TFLOP/s to the chart's unit.
+    ``scale`` is the factor from TFLOP/s to the chart's unit.
     """
     peak = machine.peak(dtype) / 1e12 * scale
     left, right = chart.x_range.start, chart.x_range.end
@@ -127,6 +120,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
     slope = machine.bandwidth / 1e12 * scale
     # If the ridge is left of the chart, only the peak is in the chart.
     bend = max(left, machine.ridge(dtype))
+    # The page's script finds and colours the line by its tag.
     chart.line(
         [left, bend, max(right, bend)],
         [min(left * slope, peak), peak, peak],
@@ -193,7 +187,7 @@ def neighbours(number: int) -> figure:
     The page's script chooses the dimension, such as N, and finds the edges of tiles and waves.
 
     Args:
-        number: number of the chart, which is part of the names by which the script finds its data.
+        number: number of the chart, which is part of the names of its data.
     """
     # 1. Make empty sources for the script: the points, the edges, and the chosen size.
     name = f"line-{number}"
@@ -263,7 +257,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
 
     Args:
         rows: results of rules whose effect is a ratio, at least one.
-        number: number of the recording on the page, which is part of the chart's name.
+        number: number of the recording, which is part of the chart's name.
     """
     # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.
     drawn = list(reversed(rows))
@@ -312,10 +306,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
 
 
 def pairs() -> figure:
-    """Make a chart of the second recording's speed relative to the first recording's speed.
-
-    The chart has one point for each common case.
-    """
+    """Make a chart of the second recording's speed relative to the first recording's speed."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
@@ -346,22 +337,17 @@ def pairs() -> figure:
 
 
 def _color(row: RuleResult) -> str:
-    """Return the colour of a rule: blue if it holds, vermilion if it no longer holds, else grey."""
     if row.verdict.startswith("holds"):
         return _BLUE
     return _VERMILION if row.verdict.startswith("no longer") else NEUTRAL
 
 
 def _add_interaction(chart: figure, dots: object) -> None:
-    """Show a description of the point under the mouse, and let a click select a point."""
     chart.add_tools(HoverTool(renderers=[dots], tooltips=list(HOVER)), TapTool(renderers=[dots]))
 
 
 def _log_range(values: pd.Series) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis that shows all finite positive values with a margin.
-
-    Without such values, the ends are 0.1 and 10.
-    """
+    """Return the ends of a logarithmic axis that shows all finite positive values with a margin."""
     positive = values[(values > 0) & np.isfinite(values)]
     if positive.empty:
         return 0.1, 10.0
@@ -379,17 +365,8 @@ def _figure(
 ) -> figure:
     """Return an empty chart that is as wide as the page.
 
-    Args:
-        name: name by which the script finds the chart.
-        x_label: label of the x axis.
-        y_label: label of the y axis.
-        height: height of the chart in pixels.
-        log_x: True for a logarithmic x axis, False for a linear one.
-        log_y: True for a logarithmic y axis, False for a linear one, or for a categorical one if
-            ``y_range`` is a list of names.
-        ranges: ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn points. If
-            there are many points, both ranges are needed, because the script draws only the points
-            within the ranges.
+    ``ranges`` are ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn points. A
+    chart of many points needs both ranges, because the script draws only points within them.
     """
     chart = figure(
         name=name,

@@ -50,12 +50,10 @@ def page_html(reports: Sequence[PageReport]) -> str:
     """Return the page as HTML.
 
     Args:
-        reports: content of the page about each recording, at least one. The points of all
-            recordings share the same charts.
+        reports: content of the page about each recording, at least one.
 
     Raises:
-        UserError: if the run.json or the calibration.json of a recording cannot be read, or if
-            another version of Rooftile wrote the trees that smaller trees have to imitate.
+        UserError: if the model of a recording cannot be read or exported.
     """
     # 1. Make the charts. The roofline and the accuracy chart share one source of points. The three
     # charts of neighbours are for three sizes of a case: M, N and K, or images and channels.
@@ -106,10 +104,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return the code inside Bokeh's ``<script>`` element.
-
-    Bokeh has already escaped the data in the code.
-    """
+    """Return the code inside Bokeh's ``<script>`` element, in which Bokeh escaped the data."""
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
     return inner.group(1)
@@ -118,10 +113,7 @@ def _code(script: str) -> str:
 def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, Any]:
     """Return a recording's data for the script, as a JSON document.
 
-    Args:
-        report: content of the page about the recording.
-        points: points of the recording, from :func:`points_of`.
-        scale: factor from TFLOP/s to the roofline's unit.
+    ``scale`` is the factor from TFLOP/s to the roofline's unit.
     """
     recording = report.analysis.recording
     machine = recording.machine
@@ -141,11 +133,6 @@ def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, A
 
 
 def _model(report: PageReport) -> dict[str, Any] | None:
-    """Return the time model for the script, or None if the times of the run are unusable.
-
-    Raises:
-        UserError: in the same cases as :func:`page_html`.
-    """
     analysis = report.analysis
     if analysis.recording.unusable:
         return None

@@ -30,7 +30,7 @@ from sweeps.schema import problem_of
 
 
 class KeyFigure(NamedTuple):
-    """A key figure at the top of the page: its title, its value, and a short explanation."""
+    """A key figure at the top of the page."""
 
     title: str
     value: str
@@ -162,7 +162,7 @@ def judged(report: PageReport) -> list[RuleResult]:
 
 
 def rules_with_ratios(report: PageReport) -> list[RuleResult]:
-    """Return the results of the rules whose effect is a ratio, which the chart of rules shows."""
+    """Return the results of the rules whose effect is a ratio."""
     return [rule for rule in report.rules if rule.effect is not None and rule.id not in SHARES]
 
 
@@ -183,10 +183,7 @@ def has_tensor_cores(report: PageReport) -> bool:
 
 
 def tensor_cores(report: PageReport) -> str:
-    """Name the training step that uses Tensor Cores least, and the share of the time that it does.
-
-    The share is relative to the time in which the step could use Tensor Cores.
-    """
+    """Name the training step that uses Tensor Cores for the smallest share of the possible time."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
         return "The profiled steps do not show whether Tensor Cores were used where possible."

@@ -2,8 +2,7 @@
 
 The script evaluates the same formula as :mod:`analysis.model.predict` and, if possible, the same
 trees. It cannot evaluate the trees of public tables. These trees, and trees that are too large for
-a page, are replaced by smaller trees that imitate them. The page then says how much predictions
-with the smaller trees differ from predictions with the original trees.
+a page, are replaced by smaller trees that imitate them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from kernels.timemodel.estimate import Array
 MOST_NODES = 300_000
 """Maximum number of nodes in the original trees of a model on a page.
 
-At 5 bytes each, these nodes take 2 MB in base64. If there are more nodes, smaller trees replace the
-original trees.
+At 5 bytes each, these nodes take 2 MB in base64.
 """
 
 # Number of smaller trees, and minimum number of shapes in a leaf. 16 trees whose leaves have at
@@ -54,7 +52,7 @@ class PageGroup:
 
     Attributes:
         problem: an example with this operation and dtype.
-        group: name of the group, as :func:`analysis.model.query.group_of` returns it.
+        group: name of the group (:func:`analysis.model.query.group_of`).
         fit: the fit that predicts the group.
     """
 
@@ -88,11 +86,11 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 
     Args:
         basis: the machine's model, as the command ``predict`` uses it.
-        measured: problems that were measured. If the model's trees are too large, smaller trees
-            grow from these problems and from random GEMMs. Otherwise, the problems are not used.
+        measured: measured problems, from which smaller trees grow if the model's trees are too
+            large.
 
     Raises:
-        UserError: if smaller trees have to imitate trees that another version of Rooftile wrote.
+        UserError: if smaller trees must imitate trees that another version of Rooftile wrote.
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))
@@ -138,9 +136,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 def page_groups(basis: Basis) -> Iterable[PageGroup]:
     """Yield a group for each operation and dtype whose times the page predicts.
 
-    On a GPU, the page predicts all operations in all dtypes that the machine supports. On a CPU,
-    only groups with a fit are included, because a CPU's default constants are only a starting
-    point.
+    On a CPU, only groups with a fit are included, because a CPU's default constants are only a
+    starting point.
     """
     machine = basis.model.machine
     fitted = {_without_implementation(group) for group in basis.model.fits}
@@ -168,7 +165,7 @@ def _plain_problem(operation: str, dtype: str) -> Problem:
     """Return an example of an operation (``gemm`` or a pass of a convolution) in a dtype.
 
     Raises:
-        UserError: if the operation does not support the dtype.
+        UserError: if convolutions do not support the dtype.
     """
     if operation == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
@@ -176,7 +173,7 @@ def _plain_problem(operation: str, dtype: str) -> Problem:
 
 
 def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
-    """Return what the script needs to predict a group, except for its trees."""
+    """Return what the script needs to predict a group, without the trees."""
     machine, problem, fit = basis.model.machine, group.problem, group.fit
     kind, source = basis.group_kind_and_source(problem)
     return {
@@ -195,7 +192,6 @@ def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
 
 
 def _original_trees(fit: Fit) -> dict[str, Any]:
-    """Convert the residual of a fit for the script. The script evaluates the residual's trees."""
     assert fit.residual is not None
     residual = fit.residual
     return {"time": residual.trees.to_json(), "seen": residual.seen, "unseen": residual.unseen}
@@ -206,17 +202,13 @@ def _smaller_trees(
 ) -> dict[str, Any]:
     """Return small trees that imitate the corrections and spreads of large trees.
 
-    The small and the large trees each predict the times of held-out shapes. The result's entry
-    ``differs`` is the 90th percentile of the relative differences between the two predicted times.
-    If there are fewer than five shapes, no shape is held out, and all shapes are compared.
+    The small and the large trees each predict the times of held-out shapes. The entry ``differs``
+    is the 90th percentile of the relative differences between the two predicted times.
 
     Args:
-        basis: the machine's model, as the command ``predict`` uses it.
+        basis: the machine's model.
         sharing: the groups that share the large trees, at least one.
-        measured: problems that were measured, of any group; empty if only random GEMMs are used.
-
-    Raises:
-        UserError: if another version of Rooftile wrote the large trees.
+        measured: measured problems of any group.
     """
     # 1. Compute what the large trees return for measured and random shapes.
     features_by_group: list[Array] = []
@@ -240,7 +232,7 @@ def _smaller_trees(
     spread = Forest.grown(
         features[is_training], log_spreads[is_training], _SPREAD_TREES, _SPREAD_LEAF
     )
-    # 3. Compare the small and the large trees.
+    # 3. Compare the small and the large trees. With fewer than five shapes, none is held out.
     is_compared = ~is_training if held_out_count else is_training
     imitated, _ = time.predict(features[is_compared])
     log_differences = np.abs(imitated - log_corrections[is_compared])
@@ -253,12 +245,7 @@ def _large_tree_outputs(
 ) -> tuple[Array, Array, Array]:
     """Return the features of measured and random shapes, and the large trees' outputs for them.
 
-    Features have one row per shape. The outputs are the logarithm of the correction and the
-    logarithm of the spread, for each shape. Random shapes are only added for a group of GEMMs. For
-    a group of convolutions without measured shapes, the only shape is the group's example.
-
-    Raises:
-        UserError: if another version of Rooftile wrote the large trees.
+    The outputs are the logarithm of the correction and the logarithm of the spread.
     """
     problems = list(measured)
     if isinstance(group.problem, Gemm):
@@ -275,15 +262,14 @@ def _large_tree_outputs(
 
 
 def _is_like(problem: Problem, other: Problem) -> bool:
-    """Return True if two problems have the same operation, pass and dtype."""
     return group_of("", problem) == group_of("", other)
 
 
 def _random_gemms(example: Gemm) -> list[Gemm]:
     """Return random GEMMs that differ from the example only in M, N and K.
 
-    The logarithms of the sizes are uniformly distributed. Each size is then rounded to a multiple
-    of a random number from :data:`_STEPS`, so that all alignments occur.
+    Sizes are rounded to multiples of random numbers from :data:`_STEPS`, so that all alignments
+    occur.
     """
     rng = np.random.default_rng(0)
     log_ends = np.log2([_M, _N, _K])

@@ -14,7 +14,7 @@ from analysis.rules.tensor_cores import TimedStep
 
 @dataclass(frozen=True)
 class PageReport:
-    """Everything that a page reports about one recording.
+    """Content of a page about one recording.
 
     Attributes:
         analysis: the recording, with the model and its predictions.

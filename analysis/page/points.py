@@ -29,8 +29,7 @@ ESTIMATES = (
 )
 
 MOST_POINTS = 40_000
-"""Maximum number of points of a recording. If a recording has more cases, the page shows a random
-sample of them."""
+"""Maximum number of points of a recording."""
 
 _TIME_DIGITS = 9  # significant digits of times: a picosecond in times of up to a millisecond
 _DIGITS = 4  # significant digits of estimates: the page shows no more, and more would enlarge it
@@ -42,9 +41,8 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
     If there are more than :data:`MOST_POINTS` rows, the result is a random sample of them.
 
     Returns:
-        A table with the columns :data:`TEXTS`, :data:`SIZES`, :data:`TIMES` and :data:`ESTIMATES`,
-        in which values may be missing. ``spec`` is the problem in the form that ``--gemm`` or
-        ``--conv`` takes; it is empty for other operations.
+        A table with the columns :data:`TEXTS`, :data:`SIZES`, :data:`TIMES` and :data:`ESTIMATES`.
+        Values may be missing.
     """
     table = analysis.table
     # Name of each column on the page, and the predicted column that it comes from.
@@ -71,7 +69,6 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
 
 
 def _without_prediction(recording: Recording) -> pd.DataFrame:
-    """Return the cases without a time, and those that the model does not predict."""
     return recording.rows.drop(index=recording.products.index)
 
 
@@ -93,7 +90,6 @@ def specs_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def _joined(rows: pd.DataFrame, names: list[str]) -> pd.Series:
-    """Join the named columns of each row with commas; a missing value becomes an empty string."""
     texts = []
     for name in names:
         # Columns with missing sizes are floats, which would be written as 64.0.
@@ -107,8 +103,6 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
 
     A column of :data:`TEXTS` has a list of distinct words, and for each point the position of its
     word in this list. Every other column has a list of numbers, with None for missing values.
-    Columns of :data:`TIMES` and :data:`ESTIMATES`, except for ``flops``, are rounded to as many
-    significant digits as the page needs.
     """
     columns: dict[str, Any] = {}
     for name in TEXTS:
@@ -126,12 +120,10 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
 
 
 def _rounded(values: Array, digits: int) -> Array:
-    """Return the values, each rounded to ``digits`` significant digits."""
     return np.array([float(f"{value:.{digits}g}") for value in values])
 
 
 def _number(value: float) -> float | int | None:
-    """Convert a number for JSON: NaN and infinity to None, a whole number to an integer."""
     if not np.isfinite(value):
         return None
     return int(value) if value.is_integer() else float(value)

@@ -16,7 +16,7 @@ from analysis.plots.style import KINDS, save
 class Plot(NamedTuple):
     """A function that draws a plot, and the part of the caption that says how to read the plot.
 
-    The function returns None if the recording has too few points for the plot.
+    The function returns None if the recording has too few points.
     """
 
     draw: Callable[[Analysis], Figure | None]
@@ -57,15 +57,15 @@ def write_plots(
 ) -> list[Path]:
     """Draw plots of a recording, and write them to the folder ``plots`` in the recording's folder.
 
-    Plots for which the recording has too little data are left out.
+    Plots for which the recording has too few points are left out.
 
     Args:
         analysis: the recording, with its predictions.
         names: names of the plots to draw, from :data:`PLOTS`; an empty sequence draws all plots.
-        kinds: file formats, at least one; each plot is written in all of them.
+        kinds: file formats, at least one.
 
     Returns:
-        For each plot that was drawn, the path of the file in the first of the formats.
+        The path of each plot's file in the first format.
 
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.

@@ -20,8 +20,7 @@ from kernels.common.counts import counted
 def draw(analysis: Analysis) -> Figure:
     """Plot predicted time (left) and relative error (right) against measured time.
 
-    The left panel is log-log. Both panels have bands of ±10% and ±25%. The title gives the median,
-    the mean and the 95th percentile of the absolute errors.
+    The left panel is log-log. Both panels have bands of ±10% and ±25%.
     """
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()
@@ -49,8 +48,8 @@ def draw(analysis: Analysis) -> Figure:
             alpha=0.7,
             rasterized=has_many_points,
         )
-    # 3. Choose the range of errors. It includes 99% of them with a margin of 5%, and both bands
-    # with a margin of 20%. No error is below −100%.
+    # 3. Choose the range of errors. It includes 99% of them with a margin, and both bands with a
+    # margin. No error is below −100%.
     widest_band = max(band for band, _ in ERROR_BANDS)
     top_percent = float(max(120 * widest_band, 105 * error.quantile(0.99)))
     error_panel.set(

@@ -37,8 +37,8 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     """Draw where the time of a step goes, with one stacked bar per machine.
 
     Args:
-        accounts: account of the step's time on each machine, by the label of the machine's bar; at
-            least one account.
+        accounts: account of the step's time on each machine, by the label of the machine's bar; not
+            empty.
         title: beginning of the plot's title.
         folder: folder of the PNG and SVG files.
 
@@ -86,10 +86,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 
 
 def drawn_roles(account: Account) -> dict[str, float]:
-    """Return the time in µs of each role in a step, with q, k and v as a single role.
-
-    Roles that take no time are left out.
-    """
+    """Return the time in µs of each role in a step, with q, k and v as a single role."""
     drawn: dict[str, float] = {}
     for role, time_us in account.by_role.items():
         name = _TOGETHER_NAME if role in _TOGETHER else role
@@ -99,11 +96,8 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Say which known role takes the largest share of the step on the first machine.
-
-    The machine is named if ``accounts`` has several machines.
-    """
-    account = next(iter(accounts.values()))  # mappings keep their order, so this is the first one
+    """Say which known role takes the largest share of the step on the first machine."""
+    account = next(iter(accounts.values()))
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
     if not times_us:
@@ -117,8 +111,7 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     """Name the best change, or say that no change is worth making.
 
-    The best change has the largest gain after costs, as in the report of an audit. The machine of
-    this change is named if ``levers`` has several machines.
+    The best change has the largest gain after costs, as in the report of an audit.
     """
     worthwhile = [
         (machine, lever)
@@ -137,8 +130,7 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
     """Draw each change's gain for the whole step, and the gain's interval, in a panel per machine.
 
     Args:
-        levers: possible changes of the model's dimensions, by the name of the machine. Without
-            machines, an empty panel is drawn.
+        levers: possible changes of the model's dimensions, by the name of the machine.
         title: beginning of the plot's title.
         folder: folder of the PNG and SVG files.
 

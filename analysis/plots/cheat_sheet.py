@@ -45,7 +45,6 @@ def sheet_data(rows: Sequence[RuleResult], with_other_effects: bool = False) -> 
 
 
 def _is_certain(row: RuleResult) -> bool:
-    """Return True if the whole interval of a rule's effect is on one side of 1."""
     return row.lo is not None and row.hi is not None and (row.lo > 1 or row.hi < 1)
 
 
@@ -72,7 +71,7 @@ def write_table_sheet(
     Args:
         rows: results of rules.
         machine: the machine that was measured for the table.
-        source: the table, which the caption names.
+        source: the table.
         folder: folder of the PNG and SVG files.
 
     Returns:
@@ -81,8 +80,7 @@ def write_table_sheet(
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.
     """
-    # Only a few rules can be tested with a public table, so those are included whose effect is not
-    # the gain from following their advice.
+    # Few rules can be tested with a public table, so rules with other effects are included.
     figure = draw_sheet(rows, machine, with_other_effects=True)
     if figure is None:
         return []
@@ -93,8 +91,7 @@ def write_table_sheet(
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
     """Return the advice of a rule, or advice against the rule if its effect is not above 1.
 
-    Args:
-        row: a row of the table from :func:`sheet_data`, with the columns ``id`` and ``effect``.
+    ``row`` is a row of the table from :func:`sheet_data`.
     """
     advice = all_rules()[str(row["id"])].do
     if row["effect"] > 1:
@@ -103,7 +100,6 @@ def what_to_do(row: Mapping[Hashable, Any]) -> str:
 
 
 def _title(data: pd.DataFrame, machine: Machine) -> str:
-    """Return the title of the sheet: the machine's name and the advice with the largest effect."""
     best = data.iloc[0]
     return f"{machine.name}: {what_to_do(best.to_dict())}, {best['effect']:.2f}×"
 
@@ -111,13 +107,7 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 def draw_sheet(
     rows: Sequence[RuleResult], machine: Machine, with_other_effects: bool = False
 ) -> Figure | None:
-    """Draw one page with the rules of :func:`sheet_data`, or return None if there are no rules.
-
-    Args:
-        rows: results of rules.
-        machine: the machine on which the rules were tested.
-        with_other_effects: as in :func:`sheet_data`.
-    """
+    """Draw one page with the rules of :func:`sheet_data`, or return None if there are no rules."""
     data = sheet_data(rows, with_other_effects)
     if data.empty:
         return None

@@ -70,8 +70,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 def draw_layouts(analysis: Analysis) -> Figure | None:
     """Draw the ratio of NCHW time to NHWC time, and its interval, for each convolution.
 
-    Each pass has a panel, with one row for each combination of channels, image size and filter
-    size. The result is None if too few convolutions were timed in both layouts.
+    Each pass has a panel. The result is None if too few convolutions were timed in both layouts.
     """
     pairs = layout_series(analysis.table)
     if len(pairs) < LEAST_POINTS:

@@ -24,7 +24,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
     """Draw the plot of a fleet, and save it in the folder ``plots`` of the fleet's recording.
 
     Returns:
-        Path of the PNG file, or None if fewer than two GPUs were timed on the same kind of anchor.
+        Path of the PNG file, or None if fewer than two GPUs have a speed.
 
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.
@@ -37,12 +37,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
 
 def fleet_title(report: FleetReport) -> str:
-    """Return the title of the plot.
-
-    If only one GPU is slow, the title names the GPU and the reason. If several GPUs are slow, the
-    title gives their number. If no GPU is slow, the title says how much the GPUs differ, unless the
-    difference is unknown.
-    """
+    """Return the title of the plot, which says whether GPUs are slow."""
     count = len(report.verdicts)
     slow = [verdict for verdict in report.verdicts if verdict.verdict == SLOW]
     if not slow:
@@ -69,9 +64,8 @@ def fleet_title(report: FleetReport) -> str:
 def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, from the slowest GPU to the fastest.
 
-    GPUs without a speed are left out. A second panel plots speed against the SM clock, if the clock
-    of a drawn GPU was read. The result is None if fewer than two GPUs were timed on the same kind
-    of anchor.
+    If the clock of a drawn GPU was read, a second panel plots speed against the SM clock. The
+    result is None if fewer than two GPUs have a speed.
     """
     speeds = report.speeds
     if not speeds.overall:
@@ -90,8 +84,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
         size = (10.0, 6.0)
     figure, all_axes = panels(panel_count, fleet_title(report), size, share_y=True)
     speed_panel = all_axes[0]
-    # 1. The first panel shows all GPUs that have a speed. It names those of the six slowest that
-    # count as slow.
+    # 1. The first panel shows all GPUs that have a speed, and names slow GPUs among the first six.
     ranks = np.arange(1, len(order) + 1)
     low = overall.lo[order]
     high = overall.hi[order]
@@ -131,7 +124,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             label="speed explained by the clock",
         )
         clock_panel.set(xlabel="SM clock, relative to the median")
-    # 3. In each panel, a line shows the margin. A GPU is slow if its whole interval is below the
+    # 3. In each panel, a line shows the margin. The whole interval of a slow GPU is below the
     # margin, in this kind of anchor or in another one.
     for axes in all_axes:
         margin_line = axes.axhline(
@@ -150,11 +143,7 @@ def _draw_points(
 ) -> None:
     """Draw a marker at the speed of each GPU, with a colour and a shape for each verdict.
 
-    Args:
-        report: the report with speeds and verdicts.
-        axes: the axes to draw on.
-        positions: positions of the GPUs in the report.
-        x_values: coordinate of each of these GPUs on the horizontal axis.
+    ``positions`` are the positions of the GPUs in the report.
     """
     speeds = report.speeds.kinds[report.speeds.overall].speed[positions]
     verdicts = np.array([report.verdicts[i].verdict for i in positions])

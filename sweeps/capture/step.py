@@ -89,7 +89,7 @@ class ModelSource(Protocol):
 
     @property
     def positions(self) -> int | None:
-        """Length in tokens of the longest sequence that the model supports; None if unknown."""
+        """Longest sequence in tokens for which the model was made; None if it is not stated."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model with the sizes in ``changes``, and prepare the forward pass of the step.
@@ -99,15 +99,10 @@ class ModelSource(Protocol):
 
 
 def default_seq(positions: int | None, mode: str, tokens: int) -> int:
-    """Return the length of a model's sequences, in tokens, to use if the user gives no length.
+    """Return the default length of a model's sequences in tokens.
 
-    The length is 2,048, or the number of positions if the model has fewer. In a decoding step, the
-    new tokens are subtracted from the positions first. The length is never less than 1.
-
-    Args:
-        positions: number of positions of the model; None if it is unknown.
-        mode: kind of step.
-        tokens: number of new tokens of a decoding step.
+    The length is 2,048, or less if the model has too few positions. In a decoding step, the new
+    tokens need positions, too.
     """
     if positions is None:
         return ModelStep.seq
@@ -130,8 +125,6 @@ def images_of(step: ModelStep, height: int, width: int) -> tuple[str, ...]:
 def refuse_decoding(name: str, step: ModelStep) -> None:
     """Refuse a decoding step of a model for which decoding is not supported.
 
-    ``name`` is the model's name in the message.
-
     Raises:
         UserError: if the step decodes.
     """
@@ -142,7 +135,7 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
 def mean_of(result: Any) -> Tensor:
     """Return the mean of the first floating-point tensor in a module's result, as a loss.
 
-    The result may be a tensor, a mapping or a sequence. Tensors in nested containers are not found.
+    Tensors in nested containers are not found.
 
     Raises:
         UserError: if the result has no floating-point tensor.
@@ -166,9 +159,7 @@ def mean_of(result: Any) -> Tensor:
 def first_line(error: Exception) -> str:
     """Return the first informative line of an exception's message.
 
-    If the first line ends with a colon, return the second line. If the line to return begins with
-    the name of an error, leave the name out. If the message is empty, return the name of the
-    exception's class.
+    If the message is empty, return the name of the exception's class.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:

@@ -44,8 +44,7 @@ class TracedOperation:
         module: path of the innermost module that called the operation. An operation that computes a
             gradient has the path of the module that called the forward operation.
         node: if ``backward`` is True, number of the autograd node whose gradient the operation
-            computes. Otherwise, number of the newest autograd node after the operation; the first
-            operation with that number made the node.
+            computes. Otherwise, number of the newest autograd node after the operation.
         backward: True if the operation computes a gradient.
         recomputed: True if a checkpoint recomputes the operation in the backward pass.
         layers: traced layers that the operation runs in, the outermost one first.
@@ -64,15 +63,14 @@ class TracedOperation:
 
     @property
     def count(self) -> int:
-        """Number of times that the operation runs in a step, summed over all identical layers."""
+        """Number of times that the operation runs in a step, including all identical layers."""
         return math.prod(layer.calls for layer in self.layers)
 
 
 class Trace(TorchDispatchMode):
     """Recorder of operations, to be entered within :func:`sweeps.capture.capture.fake_tensors`.
 
-    Autograd numbers the node of each forward operation. The number links the gradients to the
-    operation, as in PyTorch's profiler.
+    The numbers of autograd's nodes link gradients to forward operations, as in PyTorch's profiler.
     """
 
     def __init__(self, layers: AlikeLayers) -> None:
@@ -110,7 +108,6 @@ class Trace(TorchDispatchMode):
                 hook.remove()
 
     def _current_path(self) -> str:
-        """Return the path of the innermost module that is being called, or an empty string."""
         return self._module_paths[-1] if self._module_paths else ""
 
     def __torch_dispatch__(

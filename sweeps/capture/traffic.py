@@ -1,7 +1,6 @@
 """Count the bytes that a model's operations move, apart from its matrix multiplications.
 
-The name of an operation decides whether it is a matrix multiplication. The *other operations* run
-one at a time, or fused into groups.
+All *other operations* are assumed to run one at a time, or to be fused into groups.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
     If ``fused`` is True, consecutive operations count as one kernel if they are in the same layer
     and no matrix multiplication comes between them. The kernel reads each tensor once, and writes
-    only the results that are used later. The bytes are then a lower bound, because a compiler may
-    be unable to keep all intermediate results on the chip.
+    only the results that are used later. This is optimistic, because a compiler may be unable to
+    keep all intermediate results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -72,7 +71,7 @@ def largest_operation_bytes(
 
     Without a backward pass, this number is an estimate of the memory that activations need, because
     earlier activations are freed. ``parameter_storages`` has the addresses of the parameters'
-    storages. Without operations, the result is 0.
+    storages.
     """
 
     def bytes_of(operation: TracedOperation) -> int:
@@ -87,8 +86,7 @@ def _groups_between_products(
 ) -> list[tuple[list[TracedOperation], set[int]]]:
     """Return the other operations in groups, each of which could be one fused kernel.
 
-    A group ends at a matrix multiplication, and where a traced layer begins or ends. Each group is
-    returned together with the storages of its results that are used after the group.
+    Each group comes with the storages of its results that are used after the group.
     """
     # 1. Divide the positions of the operations into groups, and find where each storage is read
     # last.
@@ -119,11 +117,7 @@ def _groups_between_products(
 
 
 def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
-    """Return the bytes that a group of operations moves as one kernel, by kind of operation.
-
-    A tensor from outside the group is counted once, as a read by the first operation that reads it.
-    A result is counted once, as a write, if its storage is one of ``used_later``.
-    """
+    """Return the bytes that a group of operations moves as one kernel, by kind of operation."""
     moved_bytes: Counter[str] = Counter()
     read: set[tuple[int, int]] = set()  # storages and offsets
     written: set[int] = set()  # storages
@@ -148,8 +142,7 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the reads of an operation.
 
-    A lookup, such as an embedding, need not read a whole tensor. For each tensor that a lookup
-    reads, the counted bytes are therefore at most those of the lookup's result.
+    A lookup, such as an embedding, is assumed to read no more bytes of a tensor than it writes.
     """
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads

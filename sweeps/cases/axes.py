@@ -11,9 +11,8 @@ An axis is declared in TOML as one of
 
 The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. An edge is a
 size after which the next size needs another tile or wave. Each edge is added, and so are the sizes
-one below and one above the edge. Values below the first value or above the last one are not added.
-Tiles have edges along m, n and k. Waves have edges along m and n. In a linear layer, waves have
-edges along ``tokens`` in those passes whose result has one row per token.
+one below and one above it, if they are within the range. Tiles have edges along m, n and k. Waves
+have edges along m and n, and along a linear layer's ``tokens`` except in the pass ``wgrad``.
 
 In the functions below, ``along`` is the name of the axis, and ``location`` names the place in the
 file for error messages.
@@ -97,8 +96,7 @@ def parse_axis(declared: Any, location: str) -> tuple[Any, ...]:
 def parse_size_axis(declared: Any, location: str, along: str, sizes: Sequence[str]) -> Axis:
     """Parse an axis of sizes, which may also be a multiple of another size.
 
-    ``sizes`` has the names of the sizes that the axis may be a multiple of. An error message lists
-    them in the same order.
+    ``sizes`` has the names of the sizes that the axis may be a multiple of.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
@@ -167,7 +165,6 @@ def resolution_order(axes: Mapping[str, Axis], location: str = "") -> list[str]:
 
 
 def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
-    """Return the names of the axes in cycles, without axes that merely depend on a cycle."""
     # Remove the axes that no remaining axis needs, until every remaining axis is needed.
     cyclic = set(axes)
     while True:
@@ -194,12 +191,7 @@ def _needs(axis: Axis, along: str) -> set[str]:
 
 
 def _parse_table(table: Mapping[str, Any], location: str, along: str) -> Axis:
-    """Parse an axis that is given as a table: a range, powers or a neighbourhood.
-
-    Raises:
-        UserError: if the table has invalid keys or values, or if it requests edges along an axis
-            that has no such edges.
-    """
+    """Parse an axis that is given as a table: a range, powers or a neighbourhood."""
     # 1. Check the keys, which must be those that a form requires, with or without its optional
     # ones. A form is a candidate if all its required keys are given. For each candidate, collect
     # the given keys that do not belong to it.
@@ -246,15 +238,7 @@ def _parse_table(table: Mapping[str, Any], location: str, along: str) -> Axis:
 
 
 def _values_of_table(table: Mapping[str, Any], location: str) -> Iterable[int]:
-    """Return the values of a range, of powers or of a neighbourhood; ``edges`` is ignored.
-
-    The table must have valid keys, and its numbers must be at least 1. Values below 1 are left out
-    of a neighbourhood.
-
-    Raises:
-        UserError: if there are too many values or none, if ``to`` is less than ``from``, or if
-            ``times`` is 1.
-    """
+    """Return the values of a range, of powers or of a neighbourhood."""
     if "around" in table:
         centre = table["around"]
         distance = table["by"]
@@ -282,9 +266,6 @@ def _checked_length(values: range, location: str) -> range:
     """Return a range unchanged, after checking that it does not have too many values.
 
     The length is checked before the range becomes a list, which might not fit into memory.
-
-    Raises:
-        UserError: if the range has too many values.
     """
     if len(values) > _MAX_VALUES:
         raise UserError(
@@ -298,8 +279,7 @@ def resolve_axis(
 ) -> list[Any]:
     """Return the values of the axis ``along``, given the values of the axes on which it depends.
 
-    ``resolved`` has one value of each of those other axes, by name. The machine's tiles and number
-    of SMs determine where the edges are.
+    ``resolved`` has one value of each of those other axes, by name.
 
     Raises:
         UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges
@@ -329,11 +309,7 @@ def single_size(value: Any, name: str) -> int:
 def _near_edges(
     axis: Edges, resolved: Mapping[str, Any], machine: Machine, along: str
 ) -> list[int]:
-    """Return the values of an axis and the sizes at and around its edges, sorted and distinct.
-
-    Raises:
-        UserError: if the axis covers more than :data:`_MAX_VALUES` tiles.
-    """
+    """Return the values of an axis and the sizes at and around its edges, sorted and distinct."""
     low, high = axis.values[0], axis.values[-1]
     # 1. Find the tile's size along the axis, and along the result's other dimension.
     tile_rows, tile_columns = large_tile(machine.generation, resolved["dtype"])

@@ -20,9 +20,10 @@ MODES = ("burst", "sustained")
 CACHES = ("cold", "warm", "weights-cold")
 """Cache states before a launch.
 
-If the state is ``cold``, no operand is cached. If it is ``warm``, all operands are cached. If it is
-``weights-cold``, only the first operand is cached, as in inference, where the first operand holds
-the activations. ``weights-cold`` exists only for GEMMs in bursts."""
+- ``cold``: the cache does not contain the operands.
+- ``warm``: an earlier launch has just read the same operands.
+- ``weights-cold``: the cache contains only the first operand, which holds the activations in
+  inference. This state exists only for GEMMs in bursts."""
 FILLS = ("normal",)
 """Distributions of the operands' values."""
 
@@ -74,13 +75,7 @@ class Case:
         """Build a case from its columns; the inverse of :meth:`columns`.
 
         Raises:
-            KeyError: if a column is missing, or if the operation is unknown.
-            TypeError: if a size, the dtype, the layout or the pass is None, as in a CSV row with
-                too few cells.
-            ValueError: if the columns do not describe a valid problem.
-            OverflowError: if a size of an operation other than a GEMM or a convolution is an
-                infinite float.
-            OverflowError: if a size is an infinite float.
+            KeyError, TypeError, ValueError, OverflowError: if the columns do not describe a case.
         """
         names = ("sweep", "implementation", "config", "mode", "cache", "fill")
         return cls(problem=problem_of(row), **{name: row[name] for name in names})

@@ -37,18 +37,13 @@ def expand(
     """Return the cases of a sweep on a machine, in declared order and without duplicates.
 
     ``library`` returns the name of the vendor library's implementation of a problem. ``configured``
-    returns the configs to time. Its arguments are the name of the implementation, the value of the
-    sweep's axis ``config``, the problem and the machine. ``requested`` are dtypes that are kept
-    even if the machine emulates them.
+    returns the configs to time, given the name of the implementation, the value of the sweep's axis
+    ``config``, the problem and the machine. ``requested`` are dtypes that are kept even if the
+    machine emulates them.
 
     Raises:
-        UserError: in any of these cases:
-
-            - A block has too many combinations.
-            - A combination is not a valid problem.
-            - An axis with edges covers too many tiles.
-            - A multiple or a filter uses a size such as ``2x1``.
-            - ``configured`` refuses the implementation or the config.
+        UserError: if the sweep cannot be expanded, for example because a combination is not a valid
+            problem.
     """
     cases: dict[Case, None] = {}  # the dictionary is used as a set that keeps its order
     for block in sweep.blocks:
@@ -85,12 +80,7 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
-    The sizes vary fastest. The sizes of a listed shape are strings. Other sizes are numbers, or
-    strings such as ``2x1``.
-
-    Raises:
-        UserError: if an axis with edges covers too many tiles, or if an axis is a multiple of a
-            size such as ``2x1``.
+    The sizes of a listed shape are strings.
     """
     # The axes of words can precede all sizes, because no word depends on a size.
     ordered_names = resolution_order(block.axes)
@@ -120,9 +110,8 @@ def _combinations(
 def _dtypes(declared: list[str], machine: Machine, requested: Sequence[str]) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
-    ``declared`` has one or more dtypes, or the single word ``all`` or ``emulated``. Dtypes that the
-    machine emulates are left out, because they would take most of the time. An emulated dtype is
-    kept if the user requested it, or if the block selects only emulated dtypes.
+    Dtypes that the machine emulates are left out, because they would take most of the time. An
+    emulated dtype is kept if the user requested it, or if the block selects only emulated dtypes.
     """
     if declared == ["emulated"]:
         return machine.emulated
@@ -132,11 +121,7 @@ def _dtypes(declared: list[str], machine: Machine, requested: Sequence[str]) -> 
 
 
 def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
-    """Build the problem that a combination of axis values describes.
-
-    Raises:
-        UserError: if the values do not describe a valid problem.
-    """
+    """Build the problem that a combination of axis values describes."""
     dtype = values["dtype"]
 
     def size(name: str) -> int:
@@ -163,7 +148,6 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
         if sweep.op == "lstm":
             return Lstm(size("steps"), size("minibatch"), size("hidden"), size("features"), dtype)
         # The only operation that is left is ``conv``.
-        # The only operation that is left is ``conv``.
         sizes = (size(name) for name in ("images", "c", "h", "w", "kout", "r", "s"))
         pairs = (parse_pair(str(values[name]), name) for name in PAIRS)
         return Conv.build(sizes, pairs, size("groups"), dtype, values["layout"], values["pass"])
@@ -172,15 +156,10 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
 
 
 def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
-    """Return True if a problem with these axis values meets a condition.
-
-    Raises:
-        UserError: if the condition uses a size such as ``2x1``.
-    """
+    """Return True if a problem with these axis values meets a condition."""
     left, sign, right = condition
 
     def value_of(side: str | float) -> Any:
-        """Return the number or dtype that one side of a condition stands for."""
         if not isinstance(side, str):
             return side
         if side in (*QUANTITIES, "dtype"):

@@ -1,4 +1,4 @@
-"""Read sweeps from TOML files, and check the keys and values.
+"""Read sweeps from TOML files, and check them.
 
     question = "What does this sweep answer?"      # the first line of the file
     op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
@@ -20,8 +20,7 @@
 - the text of one config.
 
 Dtypes that the machine emulates are left out, unless the user requested them or the block has no
-other dtypes. ``dtype = "emulated"`` selects only the emulated dtypes. The words ``all`` and
-``emulated`` cannot be combined with other dtypes.
+other dtypes. ``dtype = "emulated"`` selects only the emulated dtypes.
 
 ``cache`` is ``cold`` or ``warm``. For GEMMs in bursts, it may also be ``weights-cold``: the first
 operand is then warm and the second cold, as in inference.
@@ -29,15 +28,15 @@ operand is then warm and the second cold, as in inference.
 ``op`` may also be ``layer``, ``projections``, ``timesteps`` or ``lstm``. If ``op`` is ``layer``,
 the axis ``layer`` names the kind of layer, such as ``relu`` or ``layernorm``.
 
-Shapes can also be listed, either in one block or at the top of the file for all blocks:
-``shapes = ["4096,4096,1024"]``, with the sizes in the same order as on the command line. One size
-of each operation, such as a GEMM's ``batch`` or a convolution's ``images``, is always an axis and
+Shapes can also be listed as ``shapes = ["4096,4096,1024"]``, with the sizes in the order of
+:data:`SHAPE`. Shapes at the top of the file are for all blocks that list no shapes. One size of
+each operation, such as a GEMM's ``batch`` or a convolution's ``images``, is always an axis and
 never part of a listed shape. ``vary = { n = [-1, 1, 8] }`` adds variants of each listed shape, with
 n one less, one more and eight more. If ``vary`` names several sizes, each variant changes only one
 of them.
 
 ``default = false`` at the top of a file in :file:`specs/` keeps the file's sweep out of runs that
-name no sweep. Without this line, the sweep must have cases on CPUs, too.
+name no sweep.
 """
 
 from __future__ import annotations
@@ -125,13 +124,12 @@ def all_sweeps() -> dict[str, Sweep]:
 
 
 def broken_sweeps() -> dict[str, UserError]:
-    """Return, by sweep name, the error of each file in ``sweeps/specs`` that is not valid."""
+    """Return the errors of files in ``sweeps/specs`` that are not valid sweeps, by sweep name."""
     return {name: error for name, error in _read_folder().items() if isinstance(error, UserError)}
 
 
 @cache
 def _read_folder() -> dict[str, Sweep | UserError]:
-    """Return, by sweep name, the sweep or the error of each file in ``sweeps/specs``."""
     sweeps: dict[str, Sweep | UserError] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         try:
@@ -148,7 +146,6 @@ def read_sweep(path: Path) -> Sweep:
         UserError: if the file cannot be read or is not a valid sweep.
     """
     # 1. Read the file.
-    # 1. Read the file.
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -158,7 +155,6 @@ def read_sweep(path: Path) -> Sweep:
         ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:  # TOML is always in UTF-8
         raise UserError(f"{path.name} is not valid TOML ({error}); correct it.") from None
-    # 2. Check the keys at the top of the file.
     # 2. Check the keys at the top of the file.
     _check_keys(table, _TOP_KEYS, path.name)
     for key in ("question", "op", "block"):
@@ -192,12 +188,7 @@ def axis_names(op: str) -> tuple[str, ...]:
 
 
 def _read_block(block: Mapping[str, Any], op: str, location: str) -> Block:
-    """Check the TOML table of a ``[[block]]``, including shared shapes, and return the block.
-
-    Raises:
-        UserError: if a key or a value is not valid, an axis without a default is missing, or axes
-            depend on one another in a cycle.
-    """
+    """Check the TOML table of a ``[[block]]``, including shared shapes, and return the block."""
     # 1. Read the kind of machine, the listed shapes and their variants.
     names = axis_names(op)
     _check_keys(block, ("on", "shapes", "vary", "where", *names), location)
@@ -246,7 +237,7 @@ def _read_block(block: Mapping[str, Any], op: str, location: str) -> Block:
 
 
 def _check_words(axes: Mapping[str, Axis], op: str, location: str) -> None:
-    """Refuse words that are not valid for the operation; axes that are sizes are not checked."""
+    """Refuse words that are not valid for the operation."""
     valid_words = {
         "dtype": (*_DTYPE_GROUPS, *TIMED_DTYPES),
         "layer": tuple(LAYERS),
@@ -278,10 +269,9 @@ def _check_dtypes(axes: Mapping[str, Axis], location: str) -> None:
 
 
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, location: str) -> None:
-    """Refuse ``weights-cold`` for operations and modes for which it has no meaning.
+    """Refuse ``weights-cold`` for operations and modes that do not support it.
 
-    The word has no meaning for sustained work, because the sampler neither empties the cache for
-    such work nor loads the first operand into it.
+    For sustained work, the sampler neither empties the cache nor loads the first operand into it.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return
@@ -298,18 +288,12 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, location: str) -> Non
 
 
 def _words(axis: Axis) -> tuple[Any, ...]:
-    """Return the words of an axis whose values are words, such as ``cache``."""
     assert isinstance(axis, tuple)  # only an axis of sizes may be a multiple or have edges
     return axis
 
 
 def _read_shapes(shapes: Any, op: str, location: str) -> tuple[str, ...]:
-    """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them.
-
-    Raises:
-        UserError: if ``shapes`` is not a list of strings, or if a string does not have one number
-            for each of the operation's sizes in :data:`SHAPE`.
-    """
+    """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them."""
     _check_type(shapes, list, f"{location}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
@@ -328,16 +312,7 @@ def _read_shapes(shapes: Any, op: str, location: str) -> tuple[str, ...]:
 def _read_vary(vary: Any, shapes: Sequence[str], op: str, location: str) -> tuple[str, ...]:
     """Return each shape, followed by its variants, in which ``vary`` adds an offset to one size.
 
-    ``vary`` maps each size that is varied to an offset or a list of offsets. Duplicates are left
-    out of the result.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - ``shapes`` is empty.
-            - ``vary`` is not a table of whole numbers.
-            - ``vary`` names something other than a size that can be varied.
-            - A variant would have a size below 1.
+    ``vary`` maps each size that is varied to an offset or a list of offsets.
     """
     if not shapes:
         raise UserError(f"{location} has vary but no shapes to change; add shapes, or remove vary.")
@@ -366,15 +341,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, location: str) -> tupl
 
 
 def _read_filter(text: Any, op: str, location: str) -> Filter:
-    """Parse a condition such as ``flops <= 1e12``.
-
-    If the left side is ``dtype``, the operator must be ``==`` or ``!=``, and the right side must be
-    a dtype, such as ``fp16``. If the left side is a size or one of :data:`QUANTITIES`, the right
-    side must be a number, a size or a quantity.
-
-    Raises:
-        UserError: if the text is not such a condition.
-    """
+    """Parse a condition such as ``flops <= 1e12``."""
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise UserError(
@@ -399,7 +366,6 @@ def _read_filter(text: Any, op: str, location: str) -> Filter:
 
 
 def _check_keys(table: Mapping[str, Any], valid: Sequence[str], location: str) -> None:
-    """Refuse a table with a key that is not in ``valid``."""
     for key in table:
         if key not in valid:
             raise UserError(f"{location} has an unknown key {key!r}; {nearest(key, valid)}")
@@ -412,6 +378,5 @@ def _check_type(value: Any, kind: type, location: str, expected: str) -> None:
 
 
 def _check_word(word: Any, valid: Sequence[str], location: str) -> None:
-    """Refuse a word that is not in ``valid``."""
     if word not in valid:
         raise UserError(f"{location} is {word!r}; {nearest(str(word), valid)}")

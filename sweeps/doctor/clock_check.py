@@ -76,9 +76,8 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     """Run all comparisons, and return the content of ``clock.json`` (see results/README.md).
 
     At most ``count`` cases are timed with a standard timer, and at most ``count`` GEMMs with CUDA
-    graphs. The effect of a profiler is measured on at most :data:`_PROFILER_CASES` cases,
-    whatever ``count`` is. ``note`` is called before each part of the work, with a text that tells
-    the user what is timed.
+    graphs. ``note`` is called before each part of the work, with a text that tells the user what is
+    timed.
     """
     machine, gpu = device.machine, device.gpu
     passes = []
@@ -110,9 +109,6 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return a summary of each timer's two passes.
-
-    The medians are taken over the cases that the timer timed in both passes and that the sampler
-    timed in the first pass. Timers without such a case are left out.
 
     Returns:
         For each timer, a mapping with these entries:
@@ -146,8 +142,8 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     """Time subjects with the sampler, in shuffled rounds until all of them are finished.
 
-    The subjects themselves do not change, because the samples are added to copies of them. A
-    subject whose samples all show launch gaps is left out of the result.
+    The samples are added to copies of the subjects. A subject whose samples all show launch gaps is
+    left out of the result.
     """
     begin = time.perf_counter()
     # 1. Copy the subjects without their earlier samples and without a checker.
@@ -192,14 +188,7 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
-    """Time the cases with the sampler and with a standard timer.
-
-    Returns:
-        A mapping whose entry ``timers`` has a mapping for each timer, with these entries:
-
-        - ``seconds``: seconds that the timer took for all cases;
-        - ``medians_us``: median µs per launch, by problem.
-    """
+    """Time the cases with the sampler and with a standard timer."""
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
     pass_by_timer: dict[str, Pass] = {"sampler": in_rounds(bench.sampler, subjects)}
@@ -219,14 +208,9 @@ def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """Sample at most ``count`` short cases, before and after one of them runs in a profiler.
+    """Time at most ``count`` short cases, before and after one of them runs in a profiler.
 
-    First, up to 4 · ``count`` cases are taken from :func:`clock_cases`. The ``count`` cases with
-    the fewest FLOPs are chosen from them. On a CPU, the verbose mode of the vendor libraries takes
-    the place of the profiler.
-
-    Return rows with ``problem``, ``before_us`` and ``after_us`` (the median µs per launch before
-    and after the profiler). A case without one of the two times is left out.
+    On a CPU, the verbose mode of the vendor libraries takes the place of the profiler.
     """
     # A profiler slows launches, which shows most in the shortest ones.
     by_size = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)
@@ -255,12 +239,7 @@ def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[di
 
 
 def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str, Any]]:
-    """Time at most ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs.
-
-    Return rows with ``problem``, ``time_us`` (µs per launch) and ``weights`` (the number of weight
-    matrices that the launches of a graph rotate through). A GEMM that does not fit into memory or
-    fails is left out.
-    """
+    """Time at most ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs."""
     # 1. Choose the GEMMs.
     device = select_device("gpu", gpu).torch_name
     make_current(gpu)
@@ -302,9 +281,6 @@ def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str
 def _multiply_by_each(
     activations: torch.Tensor, weights: Sequence[torch.Tensor], out: torch.Tensor
 ) -> None:
-    """Multiply the activations (M, K) by the transpose of each weight matrix (N, K).
-
-    Each result overwrites ``out``.
-    """
+    """Multiply the activations (M, K) by the transpose of each weight matrix (N, K)."""
     for weight in weights:
         torch.mm(activations, weight.T, out=out)

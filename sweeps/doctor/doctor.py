@@ -103,15 +103,7 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
-    """Report facts about a GPU, and what may spoil its timings.
-
-    The findings are:
-
-    - the number of GPUs, if there are several;
-    - differences from machines.toml, or the fact that machines.toml does not list the GPU;
-    - a warning, if the GPU is a MIG slice;
-    - the readings of NVML, or a warning if NVML cannot be used.
-    """
+    """Report facts about a GPU, and what may spoil its timings."""
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(
@@ -148,10 +140,7 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Warn if the number of SMs or the bandwidth differs by more than 5% from machines.toml.
-
-    The bandwidth is not compared if PyTorch does not report the memory clock.
-    """
+    """Warn if the number of SMs or the bandwidth differs by more than 5% from machines.toml."""
     properties = torch.cuda.get_device_properties(device.gpu)
     # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.
     memory_hz = clock_khz(properties, "memory_clock_rate") * 1e3
@@ -175,12 +164,10 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """Report clocks, power limit, temperature, ECC and other processes, if NVML reports them.
 
-    ``nvml`` is the module that :func:`open_nvml` returns, and ``handle`` identifies the GPU in
-    calls of that module.
+    ``handle`` identifies the GPU in calls of the module ``nvml``.
     """
 
     def ask(query: Any, *arguments: Any) -> Any:
-        """Return the result of an NVML function, or None if NVML reports an error."""
         try:
             return query(*arguments)
         except nvml.NVMLError:

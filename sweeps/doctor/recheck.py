@@ -26,16 +26,15 @@ TOLERANCE = 0.03
 """Tolerance of the comparison with the recorded times.
 
 The machine is judged to be as fast as recorded if the median ratio of present to recorded times is
-at most ``1 + TOLERANCE`` and at least ``1 / (1 + TOLERANCE)``."""
+within a factor of ``1 + TOLERANCE``."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Return up to ``count`` recorded cases, evenly spaced by the rank of their times.
+    """Return up to ``count`` recorded cases, each with its recorded seconds per launch.
 
-    A candidate is a GEMM or convolution in burst mode that was computed by a vendor library and has
-    a time. If at least ``count`` candidates have converged, only converged candidates are
-    chosen. If there are fewer than ``count`` candidates, all of them are chosen. Each case is
-    returned with its recorded seconds per launch.
+    The cases are evenly spaced by the rank of their times. They are GEMMs and convolutions that a
+    vendor library computed in burst mode. If enough of them have converged, the others are not
+    chosen.
     """
     # 1. Select the rows that can be chosen.
     usable = [
@@ -63,7 +62,7 @@ def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Ca
 def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """Re-time up to ``count`` cases of the measurements.csv in a machine's results folder.
 
-    A case that cannot be timed, fails, or shows launch gaps in every sample is left out.
+    Cases that cannot be re-timed are left out.
 
     Returns:
         The result of :func:`judge_ratios`, with the added entry ``sentence``: the result in words.
@@ -72,7 +71,6 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         UserError: if the folder has no measurements.csv, or its run.json cannot be read.
         PoisonedError: if the device does not recover from a failed launch.
     """
-    # 1. Choose the cases.
     # 1. Choose the cases.
     path = folder / "measurements.csv"
     if not path.exists():

@@ -1,6 +1,6 @@
 """Turn the anchors' samples into anchors.csv, steady.csv and the ``steady`` entry of run.json.
 
-Anchors are the few cases that every GPU of a run times before its share of the plan.
+Anchors are a few cases that every worker of a run times before its share of the plan.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ def anchor_rows(
     events: Sequence[Event],
     gpus: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return one row for each worker, GPU, anchor and phase, from the latest timing of the anchors.
+    """Return the rows of anchors.csv: one for each worker, GPU, anchor and phase.
 
-    The rows are those of anchors.csv, in the order of their first samples. A sustained anchor's row
-    covers only its :func:`settled_windows`. ``energy_j`` is the board's energy per launch in these
-    windows, in joules; it is None for bursts and wherever the energy is unknown. ``gpus`` is the
-    entry ``gpus`` of run.json.
+    The rows are computed from the latest timing of the anchors. A sustained anchor's row covers
+    only its :func:`settled_windows`. ``energy_j`` is the board's energy per launch in joules; it is
+    None for bursts and wherever the energy is unknown. ``gpus`` is the entry ``gpus`` of run.json.
     """
     # 1. Collect the samples of each row.
     samples_by_key: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
@@ -80,7 +79,7 @@ def steady_rows(
     """Return the rows of steady.csv: one for each window of the sustained anchors.
 
     A window is one batch of launches. Only windows from the latest timing of the anchors have a
-    row. The value of a sensor that was not read is None.
+    row.
     """
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
@@ -111,8 +110,7 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     A sustained anchor has an entry if the same worker and GPU also timed the anchor in bursts while
     the run used no other GPU of the node. ``share`` is the sustained speed divided by the burst
     speed. The bounds ``lo`` and ``hi`` of ``share`` follow from the 95% intervals of both times.
-    They are None if either time has no interval. The other values of an entry describe the
-    sustained anchor.
+    They are None if either time has no interval.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -145,8 +143,8 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
     """Return the windows of sustained work in which power and clocks are assumed to be steady.
 
-    A window is returned if its start ``t`` is at least half of the last window's ``t``. The result
-    is empty for bursts. ``samples`` are one anchor's samples from a single timing.
+    A window is returned if its start ``t`` is at least half of the last window's ``t``. ``samples``
+    are one anchor's samples from a single timing.
     """
     # Only windows of sustained work have ``t``, the seconds until they start.
     windows = [event for event in samples if "t" in event]
@@ -155,10 +153,7 @@ def settled_windows(samples: Sequence[Event]) -> list[Event]:
 
 
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
-    """Return the mean energy per launch in joules, from readings of the board's energy counter.
-
-    Return None if fewer than two windows have a reading, or if the counter did not increase.
-    """
+    """Return the mean energy per launch in joules, from readings of the board's energy counter."""
     with_reading = [i for i, event in enumerate(windows) if event.get("joules") is not None]
     if len(with_reading) < 2:
         return None

@@ -41,7 +41,7 @@ def fold_rows(
     A planned case has a row if it has a checked time, was refused, failed, or shows launch gaps in
     every sample. A time that is impossible on ``machine`` becomes an error; if ``machine`` is None,
     all times are accepted. Intervals are widened to cover the changes of speed that ``speeds`` has
-    for each worker and GPU. A worker and GPU without an entry in ``speeds`` are treated as steady.
+    for each worker and GPU.
     """
     history_by_case = histories(events)
     rows = []
@@ -94,10 +94,9 @@ def confirmed_table(
     A row has the log ratios that one process measured for a pair, one for each block of samples. A
     ratio is the time of the pair's first case divided by the time of the pair's second case.
 
-    A process is complete if it has all :data:`BLOCKS` blocks of the pair. A complete process counts
-    if it ran on the same worker and GPU as the latest complete process. Each pair has rows for the
-    latest :data:`PROCESSES` processes that count. A pair with fewer such processes is left out, and
-    so is a pair with a case that was refused or failed.
+    A process counts if it has all :data:`BLOCKS` blocks of the pair, and ran on the same worker
+    and GPU as the latest such process. A pair has rows for the latest :data:`PROCESSES` processes
+    that count. A pair with fewer such processes is left out.
     """
     # 1. Collect the blocks of each pair, by the process that timed them. A process is identified by
     # its start time.
@@ -130,7 +129,7 @@ def confirmed_table(
 
 
 def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> list[float]:
-    """Return, in order, the start times of the processes that :func:`confirmed_table` uses."""
+    """Return the start times of the processes that :func:`confirmed_table` uses."""
     places = {
         process: place_of(blocks[0])
         for process, blocks in blocks_by_process.items()
@@ -144,13 +143,12 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log of A's geometric mean time divided by B's, from a block A B B A."""
+    """Return the log ratio of A's to B's geometric mean time, from a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 
 
 def _exposed_outcome(history: History) -> Event:
-    """Return the error outcome of a case whose samples all have gaps between launches."""
     message = (
         "launch gaps show in every sample: launching waits for the device (is CUDA_LAUNCH_BLOCKING "
         "set?) or takes longer than the sampler can hide, or the process is stopped repeatedly."
@@ -159,10 +157,7 @@ def _exposed_outcome(history: History) -> Event:
 
 
 def _failed_columns(outcome: Event) -> dict[str, Any]:
-    """Return the columns of a case that has an outcome instead of a time.
-
-    The message is put on one line, and cut after 300 characters.
-    """
+    """Return the columns of a case that has an outcome instead of a time."""
     message = " ".join(str(outcome["message"]).split())[:_MAX_MESSAGE]
     return {
         "status": outcome["status"],
@@ -179,10 +174,7 @@ def _measured_columns(
     machine: Machine | None,
     speeds: Mapping[SamplePlace, MachineSpeed],
 ) -> dict[str, Any]:
-    """Return the columns of a timed case, or those of an error if the time is impossible.
-
-    The history must have trusted samples.
-    """
+    """Return the columns of a timed case, or those of an error if the time is impossible."""
     # 1. Take the median and its interval.
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]
@@ -219,7 +211,6 @@ def _measured_columns(
 
 
 def _gap_remark(history: History) -> str:
-    """Return a remark on samples that were left out for their launch gaps, or "" if none were."""
     count = len(history.exposed)
     if count == 0:
         return ""
@@ -228,7 +219,6 @@ def _gap_remark(history: History) -> str:
 
 
 def _crash_remark(history: History) -> str:
-    """Return a remark on the crashes before a case was timed, or "" if there were none."""
     if not history.crashes:
         return ""
     times = "once" if history.crashes == 1 else f"{history.crashes} times"

@@ -46,7 +46,7 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """Return a sentence that counts the cases of the run whose run.json contains ``record``."""
+    """Return a sentence that counts a run's cases; ``record`` is the content of run.json."""
     counts = record["counts"]
     failed = [f"{counts[name]:,} {words}" for name, words in _IN_WORDS.items() if counts[name]]
     measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} measured"
@@ -64,11 +64,7 @@ class Tally:
     """Progress of a shard, updated with each of its events."""
 
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
-        """Start with the shard's earlier events.
-
-        Events of cases that are not planned affect only :attr:`spent` and :meth:`all`, except for
-        ``end`` events, which :meth:`is_over` and :meth:`ended` use.
-        """
+        """Start with the shard's earlier events."""
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()  # planned cases with samples
@@ -137,7 +133,7 @@ class Tally:
         return self._end is not None and (self._end["why"], self._end["budget"]) == (why, budget)
 
     def all(self) -> dict[str, History]:
-        """Return all histories by case id, including the canary's and those of unplanned cases."""
+        """Return all histories by case id, including those of unplanned cases."""
         return {**self._unplanned, **self.histories}
 
     def unnamed(self) -> list[str]:

@@ -51,19 +51,12 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished writing. If the last fold has already
-            read these files completely, the run is not folded again. Nodes that end together
-            therefore fold a run only once or twice. If ``written`` is None, the run is always
-            folded.
+            read these files completely, the run is not folded again. If ``written`` is None, the
+            run is always folded.
 
     Raises:
-        UserError: in any of these cases:
-
-            - run.json or the plan cannot be read.
-            - Too many sample lines are damaged.
-            - A file cannot be written.
-            - Another process folds or plans this run for over 15 minutes.
-
-            In the first two cases, the tables are left as they were.
+        UserError: if run.json or the plan cannot be read, too many sample lines are damaged, a file
+            cannot be written, or another process uses the run for over 15 minutes.
         OSError: if a sample file cannot be read.
     """
     with folding(folder):
@@ -139,7 +132,6 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
 
 
 def _sizes(paths: Iterable[Path]) -> dict[str, int]:
-    """Return the size in bytes of each file that exists, by the file's name."""
     return {path.name: path.stat().st_size for path in paths if path.exists()}
 
 

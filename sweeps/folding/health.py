@@ -14,9 +14,8 @@ A run is also noisy if half of its intervals are wider than ±5% of their median
 eight cases have an interval, or if other processes used the GPU.
 
 The verdict on a merged recording is never better than the worst verdict on the recordings from
-which it was made. The load of the host does not affect the verdict. It is only listed as a likely
-cause if a run on a CPU or on an unknown machine is not quiet, and other processes or virtual
-machines used much of the cores' time.
+which it was made. The load of the host does not affect the verdict, but it may be named as a likely
+cause if the run is not quiet.
 """
 
 from __future__ import annotations
@@ -91,9 +90,6 @@ def health(
 ) -> dict[str, Any]:
     """Return the entry ``health`` of run.json: the verdict on a run, and its reasons, worst first.
 
-    If the run is not quiet, and its machine is a CPU or is not known, the reasons end with likely
-    causes.
-
     ``record`` has the entries of run.json. ``machine`` is None if its facts are not recorded, and
     ``speeds`` has one element for each worker and GPU.
     """
@@ -123,8 +119,8 @@ def health(
 def health_sentence(run: Mapping[str, Any]) -> str:
     """Return the verdict in words, with the variation of re-timed medians and the worst reason.
 
-    The variation is left out if too few cases were re-timed. The reason is left out if the
-    variation already explains the verdict. ``run`` is the content of run.json.
+    The reason is left out if the variation already explains the verdict. ``run`` is the content of
+    run.json.
     """
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     repeats = run.get("repeats")
@@ -140,7 +136,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Judge the variation of re-timed medians, or of the canary's times if medians are too few."""
+    """Judge the variation of re-timed medians, or else of the canary's times."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (
@@ -162,7 +158,6 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
 
 
 def _judge_intervals(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
-    """Judge how wide the intervals are, or whether too few cases have one."""
     # Half the width of each interval, relative to its median.
     half_widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
@@ -177,7 +172,6 @@ def _judge_intervals(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFi
 
 
 def _judge_throttling(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
-    """Judge in how many cases the GPU throttled its clock."""
     throttled = [row for row in measured if not RETRY.isdisjoint(row["throttled"].split(";"))]
     share = len(throttled) / max(1, len(measured))
     yield _THROTTLED.verdict(share), f"the GPU throttled its clock in {share:.0%} of the cases"
@@ -211,9 +205,8 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
 def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     """Count the cases in which at least 40% of the judged batches last whole ticks.
 
-    Only batches that last between half a tick and eight ticks are judged. A case is left out if
-    more than half of its batches are not judged. Return 0 if the count is below eight, or if chance
-    could explain it. All times are in seconds.
+    Only batches that last between half a tick and eight ticks are judged. Return 0 if chance could
+    explain the count. All times are in seconds.
     """
     # 1. Find the share of each case's batches that last whole ticks.
     shares = []
@@ -233,7 +226,6 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
 
 
 def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
-    """Report other processes that used the GPU during the run."""
     others = max((event.get("gpu_processes", 0) for event in host_events), default=0)
     if others:
         yield NOISY, f"{counted(others, 'other process', 'other processes')} used the GPU"
@@ -254,7 +246,6 @@ def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
 
 
 def _judge_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Report noisy and unusable recordings that were merged into this one."""
     for verdict in VERDICTS[1:]:
         # A recording that was never folded has no health.
         workers = [

@@ -102,8 +102,6 @@ class History:
         """Key that ranks several workers' histories of a case; the highest-ranked history is used.
 
         A wrong result ranks highest, because a time from another worker must not hide the error.
-        The further criteria are, in this order: whether the case has a time, the number of trusted
-        samples, whether the case failed, and the number of samples with and without launch gaps.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
@@ -122,8 +120,7 @@ class History:
     def add(self, event: Event) -> None:
         """Add an event of the case.
 
-        After a ``moved`` event, the case starts over on another GPU. Events of kinds that say
-        nothing about the case, such as ``end``, are ignored.
+        After a ``moved`` event, the case starts over on another GPU.
         """
         match event["event"]:
             # ``hidden`` is False if gaps between launches may show, and missing otherwise.
@@ -161,7 +158,7 @@ def histories(events: Iterable[Event]) -> dict[str, History]:
     """Return the history of each case, by case id. Events without a case form the history ``""``.
 
     If several workers have timed a case, as in a merged recording, only the history with the
-    highest :attr:`History.rank` is returned. If ranks are equal, the first history is returned.
+    highest :attr:`History.rank` is returned.
     """
     by_case: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:

@@ -1,12 +1,10 @@
 """Compute a lower limit of a launch's time, and find measured times that are below it.
 
-If the limit is right, no launch can be faster. A shorter time is then a measuring error, or
-something other than the launch was timed.
-
-The limit is the longer of two times:
+If the limit is right, a shorter time is a measuring error. The limit is the longer of two times:
 
 - The time of the arithmetic at the highest clock. Winograd and FFT algorithms for convolutions save
-  multiplications, but at least one remains for each output, channel and filter (Winograd 1980).
+  multiplications, but at least one remains for each output element and input channel (Winograd
+  1980).
 - The time to read the operands of a GEMM from memory, if its launches on a GPU begin with an empty
   cache.
 """
@@ -24,8 +22,7 @@ _MEASURED_SLACK = 1.15  # factor by which a measured ceiling may be exceeded wit
 def min_seconds(case: Case, machine: Machine) -> float:
     """Return the lower limit of one launch's time in seconds.
 
-    The limit is the longer of the two times above. A time counts as 0 if its rate (the peak or the
-    bandwidth) is not known.
+    An unknown peak or bandwidth does not limit the time.
     """
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
@@ -57,8 +54,7 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
 
     The sentence is empty if the time is not below the lower limit, with a tolerance for errors of
     the clock and of the limit. Ceilings that were measured, or derived from what a device reports,
-    may themselves be too low. A time below the limit of such ceilings is therefore accepted, and
-    the sentence is only a remark.
+    may themselves be too low. A time below the limit of such ceilings is therefore accepted.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):

@@ -38,11 +38,7 @@ def raise_ceilings(
     planned: Sequence[PlanEntry],
     history_by_case: Mapping[str, History],
 ) -> RaisedCeilings:
-    """Raise a CPU's ceilings to the highest values that the run measured or its GEMMs reached.
-
-    A GEMM raises a peak only if it exceeded the peak in two processes. A GPU is returned unchanged.
-    ``record`` has the entries of run.json.
-    """
+    """Raise a CPU's ceilings to values that the run measured or that its GEMMs reached."""
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)
     # 1. Take the highest of the measured ceilings. An earlier fold may have raised those of
