@@ -71,9 +71,10 @@ class KernelBenchmark:
             UserError: if an argument is invalid, or the launches cannot be timed.
         """
         from kernels.common.errors import WrongResultError
-        from sweeps.measuring.kernel_timing import TimedKernel, timer_for
+        from sweeps.measuring.kernel_timing import TimedKernel, check_cache, timer_for
 
         # 1. Check and time the kernel.
+        check_cache(cache)
         timed = TimedKernel(kernel, arguments, reference, tolerance, prepares)
         try:
             if self._benchmark.disabled:

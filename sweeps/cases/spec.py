@@ -41,6 +41,7 @@ name no sweep.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -357,12 +358,15 @@ def _read_filter(text: Any, op: str, location: str) -> Filter:
     if right in numeric_names:
         return left, sign, right
     try:
-        return left, sign, float(right)
+        number = float(right)
     except ValueError:
+        number = math.nan
+    if math.isnan(number):
         raise UserError(
             f"{location}: the right side of a filter must be a number, a size or a quantity, not "
             f"{right!r}; {nearest(right, numeric_names)}"
-        ) from None
+        )
+    return left, sign, number
 
 
 def _check_keys(table: Mapping[str, Any], valid: Sequence[str], location: str) -> None:

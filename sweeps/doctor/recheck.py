@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.common.counts import counted
-from kernels.common.errors import UserError
+from kernels.common.errors import UserError, error_summary
 from kernels.config import HAND_WRITTEN
 from kernels.device import Device
 from kernels.machine import Machine
@@ -75,12 +75,19 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     path = folder / "measurements.csv"
     if not path.exists():
         raise UserError(f"{path} does not exist, so no case can be re-timed; run a sweep first.")
-    with open(path, encoding="utf-8", newline="") as file:
-        chosen = choose_cases(list(csv.DictReader(file)), count)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            chosen = choose_cases(list(csv.DictReader(file)), count)
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(
+            f"{path} is damaged ({error_summary(error)}), so no case can be re-timed; restore "
+            "it, or move its folder away and run the sweep again."
+        ) from None
     recorded = {case.id: seconds for case, seconds in chosen}
     cases = [case for case, _ in chosen]
     # 2. Prepare them on the recorded machine, whose ceilings were measured if it is a CPU.
-    machine = Machine.from_json(read_run(folder)["machine"])
+    described = read_run(folder)["machine"]
+    machine = Machine.from_json(described) if described else device.machine
     bench, ready = open_bench(machine, device.gpu, cases)
     subjects = [result.subject for result in ready]
     # 3. Take eight samples of each case, in rounds, so that a short disturbance does not hit all

@@ -236,8 +236,7 @@ class KernelTimer:
                 sample shows gaps between its launches.
             Exception: any error that the kernel or the reference raises.
         """
-        if cache not in CACHES:
-            raise UserError(f"cache is {cache!r}; use {' or '.join(map(repr, CACHES))}.")
+        check_cache(cache)
         make_current(self._gpu)  # a timer of another GPU may have been used in between
         # 1. Check a first launch: a wrong result raises an error.
         expected = kernel.expected()
@@ -303,6 +302,12 @@ class _Launches:
 
 
 @functools.cache
+def check_cache(cache: str) -> None:
+    """Refuse a cache state other than those in :data:`CACHES`."""
+    if cache not in CACHES:
+        raise UserError(f"cache is {cache!r}; use {' or '.join(map(repr, CACHES))}.")
+
+
 def timer_for(gpu: int | None) -> KernelTimer:
     """Return the timer of the GPU with the ordinal ``gpu``, or of the CPU if ``gpu`` is None."""
     return KernelTimer(gpu)

@@ -27,6 +27,9 @@ def test_matmul(kernel_benchmark, cache):
 def test_wrong(kernel_benchmark):
     kernel_benchmark(lambda a: a * 1.1, torch.randn(64, 64), reference=torch.clone)
 
+def test_unknown_cache(kernel_benchmark):
+    kernel_benchmark(torch.clone, torch.randn(64), cache="hot")
+
 def test_both(benchmark, kernel_benchmark):
     kernel_benchmark(torch.clone, torch.randn(64))
 
@@ -51,7 +54,7 @@ def run(folder: Path, *options: str) -> str:
 @pytest.mark.slow
 def test_samples_become_a_benchmark_of_pytest_benchmark(tmp_path: Path) -> None:
     output = run(tmp_path, "--benchmark-json", "out.json")
-    assert "2 failed, 3 passed" in output
+    assert "3 failed, 3 passed" in output
     assert "error of the result is 0.1 times the reference's largest absolute value" in output
     entries = {e["name"]: e for e in json.loads((tmp_path / "out.json").read_text())["benchmarks"]}
     assert entries.keys() == {
@@ -67,7 +70,8 @@ def test_samples_become_a_benchmark_of_pytest_benchmark(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_benchmarks_kernels_are_only_checked(tmp_path: Path) -> None:
     output = run(tmp_path, "--benchmark-disable")
-    assert "1 failed, 4 passed" in output
+    assert "2 failed, 4 passed" in output
+    assert "cache is 'hot'; use 'cold' or 'warm'." in output
     only = run(tmp_path, "--benchmark-only", "--benchmark-disable-gc", "-k", "warm or both")
     assert "1 failed, 1 passed" in only
     assert "must not also use benchmark" in only

@@ -182,6 +182,7 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype < 5']\n", "operator after dtype"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype == bf61']\n", "'bf16'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "the right side of"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == nan']\n", "the right side of"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops < dtype']\n",
          "must be a number, a size or a quantity, not 'dtype'; use one of batch, m, n, k, flops, "
          "bytes, intensity."),

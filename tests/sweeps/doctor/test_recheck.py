@@ -49,3 +49,10 @@ def test_a_case_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_recording_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="so no case can be re-timed"):
         time_again(this_cpu(), tmp_path, 3)
+
+
+def test_a_damaged_recording_gets_a_sentence(tmp_path: Path) -> None:
+    lines = (RECORDED / "measurements.csv").read_text().splitlines()
+    (tmp_path / "measurements.csv").write_text("\n".join([lines[0].replace("status", "x"), *lines]))
+    with pytest.raises(UserError, match=r"is damaged .*; restore it, or move its folder away"):
+        time_again(this_cpu(), tmp_path, 3)
