@@ -1,8 +1,8 @@
 """Settings (configs) of the implementations, and the arithmetic of tiles and waves.
 
 A tile is the block of the result that one CTA computes at a time. A wave is the set of tiles that a
-machine computes at the same time. The arithmetic works on numbers and on NumPy arrays; only
-:func:`next_wave_edge` needs integers.
+machine computes at the same time. The arithmetic works on numbers and, except for
+:func:`next_wave_edge`, on NumPy arrays.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DENSE = Storage()
 class Config:
     """Base class of configs: frozen dataclasses that hold the settings of an implementation.
 
-    The text of a config has ``key=value`` for each setting, separated by semicolons.
+    The text of a config consists of ``key=value`` settings, separated by semicolons.
     """
 
     def __str__(self) -> str:
@@ -51,11 +51,10 @@ class Config:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text that :meth:`__str__` writes; a missing key means the setting's default.
+        """Parse the text of a config; a missing key means the setting's default.
 
         Raises:
-            UserError: if the text is empty, if a key is not known, or if a value does not fit its
-                key.
+            UserError: if the text is empty, or does not describe a config of this type.
         """
         defaults = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
         values: dict[str, int | bool] = {}
@@ -75,7 +74,7 @@ class Config:
 
     @property
     def storage(self) -> Storage:
-        """Placement of the operands in memory; in this base class, they are aligned and dense."""
+        """Placement of the operands in memory."""
         return DENSE
 
     @property
@@ -85,7 +84,6 @@ class Config:
 
 
 def _word(value: int | bool) -> str:
-    """Return the value of one setting as text, which is ``on`` or ``off`` for a bool."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
@@ -134,7 +132,7 @@ class TileConfig(Config):
         return 1.0
 
     def fitted(self, dtype: str, machine: Machine) -> Self:
-        """Return this config with fewer stages if its stages do not fit in the CTA's shared memory.
+        """Return this config, with fewer stages if shared memory is too small for all stages.
 
         The number of stages is not reduced below two, even if two stages do not fit.
         """
@@ -144,12 +142,10 @@ class TileConfig(Config):
         return config
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return the first rule that the config breaks, as a sentence, or None for a valid config.
+        """Return the reason why the config is invalid, as a sentence, or None for a valid config.
 
-        All three block sizes must be powers of two, and at least 16, as ``tl.dot`` requires. The
-        number of warps must be a power of two, too. A thread may have at most 128 accumulators,
-        because its 255 registers must also hold the operands. The stages must fit in the CTA's
-        shared memory.
+        ``tl.dot`` requires block sizes of at least 16. A thread may have at most 128 accumulators,
+        because its 255 registers must also hold the operands.
         """
         for name, smallest in (("bm", 16), ("bn", 16), ("bk", 16), ("warps", 1)):
             value = getattr(self, name)
@@ -174,7 +170,7 @@ class TileConfig(Config):
 
 @dataclass(frozen=True)
 class SplitConfig(TileConfig):
-    """Config of a split-K GEMM: at most ``split`` partial sums over K, added by a second kernel."""
+    """Config of a split-K GEMM, which divides the sum over K into at most ``split`` parts."""
 
     split: int = 1
 
@@ -228,7 +224,7 @@ class PersistentConfig(TileConfig):
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return the first rule that the config breaks, or None; see :meth:`TileConfig.invalid`."""
+        """Return the reason why the config is invalid, or None; see :meth:`TileConfig.invalid`."""
         if self.specialize and self.halves:
             return "specialize=on and halves=on cannot be combined; turn one of them off."
         return super().invalid(dtype, machine)
@@ -248,11 +244,7 @@ class PersistentConfig(TileConfig):
 class ConvConfig(SplitConfig):
     """Config of a convolution's implicit GEMM.
 
-    With ``gemm``, a kernel for plain GEMMs computes the convolution instead:
-
-    - if ``ctas`` is above 0, the persistent kernel, with TMA and with the setting ``halves``;
-    - otherwise, if ``split`` is above 1, the split-K kernel;
-    - otherwise, the tiled kernel.
+    With ``gemm``, a kernel for plain GEMMs computes the convolution (:attr:`gemm_config`).
     """
 
     gemm: bool = False
@@ -269,7 +261,7 @@ class ConvConfig(SplitConfig):
 
     @property
     def gemm_config(self) -> TileConfig:
-        """Config of the GEMM kernel that computes the convolution if ``gemm`` is set."""
+        """Config of the persistent, split-K or tiled kernel that is used if ``gemm`` is set."""
         tile = {f.name: getattr(self, f.name) for f in fields(TileConfig)}
         if self.ctas:
             return PersistentConfig(**tile, ctas=self.ctas, halves=self.halves)
@@ -377,11 +369,10 @@ def library_tiles(generation: str, dtype: str) -> list[tuple[int, int]]:
 
 
 def large_tile(generation: str, dtype: str) -> tuple[int, int]:
-    """Return the (rows, columns) of a large GEMM's tile; cliffs occur at multiples of these sizes.
+    """Return the typical (rows, columns) of a large GEMM's tile.
 
-    In the names of nvjet and ampere kernels, ``128x256`` means 128 columns by 256 rows: the first
-    number counts columns. It is not known which blocks a CPU's libraries use, so for a CPU the tile
-    only says which sizes to sample more densely.
+    Cliffs are expected at multiples of these sizes. The blocks that a CPU's libraries use are not
+    known, so for a CPU the tile only says which sizes to sample more densely.
     """
     if generation == "cpu":
         return 128, 64

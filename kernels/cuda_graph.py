@@ -16,7 +16,7 @@ def capture(launches: Callable[[], _T]) -> tuple[torch.cuda.CUDAGraph, _T]:
     The launches also run once without a graph.
 
     Raises:
-        RuntimeError: if the machine has no GPU, or PyTorch cannot capture the launches.
+        RuntimeError: if PyTorch cannot capture the launches.
     """
     # PyTorch requires a run on a side stream before a capture, because what is loaded or allocated
     # at first use must not be captured.

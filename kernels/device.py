@@ -31,16 +31,11 @@ class Device:
 
 
 def select_device(kind: str = "auto", gpu: int = 0) -> Device:
-    """Select a GPU or the CPU; ``auto`` selects the CPU only if the machine has no NVIDIA GPU.
+    """Select a GPU or the CPU; ``auto`` selects the CPU only if no NVIDIA GPU is found.
 
     Raises:
-        UserError: in any of these cases:
-
-            - ``kind`` is not known.
-            - The CPU is selected, and the environment variable ``THREADS`` is invalid.
-            - ``kind`` is ``gpu``, and the machine has no NVIDIA GPU.
-            - ``kind`` is ``gpu`` or ``auto``, and PyTorch is built for ROCm, cannot use the
-              machine's GPU, or does not see GPU number ``gpu``.
+        UserError: if an argument or the variable ``THREADS`` is invalid, or if PyTorch cannot use
+            the GPU.
     """
     if kind not in ("auto", "gpu", "cpu"):
         raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")
@@ -90,11 +85,6 @@ def this_cpu() -> Device:
 
 
 def _this_gpu(gpu: int) -> Device:
-    """Return the visible GPU with the ordinal ``gpu``, and the facts about it.
-
-    Raises:
-        UserError: if this GPU does not exist, or if this build of PyTorch does not support it.
-    """
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
         seen = "only GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
@@ -142,7 +132,7 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
     A binary (``sm_80``) runs on GPUs with the same major version and the same or a later minor
     version. PTX (``compute_90``) runs on GPUs with the same or any later capability. The suffix
     ``a`` (``sm_90a``) restricts a binary or PTX to exactly this capability. The suffix ``f``
-    restricts PTX to its major version. If ``arches`` is empty, the result is True.
+    restricts PTX to its major version.
     """
     if not arches:  # the architectures are not known, so assume that it runs
         return True
@@ -179,7 +169,6 @@ def nvidia_driver() -> str | None:
 
 
 def _why_unusable(driver: str) -> str:
-    """Explain why PyTorch cannot use the GPU, and say what to do."""
     # Each message completes this sentence.
     start = f"This machine has an NVIDIA GPU (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
@@ -207,7 +196,6 @@ def _why_unusable(driver: str) -> str:
 
 
 def _initialisation_error() -> str:
-    """Return the first line of CUDA's initialisation error, or say that PyTorch finds no GPU."""
     try:
         torch.cuda.init()
     except Exception as error:  # PyTorch raises RuntimeError, AssertionError and its own errors
@@ -219,9 +207,8 @@ def _initialisation_error() -> str:
 def software(device: Device) -> dict[str, str]:
     """Return the versions of the software on which measured times depend, by name.
 
-    For a GPU, the result includes CUDA, cuDNN and the driver. For a CPU, it includes MKL and oneDNN
-    if PyTorch has these libraries, and PyTorch's number of threads as ``threads``. No entry
-    contains a host name, a user name or a path.
+    For a CPU, the result also has PyTorch's number of threads as ``threads``. Host names, user
+    names and paths are not included.
     """
     versions = {
         "python": platform.python_version(),

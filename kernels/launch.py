@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Launch:
     """Callable that computes a problem: ``launch(i)`` launches once on operand set i.
 
-    Each call returns the output without waiting for the GPU. The call sets the process-wide
-    settings that vendor libraries read, such as the precision of fp32 GEMMs, and then restores the
-    previous settings. Code that times a batch of launches enters the context manager ``settings()``
-    once and calls ``bare(i)``, so that setting and restoring are not measured. ``paced`` is True if
-    the gaps between launches are part of the measured time.
+    Each call returns the output without waiting for the GPU. It sets the process-wide settings that
+    the implementation needs, such as the precision of fp32 GEMMs, and then restores the previous
+    settings. Code that times a batch of launches enters the context manager ``settings()`` once and
+    calls ``bare(i)``, so that setting and restoring are not measured. ``paced`` is True if the gaps
+    between launches are part of the measured time.
     """
 
     def __init__(
@@ -45,10 +45,7 @@ class Launch:
 
 
 class Implementation(Protocol):
-    """Implementation of one or more operations, such as a vendor library or a Triton family.
-
-    :func:`kernels.implementations` returns all implementations by name.
-    """
+    """Implementation of one or more operations, such as a vendor library or a Triton family."""
 
     name: str
 
@@ -66,14 +63,13 @@ class Implementation(Protocol):
     ) -> list[Config | None]:
         """Return candidate configs; the first is the default choice of the implementation.
 
-        A candidate that is None stands for the default of a vendor library. With
-        ``experimental``, the result includes configs that turn on an experimental feature
-        (:attr:`Config.experimental`).
+        A candidate that is None stands for the default of a vendor library. ``experimental``
+        allows configs that turn on an experimental feature (:attr:`Config.experimental`).
         """
         ...
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; return None (the default config) for an empty text."""
+        """Parse a config's text; return None for an empty text."""
         ...
 
     def prepare(
@@ -86,5 +82,5 @@ class Implementation(Protocol):
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile in parallel the kernels of all cases; a case is a problem with a config."""
+        """Compile the kernels of several cases in parallel; a case is a problem with a config."""
         ...

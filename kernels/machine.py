@@ -1,7 +1,7 @@
 """Facts about machines, such as peak rates, bandwidth and caches, with their sources.
 
 The facts about known GPUs come from ``machines.toml``. The facts about other GPUs are derived from
-what the drivers report (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
+what the driver reports (:func:`from_properties`). A CPU's peak rates and bandwidth are measured
 (:func:`cpu_machine`).
 """
 
@@ -122,8 +122,7 @@ class Machine:
         """Create a machine from its facts in run.json, which may come from another user.
 
         Raises:
-            UserError: if a fact is missing or impossible, or if the slug does not consist of
-                lower-case letters, digits and dashes.
+            UserError: if a fact is missing or invalid.
         """
         fault = _fault_of(data)
         if fault:
@@ -142,7 +141,7 @@ class Machine:
 
 
 def _fault_of(data: Any) -> str:
-    """Describe the first missing or impossible fact of a machine; return "" if all are valid."""
+    """Describe the first missing or invalid fact of a machine; return "" if all are valid."""
     fault = misfit(data, _FACTS, "machine")
     if fault:
         return fault
@@ -178,7 +177,7 @@ def known_machines() -> dict[str, Machine]:
 
 @contextmanager
 def _checked_table() -> Iterator[dict[str, Any]]:
-    """Yield the content of machines.toml; turn faults in the ``with`` block into UserErrors."""
+    """Yield the content of machines.toml; turn errors in the ``with`` block into UserErrors."""
     try:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -250,7 +249,6 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
     """Create a machine from its entry in machines.toml.
 
     A fact with a source is stored as a pair: the value, and the key of the source in ``sources``.
-    The comment at the top of the file states the units.
     """
     facts: dict[str, Any] = {}
     citations: dict[str, str] = {}
@@ -390,11 +388,7 @@ _NOT_REPORTED = "the device does not report this value"
 
 
 def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
-    """Return the listed card that supplies the facts that the driver does not report.
-
-    For a slice of a listed card, the result is the whole card. For any other GPU, the result is the
-    card of the same ``generation`` whose number of SMs is the most similar.
-    """
+    """Return the listed card that supplies the facts that the driver does not report."""
     whole_card = _whole_card(properties)
     if whole_card is not None:
         return whole_card
@@ -411,12 +405,7 @@ def _whole_card(properties: DeviceProperties) -> Machine | None:
 def _derived_peaks(
     properties: DeviceProperties, rates_capability: tuple[int, int], boost_mhz: float
 ) -> tuple[dict[str, float], str]:
-    """Return the peaks (FLOP/s, by dtype) of a card that is not listed, and the peaks' source.
-
-    The peaks of a slice are the peaks of its listed card, multiplied by the slice's share of the
-    card's SMs. The peaks of any other GPU follow from the rates that ``_FLOPS_PER_CLOCK`` lists for
-    ``rates_capability``.
-    """
+    """Return the peaks (FLOP/s, by dtype) of a card that is not listed, and their source."""
     whole_card = _whole_card(properties)
     if whole_card is not None:
         share = min(1.0, properties.sms / whole_card.sms)
@@ -438,13 +427,7 @@ def _derived_peaks(
 
 
 def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[float, str]:
-    """Return the bandwidth (bytes/s) of a card that is not listed, and the bandwidth's source.
-
-    The bandwidth of a slice is the bandwidth of its listed card, multiplied by the slice's share of
-    the card's memory. The bandwidth of any other GPU follows from the memory clock and the bus
-    width that the driver reports. If the driver does not report them, the GPU is assumed to have
-    the bandwidth of ``similar``.
-    """
+    """Return the bandwidth (bytes/s) of a card that is not listed, and its source."""
     whole_card = _whole_card(properties)
     if whole_card is not None:
         share = min(1.0, properties.memory_bytes / whole_card.memory_bytes)
@@ -469,7 +452,6 @@ def cpu_model() -> str:
 
 
 def _cpuinfo() -> str:
-    """Return the text of ``/proc/cpuinfo``, or "" on systems without this file."""
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -479,8 +461,7 @@ def _cpuinfo() -> str:
 def instruction_set(cpuinfo: str | None = None) -> str:
     """Return the CPU's widest instruction set, such as ``avx2``, or ``base`` if none is known.
 
-    ``cpuinfo`` is the text of Linux's ``/proc/cpuinfo``. If ``cpuinfo`` is None, the file of this
-    machine is read.
+    ``cpuinfo`` is the text of Linux's ``/proc/cpuinfo``, by default this machine's.
     """
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
@@ -501,9 +482,9 @@ _WITH_BF16 = ("amx", "avx512bf16", "neonbf16")  # instruction sets that multiply
 def cpu_threads() -> int:
     """Return the number of threads with which Rooftile measures this CPU.
 
-    The environment variable ``THREADS`` gives the number. The default is the number of usable cores
-    minus one, or one thread if there are fewer than four cores. Without an idle core, other
-    processes would delay one of the threads, and all other threads would wait for it.
+    The environment variable ``THREADS`` sets the number. The default is the number of usable cores
+    minus one, or 1 if fewer than four cores are usable. Without an idle core, other processes would
+    delay one of the threads, and all other threads would wait for it.
 
     Raises:
         UserError: if ``THREADS`` is not a whole number from 1 to the number of logical CPUs.
@@ -521,8 +502,7 @@ def cpu_threads() -> int:
 def usable_cores(cpuinfo: str | None = None) -> int:
     """Count the physical cores that this process may use, within its container's CPU quota.
 
-    A quota that is not a whole number of cores is rounded up. ``cpuinfo`` is described in
-    :func:`instruction_set`.
+    A quota that is not a whole number of cores is rounded up.
     """
     usable = _usable_processors()
     text = _cpuinfo() if cpuinfo is None else cpuinfo

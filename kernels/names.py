@@ -1,8 +1,7 @@
 """Facts about a kernel that its name shows, such as its kind, its tile and its number of stages.
 
-A vendor library does not report how its kernels are tuned, but the kernels' names show most of
-these facts. A fact that a name does not show is None. A kind that a name does not show is
-``other``.
+Vendor libraries do not report how their kernels are tuned, but the kernels' names often show it.
+A fact that a name does not show is None; an unknown kind is ``other``.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ KINDS = (*_MULTIPLYING_KINDS, "reduce", "transform", "elementwise", "other")
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has two sizes, in the order in which the name lists them. cuBLAS computes a
-    column-major result, so the names of its kernels list the columns of a row-major result first.
+    ``tile`` has two sizes in the order of the name, which may list the columns first
+    (:meth:`tile_text`).
     """
 
     kind: str
@@ -131,10 +130,6 @@ def read_name(name: str) -> KernelName:
 
 
 def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | None:
-    """Return the word of the first pair whose pattern matches ``lowered``, or None if none does.
-
-    ``patterns`` has pairs (word, pattern).
-    """
     for word, pattern in patterns:
         if re.search(pattern, lowered):
             return word
@@ -144,21 +139,13 @@ def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | Non
 def conv_algorithm(kernels: Sequence[str]) -> str:
     """Return the algorithm of a convolution, according to the names of all its kernels.
 
-    The result is one of these:
-
-    - ``implicit-gemm``, also for a convolution by an explicit GEMM,
-    - ``winograd-2x2``, which runs one fused kernel,
-    - ``winograd-4x4``, which runs four kernels,
-    - ``fft``,
-    - "" if no name shows the algorithm.
-
-    Winograd's algorithm counts as ``winograd-2x2`` unless a name contains ``winograd_nonfused``, or
-    ``4x4`` after ``winogradForward``. The three digits in the name of a fused Winograd kernel, as
-    in ``tile148`` or ``tile442``, do not tell the size of the output tile: their product is 32 in
-    all known names.
+    The result is ``implicit-gemm`` (also for an explicit GEMM), ``winograd-2x2``, ``winograd-4x4``,
+    ``fft``, or "" if no name shows the algorithm.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
+        # The three digits in the name of a fused kernel, as in ``tile148`` or ``tile442``, do not
+        # tell the size of the output tile: their product is 32 in all known names.
         all_names = " ".join(kernels).lower()
         has_large_tile = re.search(r"winograd_nonfused|winogradforward\w*4x4", all_names)
         return "winograd-4x4" if has_large_tile else "winograd-2x2"
@@ -168,10 +155,7 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 
 
 def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
-    """Return a kernel's tile and depth, each of them None if the name does not show it.
-
-    The depth is the number of elements along K in one step of the loop over K.
-    """
+    """Return a kernel's tile and depth; either is None if the name does not show it."""
     tile: tuple[int, int] | None = None
     depth: int | None = None
     for pattern in _TILES:
@@ -192,7 +176,6 @@ def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
 
 
 def _stages(lowered: str) -> int | None:
-    """Return a kernel's number of pipeline stages, or None if the name does not show it."""
     for pattern in _STAGES:
         match = pattern.search(lowered)
         if match is not None:
@@ -201,7 +184,6 @@ def _stages(lowered: str) -> int | None:
 
 
 def _split_k(lowered: str) -> bool | None:
-    """Return True if a kernel splits K, False if not, or None if the name does not show this."""
     if "splitk" in lowered:
         return True
     # An nvjet kernel that splits K says so in its name.
@@ -209,7 +191,6 @@ def _split_k(lowered: str) -> bool | None:
 
 
 def _tensor_cores(lowered: str) -> bool | None:
-    """Return whether a kernel uses Tensor Cores, or None if the name does not show this."""
     # An xmma kernel that multiplies by plain FMAs has ffma in its name.
     # All other xmma kernels use Tensor Cores.
     if "xmma" in lowered:

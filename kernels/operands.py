@@ -1,9 +1,8 @@
 """Operands of a problem, as views of flat memory in the problem's layout.
 
-A GEMM's operands are A (m, k) and B (k, n). If the batch is above 1, both operands have a batch
-axis in front of these two axes. A convolution's operands are the two tensors that its pass reads:
-(x, w) for fprop, (dy, w) for dgrad, (x, dy) for wgrad. The operands of any other operation are its
-inputs and its parameters; some layers have no parameters.
+A GEMM's operands are A (m, k) and B (k, n). If the batch is above 1, both have a batch axis in
+front. A convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w)
+for dgrad, (x, dy) for wgrad. The operands of any other operation are its inputs and its parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TORCH_DTYPES = {
 _CONV_TENSORS = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("x", "y", "w")}
 """Names of the two operands and the result of each pass, as in :func:`conv_shapes`.
 
-A gradient is listed under the name of its tensor, which has the same shape.
+A gradient has the name of its tensor, because both have the same shape.
 """
 
 
@@ -51,7 +50,6 @@ def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, in
 
 
 def _counts_without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Return the numbers of :func:`element_counts` without the offset of ``storage``."""
     if isinstance(problem, Gemm):
         counts = []
         for rows, columns, letter in _matrices(problem):
@@ -89,7 +87,6 @@ def view_operands(
 
 
 def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Operands:
-    """View three flat tensors as the operands of a layer, a series of GEMMs or an LSTM."""
     if isinstance(operation, Layer):
         shape = (operation.n, operation.c, operation.h, operation.w)
         image = _image(a, shape, operation.layout)
@@ -143,12 +140,11 @@ def _matrices(gemm: Gemm) -> tuple[tuple[int, int, str], ...]:
 
 
 def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
-    """Return the number of rows of a matrix as it is stored, and the number of elements per row."""
+    """Return the number of stored rows, and their length in elements."""
     return (rows, columns) if letter == "n" else (columns, rows)
 
 
 def _row_stride(row_length: int, ld_multiple: int) -> int:
-    """Return the number of elements from the start of one stored row to the start of the next."""
     multiples: int = ceil_div(row_length, ld_multiple)
     return multiples * ld_multiple
 
@@ -158,9 +154,7 @@ def _matrix(
 ) -> Tensor:
     """View flat memory as a matrix (rows, columns) or, if ``batch`` is above 1, as a batch.
 
-    The view of a single matrix has no batch dimension. The view leaves out the gaps that
-    ``ld_multiple`` creates between stored rows (:class:`kernels.config.Storage`). ``letter`` is the
-    matrix's letter in the layout.
+    The view leaves out the gaps between stored rows.
     """
     stored_rows, row_length = _stored(rows, columns, letter)
     row_stride = _row_stride(row_length, ld_multiple)

@@ -88,7 +88,7 @@ class Layer(_OperationBase):
 
     @property
     def elements(self) -> int:
-        """Number of elements of the activations."""
+        """Number of elements in the activations."""
         return self.n * self.c * self.h * self.w
 
     @property
@@ -247,8 +247,8 @@ class Lstm(_OperationBase):
     def products(self) -> tuple[tuple[int, Gemm], ...]:
         """GEMMs of the layer, as pairs (number of times, GEMM).
 
-        The first GEMM multiplies all inputs at once. The second GEMM multiplies one hidden state,
-        and runs once per step.
+        The first GEMM multiplies the inputs of all steps at once. The second GEMM multiplies one
+        hidden state, and runs once per step.
         """
         gate_columns = GATES * self.hidden
         rows = self.steps * self.minibatch
@@ -310,10 +310,7 @@ class Lstm(_OperationBase):
 
 Operation = Layer | Series | Lstm
 Workload = Problem | Operation
-"""A GEMM, a convolution, or one of the other operations.
-
-The Triton families and :mod:`kernels.timemodel.estimate` accept only GEMMs and convolutions.
-"""
+"""A GEMM, a convolution, or one of the other operations."""
 
 _KINDS: dict[str, type[Layer] | type[Series] | type[Lstm]] = {
     **dict.fromkeys(LAYERS, Layer),
@@ -326,11 +323,7 @@ OPERATIONS = tuple(_KINDS)
 
 
 def as_problem(workload: Workload) -> Problem:
-    """Return the workload, which must be a GEMM or a convolution.
-
-    Raises:
-        TypeError: if the workload is another operation, which the caller should have ruled out.
-    """
+    """Return the workload, which must be a GEMM or a convolution."""
     if isinstance(workload, Operation):
         raise TypeError(f"{workload} is neither a GEMM nor a convolution.")
     return workload

@@ -19,15 +19,14 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes that one element of an operand takes in memory, by dtype.
 
 ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has a 16-bit
-result. The time of the GEMM includes quantising A from 16 bits. A holds the activations, which a
-model must quantise in every run.
+result. Its time includes quantising the activations A from 16 bits, which a model does in every
+run.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
 """Dtypes that a sweep can time. Times in fp8 can only be imported."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
-"""Phrase that tells the user what the time of an fp8 GEMM includes."""
 
 # Bytes of a 16-bit element: in an fp8 GEMM, A before its quantisation, and the result.
 _HALF_BYTES = 2
@@ -50,10 +49,7 @@ _NARROW_CHANNELS = 64  # fewer channels are narrow; tuning guides advise multipl
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
-    """Return the largest power of two, at most 16, that divides every length in bytes.
-
-    ``sizes`` are the lengths in elements of ``dtype``.
-    """
+    """Return the largest power of two, at most 16, that divides the bytes of every size."""
     return math.gcd(WIDE_BYTES, *(size * DTYPE_BYTES[dtype] for size in sizes))
 
 
@@ -121,7 +117,7 @@ class Gemm:
 
     @property
     def row_dimensions(self) -> tuple[str, ...]:
-        """Names of the sizes that are the lengths of the stored rows of A, B and C."""
+        """Names of the dimensions along the stored rows of A, B and C."""
         a_row = "k" if self.layout[0] == "n" else "m"
         b_row = "n" if self.layout[1] == "n" else "k"
         return a_row, b_row, "n"
@@ -164,7 +160,7 @@ class Gemm:
         """Parse ``M,N,K,dtype[,layout[,batch]]``.
 
         Raises:
-            UserError: if the text is not in this form, or one of its values is invalid.
+            UserError: if the text is not in this form, or if a value is invalid.
         """
         form = "M,N,K,dtype[,layout[,batch]]"
         parts = [part.strip() for part in text.split(",")]
@@ -272,8 +268,8 @@ class Conv:
     def bytes(self) -> int:
         """Minimum traffic in bytes: the input, filter and output, each read or written once.
 
-        If a stride is larger than the filter, the filter skips some input pixels. The skipped
-        pixels are counted only in dgrad, because dgrad writes them.
+        If a stride is larger than the filter, the skipped input pixels are counted only in dgrad,
+        which writes them.
         """
         all_inputs, filters, outputs = self.operand_elements
         if self.pass_ == "dgrad":
@@ -318,12 +314,8 @@ class Conv:
 
         For each pair of an input and an output channel, a block of ``tile``² outputs takes
         (``tile`` + 2)² multiplications instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308).
-        Return None in the cases in which the algorithm is not used:
-
-        - The pass is ``wgrad``.
-        - There are several groups.
-        - A stride or a dilation is above 1.
-        - The filter is not 3 × 3.
+        The result is None for ``wgrad``, for several groups, for a stride or a dilation above 1,
+        and for a filter that is not 3 × 3.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
@@ -339,14 +331,14 @@ class Conv:
 
     @property
     def row_dimensions(self) -> tuple[str, ...]:
-        """Names of the sizes that are the numbers of input channels and of output channels."""
+        """Names of the fields that hold the numbers of input and output channels."""
         return "c", "kout"
 
     @property
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of one group's channels.
 
-        The result divides the bytes of these channels in an input pixel and in an output pixel.
+        The channels of an input pixel and those of an output pixel both count.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
@@ -391,7 +383,7 @@ class Conv:
         """Parse ``N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]``.
 
         Raises:
-            UserError: if the text is not in this form, or one of its values is invalid.
+            UserError: if the text is not in this form, or if a value is invalid.
         """
         form = "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
         parts = [part.strip() for part in text.split(",")]
@@ -421,22 +413,14 @@ class Conv:
         layout: str = "nhwc",
         pass_: str = "fprop",
     ) -> Conv:
-        """Create a convolution from (n, c, h, w, kout, r, s) and (stride, padding, dilation).
-
-        Raises:
-            UserError: if one of the values is invalid.
-        """
+        """Create a convolution from (n, c, h, w, kout, r, s) and (stride, padding, dilation)."""
         n, c, h, w, kout, r, s = sizes
         stride, padding, dilation = pairs
         return cls(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, layout, pass_)
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Return an upper bound on the number of input rows (or columns) that a filter reads.
-
-    The input has ``size`` rows. The filter has ``taps`` rows, and is applied at ``positions``
-    places, which are ``stride`` rows apart.
-    """
+    """Return an upper bound on the number of input rows (or columns) that a filter reads."""
     # If the stride is at most the filter's size, all rows count as read. A dilated filter may skip
     # some of them, and the last position may end before the last row.
     return min(size, positions * taps) if stride > taps else size
@@ -465,9 +449,7 @@ def pair_text(pair: tuple[int, int]) -> str:
 
 
 def parse_pair(text: str, name: str) -> tuple[int, int]:
-    """Parse ``2`` or ``2x1`` into (vertical, horizontal).
-
-    ``name`` is the name of the pair in the error message.
+    """Parse ``2`` or ``2x1`` into (vertical, horizontal); the error message contains ``name``.
 
     Raises:
         UserError: if the text is neither one whole number nor two.
@@ -480,14 +462,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
 
 
 def _parse_whole(text: str, name: str, form: str) -> int:
-    """Parse a whole number of at least 1.
-
-    ``name`` is the name of the number in the error message. ``form`` is the form of the whole
-    command-line value, which the message also shows.
-
-    Raises:
-        UserError: if the text is not a whole number, or if the number is below 1.
-    """
+    """Parse a whole number of at least 1; the error message contains ``name`` and ``form``."""
     if not is_whole(text) or int(text) < 1:
         raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")
     return int(text)

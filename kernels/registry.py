@@ -14,7 +14,7 @@ from kernels.operation import Workload
 
 @functools.cache
 def all_implementations() -> dict[str, Implementation]:
-    """Return all implementations by name: vendor libraries, then any Triton families."""
+    """Return all implementations by name: the vendor libraries, then the Triton families."""
     from kernels.library.vendor import libraries
 
     listed: list[Implementation] = [*libraries(), *_triton_families()]
@@ -22,7 +22,6 @@ def all_implementations() -> dict[str, Implementation]:
 
 
 def _triton_families() -> list[Implementation]:
-    """Return the Triton families, or an empty list if Triton is not installed."""
     try:
         import triton  # noqa: F401  imported only to see whether it is installed
     except ImportError:
@@ -39,8 +38,8 @@ def _triton_families() -> list[Implementation]:
 def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the vendor library that PyTorch calls for a problem.
 
-    If no vendor library supports the problem on the machine, return the first library that computes
-    the operation on this kind of machine in at least one dtype. Such a library always exists.
+    If none supports the problem on the machine, return the first library that computes the
+    operation on this kind of machine.
     """
     from kernels.library.vendor import libraries
 

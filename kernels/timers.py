@@ -29,11 +29,8 @@ def do_bench(launch: Callable[[], object]) -> float:
 def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) -> float:
     """Return the mean seconds per launch in replays of a CUDA graph, as in AIConfigurator.
 
-    Args:
-        launches: callable that makes the launches. The launches should use several sets of weights
-            in turn, because the L2 is not flushed between replays.
-        count: number of launches that ``launches`` makes.
-        replays: number of timed replays, after three that are not timed.
+    ``launches`` makes ``count`` launches. They should use several sets of weights in turn, because
+    the L2 is not flushed between replays.
 
     Raises:
         RuntimeError: if PyTorch cannot capture the launches.

@@ -119,10 +119,7 @@ def show_command(
 
 
 def _list_sweeps(json: bool) -> None:
-    """Print each sweep with the question that it answers, and warn about files that cannot be read.
-
-    With ``json``, also print whether each sweep is a default sweep.
-    """
+    """Print each sweep with the question that it answers, and warn about invalid sweep files."""
     sweeps = all_sweeps().values()
     note_broken()
     if json:
@@ -138,7 +135,7 @@ def _list_sweeps(json: bool) -> None:
 
 
 def _show_cases(name: str, machine: Machine, json: bool) -> None:
-    """Print a sweep's cases with their expected launch times, and the time to measure them all."""
+    """Print a sweep's cases with their expected launch times, and the time to measure all cases."""
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 
@@ -173,12 +170,7 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
 def _show_plan(
     names: Sequence[str], machine: Machine, budget: str | None, cores: int | None, json: bool
 ) -> None:
-    """Print how many cases of each sweep fit the budget, and the expected time of these cases.
-
-    If ``names`` is empty, the default sweeps are shown. If ``budget`` is None, the default budget
-    applies. ``cores`` is the number of CPU cores that the run may use; None means all cores that
-    this process may use.
-    """
+    """Print how many cases of each sweep fit the budget, and their expected measuring time."""
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET
 
@@ -272,11 +264,6 @@ def doctor_command(
 
 
 def _name_machine(selected: Device, results: Path, json: bool) -> None:
-    """Print the machine's name and its results folder.
-
-    With ``json``, the machine's kind, the GPU's number and the versions of the software are printed
-    as well.
-    """
     from kernels.device import software
 
     machine = selected.machine
@@ -297,11 +284,7 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
 
 
 def _check_clock(cases: int, device: str, gpu: int, results: Path, json: bool) -> None:
-    """Compare the sampler with a standard timer, write clock.json, and print the comparison.
-
-    At most ``cases`` cases are timed with the standard timer, and at most ``cases`` GEMMs are timed
-    with CUDA graphs.
-    """
+    """Compare the sampler with a standard timer, write clock.json, and print the comparison."""
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
     from sweeps.store import make_folder, write_json
@@ -317,13 +300,12 @@ def _check_clock(cases: int, device: str, gpu: int, results: Path, json: bool) -
     for name, timer in report["timers"].items():
         print(
             f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case; two passes differ by "
-            f"{timer['passes_differ']:.2%}; reported times are {timer['over_sampler']:.3f}× the "
-            "sampler's"
+            f"{timer['passes_differ']:.2%}, and times are {timer['over_sampler']:.3f}× those of "
+            "the sampler"
         )
 
 
 def _recheck(selected: Device, cases: int, results: Path, json: bool) -> None:
-    """Re-time up to ``cases`` recorded cases, and print whether the machine's speed has changed."""
     from sweeps.doctor.recheck import time_again
 
     report = time_again(selected, results / selected.machine.slug, cases)
@@ -375,8 +357,8 @@ def run_command(
         typer.Option(
             "--dtype",
             help=(
-                "Dtype to measure, even if emulated; repeatable [default: all that are not "
-                "emulated]."
+                "Dtype to measure, even if emulated; repeatable [default: the dtypes that each "
+                "sweep selects]."
             ),
         ),
     ] = None,
@@ -551,11 +533,13 @@ def merge_command(
 @app.command("profile")
 def profile_command(
     results: ResultsOption = RESULTS,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Replace existing profiles.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Profile again, even if current profiles exist.")
+    ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
 ) -> None:
-    """Profile a training step of ResNet-50 and of a GPT-2 block, unless their profiles exist."""
+    """Profile a training step of ResNet-50 and of a GPT-2 block, unless current profiles exist."""
     from kernels.device import select_device
     from sweeps.profiling.profile import TRACES, is_profiled, profile_models, write_models
     from sweeps.store import make_folder
@@ -571,7 +555,7 @@ def profile_command(
 
 
 def note_broken() -> None:
-    """Print a warning about each sweep file that cannot be read, with the reason."""
+    """Print a warning about each invalid file in ``sweeps/specs``."""
     for error in broken_sweeps().values():
         note(f"warning: {error} Other sweeps are not affected.")
 
@@ -580,8 +564,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     """Parse ``2/4`` into the number of a shard and the number of shards.
 
     Raises:
-        UserError: if the text does not have that form, or if the first number is not between 1 and
-            the second.
+        UserError: if the text does not name a shard.
     """
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match is not None:

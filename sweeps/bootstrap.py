@@ -92,9 +92,6 @@ def main(extras: list[str]) -> int:
     Returns:
         The exit code: 0, 1 if no interpreter with the required extras could be set up, or 2 if an
         extra does not exist.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: as in :func:`set_up`, for the required extras.
     """
     declared = _project()["optional-dependencies"]
     for extra in extras:
@@ -117,9 +114,9 @@ def main(extras: list[str]) -> int:
 def add_if_possible(needed: list[str], extra: str) -> str | None:
     """Return the path of an interpreter with the extras ``needed`` and with ``extra``.
 
-    If ``extra`` cannot be installed, print a message and return None. After a failure, which
-    :data:`FAILED` records, installation is not tried again for a day, because every attempt takes
-    seconds on a node without access to a package index.
+    If ``extra`` cannot be installed, print a message and return None. After a failure, installation
+    is not tried again for a day, because every attempt takes seconds on a node without access to a
+    package index.
     """
     failed_at = read_failed()
     tried_today = extra in failed_at
@@ -164,16 +161,13 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
     Args:
         wanted: requirements as ``name>=version``.
-        optional: True if the caller can do without the requirements. If a new ``.venv`` is needed,
-            it is then made on top of this interpreter, even if the interpreter's PyTorch does not
-            see a GPU. The set-up also fails if the package index does not answer within five
-            seconds.
+        optional: True if the caller can do without the requirements. A new ``.venv`` is then made
+            on top of this interpreter, and pip does not wait long for the package index.
         offline: True to install nothing.
 
     Raises:
-        OSError: if a file of ``.venv`` or the file of constraints cannot be read or written.
-        subprocess.CalledProcessError: if this interpreter, or that of a new ``.venv``, fails to
-            print its folders.
+        OSError, subprocess.CalledProcessError: if a file cannot be read or written, or if an
+            interpreter fails.
     """
     if Path(sys.prefix).resolve() == VENV.resolve():
         # 1. Use .venv if this interpreter is in it, for example because the user activated .venv. A
@@ -208,10 +202,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 
 def _added_to_venv(missing: list[str], optional: bool, offline: bool) -> bool:
-    """Install missing requirements in ``.venv``; return True if none is missing afterwards.
-
-    ``optional`` and ``offline`` are as in :func:`set_up`.
-    """
+    """Install missing requirements in ``.venv``; return True if none is missing afterwards."""
     if not missing:
         return True
     return not offline and install(missing, _venv_pins(), hurried=optional)
@@ -225,12 +216,8 @@ def _write_stamp(requirements: list[str]) -> None:
 def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = False) -> bool:
     """Replace ``.venv`` with a new one, and install the requirements ``missing`` in the new one.
 
-    If the new ``.venv`` cannot be completed, restore the old one and return False; otherwise return
-    True. ``on_top_of`` is as in :func:`make_venv`, and ``hurried`` as in :func:`install`.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: as in :func:`set_up`. The old ``.venv`` is restored
-            before the error is raised.
+    If the new ``.venv`` cannot be completed, restore the old one and return False. ``on_top_of`` is
+    as in :func:`make_venv`, and ``hurried`` as in :func:`install`.
     """
     old_venv = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
@@ -256,9 +243,6 @@ def requirements(extras: list[str]) -> list[str]:
     """Return the requirements of the project and of the ``extras`` on this platform.
 
     Each requirement has the form ``name>=version``.
-
-    Raises:
-        KeyError: if pyproject.toml lacks one of these extras.
     """
     project = _project()
     declared = list(project["dependencies"])
@@ -274,7 +258,6 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def _project() -> dict[str, Any]:
-    """Return the table ``project`` of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     project: dict[str, Any] = tomllib.loads(text)["project"]
     return project
@@ -309,13 +292,8 @@ def needs_gpu() -> bool:
 def make_venv(on_top_of: str | None = None) -> bool:
     """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
 
-    Return True if ``.venv`` was created; otherwise print what to do and return False. ``on_top_of``
-    is the path of an interpreter whose packages ``.venv`` also sees, or None for an isolated
-    ``.venv``.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: if ``.venv`` was created, but the module or the
-            folders of ``on_top_of`` could not be added to it.
+    If ``.venv`` cannot be created, print what to do and return False. ``on_top_of`` is the path of
+    an interpreter whose packages ``.venv`` also sees, or None for an isolated ``.venv``.
     """
     _say("Setting up .venv (once) …")
     try:
@@ -350,7 +328,6 @@ def make_venv(on_top_of: str | None = None) -> bool:
 
 
 def _ask(python: str | Path, code: str) -> str:
-    """Run Python code in another interpreter, and return what it prints to stdout."""
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()
 
@@ -358,10 +335,8 @@ def _ask(python: str | Path, code: str) -> str:
 def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
     """Install the requirements ``missing`` in ``.venv``.
 
-    Return True if pip succeeds; otherwise print why it fails and return False.
-
-    ``pins`` is the file with pip's constraints. If ``hurried`` is True, pip gives up when the
-    package index does not answer within five seconds; otherwise it retries for minutes.
+    If pip fails, print the reason and return False. ``pins`` is the file with pip's constraints. If
+    ``hurried`` is True, pip waits five seconds for the package index and does not retry.
     """
     names = [requirement.partition(">=")[0] for requirement in missing]
     _say(f"Installing {', '.join(names)} …")
@@ -393,7 +368,6 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
 
 
 def _reason(stderr: str) -> str:
-    """Return the reason why pip failed, from what it printed to stderr."""
     errors = [line for line in stderr.splitlines() if line.startswith("ERROR")]
     if not errors:
         return "pip failed"
@@ -413,7 +387,7 @@ def _venv_pins() -> Path:
 
 
 def _write_pins_without_torch() -> Path:
-    """Copy the constraints, without PyTorch and Triton, into ``.venv``; return the copy's path."""
+    """Copy the constraints, without PyTorch and Triton, into ``.venv``."""
     lines = PINS.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.partition("==")[0] not in ("torch", "triton")]
     without_torch = VENV / PINS.name

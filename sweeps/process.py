@@ -24,11 +24,7 @@ def die_with_parent() -> None:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Return True if a process is stopped (SIGSTOP, Ctrl-Z).
-
-    Return False if no such process exists, or if ``pid`` is None because the process has not
-    started. On systems other than Linux, always return False.
-    """
+    """Return True if a process is stopped (SIGSTOP, Ctrl-Z), and False on systems without /proc."""
     if pid is None:
         return False
     try:
@@ -40,11 +36,8 @@ def is_stopped(pid: int | None) -> bool:
 
 
 def fields_after_name(stat: str) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` that follow the name: state, parent, …
-
-    The name is in parentheses, and may itself contain spaces and parentheses. Only the last closing
-    parenthesis is therefore sure to end it.
-    """
+    """Return the fields of ``/proc/PID/stat`` that follow the name: state, parent, …"""
+    # The name is in parentheses, and may itself contain parentheses. The last one ends it.
     return stat.rpartition(")")[2].split()
 
 
@@ -71,10 +64,7 @@ def descendants(pid: int) -> list[int]:
 def _handling(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Let ``handler`` handle signals during the block, and restore the old handlers afterwards.
-
-    A signal that is ignored, such as SIGHUP under nohup, stays ignored.
-    """
+    """Let ``handler`` handle signals during the block, except those that are ignored."""
     old_handlers = {
         number: signal.signal(number, handler)
         for number in numbers
@@ -103,10 +93,10 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Run a short block, such as a file write, undisturbed by signals that end the process.
+    """Delay SIGINT, SIGTERM and SIGHUP until a short block, such as a file write, has ended.
 
     Raises:
-        KeyboardInterrupt: after the block, if SIGINT, SIGTERM or SIGHUP arrived while it ran.
+        KeyboardInterrupt: after the block, if one of these signals arrived.
     """
     received: list[int] = []
 

@@ -23,10 +23,9 @@ class Reporter(Protocol):
         """Begin a phase.
 
         Args:
-            phase: name of the phase. The phase ``Measuring`` continues after all its cases are
-                done, to take more samples of them.
-            seconds: longest expected duration of the phase in seconds; None if it is not known.
-            after: seconds that all later phases together are expected to take.
+            phase: name that the user sees.
+            seconds: longest expected duration of the phase; None if it is not known.
+            after: expected seconds of all later phases together.
         """
         ...
 
@@ -42,9 +41,7 @@ class Reporter(Protocol):
 class LiveReporter:
     """Show a progress bar, or print a line at most every ten seconds if stderr is not a terminal.
 
-    The bar and the line show the phase, how many of its cases are done, and the longest time that
-    the whole call may still take, if that time is known. Between two updates, the bar counts this
-    time down to 0.
+    The bar and the line show the phase, its progress and, if it is known, the longest time left.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -89,7 +86,7 @@ class LiveReporter:
         self._bar.add_task(phase, total=None, until=self._until)
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
-        """Redraw the bar; without a terminal, print a line at most every ten seconds instead."""
+        """Show how many cases are done; see :meth:`Reporter.update`."""
         now = time.monotonic()
         if left is not None:
             self._until = now + left + self._after
@@ -100,7 +97,6 @@ class LiveReporter:
             self._print_line(done, total, self._until - now)
 
     def _print_line(self, done: int, total: int, left: float) -> None:
-        """Print the progress as one line; ``left`` is in seconds, or infinite if it is unknown."""
         repeating = _repeats(self._phase, done, total)
         if not repeating:
             unit = self._unit.removesuffix("s") if total == 1 else self._unit
@@ -116,10 +112,9 @@ class LiveReporter:
 
 
 def _repeats(phase: str, done: float, total: float | None) -> bool:
-    """Return True if a phase has timed each of its cases, and now adds samples to them.
+    """Return True if the phase ``Measuring`` now only adds samples to its cases.
 
-    Adding samples can take most of a run. Meanwhile, the number of cases that are done does not
-    change, so the run would seem to hang if only this number were shown.
+    The number of cases that are done then stays the same, so the run would seem to hang.
     """
     return phase == _MEASURING and bool(total) and done == total
 
@@ -133,8 +128,6 @@ def _time_left_phrase(seconds: float, repeating: bool) -> str:
 
 
 class _TimeLeft(ProgressColumn):
-    """Column of the progress bar that shows the longest time that the call may still take."""
-
     def render(self, task: Task) -> Text:
         repeating = _repeats(task.description, task.completed, task.total)
         return Text(_time_left_phrase(task.fields["until"] - time.monotonic(), repeating))

@@ -19,9 +19,7 @@ from kernels.operation import Operation, Workload, operation_of
 from kernels.problem import Conv, Gemm, pair_text, parse_pair
 
 SCHEMA = 1
-"""Version of all file formats under ``results/<slug>/``.
-
-Rows of different versions are never mixed."""
+"""Version of all file formats under ``results/<slug>/``."""
 
 _TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
 
@@ -233,12 +231,8 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
     Sizes may be texts, as in a CSV file.
 
     Raises:
-        KeyError: if a column is missing, or the operation is unknown.
-        TypeError: if a size, dtype, layout or pass that the problem needs is None, as in a CSV row
-            with too few cells.
-        ValueError: if a size is not a number, or if a size of a GEMM or convolution is not a whole
-            number.
-        OverflowError: if a size of another operation is an infinite float.
+        KeyError, TypeError, ValueError, OverflowError: if a column is missing or has an invalid
+            value.
         UserError: if the columns describe a problem that cannot exist.
     """
     if row["op"] == "gemm":
@@ -257,12 +251,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
 
 def _size(value: Any) -> int:
-    """Convert a size to an int, and refuse a fraction, which ``int`` would cut off.
-
-    Raises:
-        TypeError: if the value is None.
-        ValueError: if the value is not a whole number.
-    """
+    """Convert a size to an int, and refuse a fraction, which ``int`` would cut off."""
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"{value} is not a whole number")
     return int(value)

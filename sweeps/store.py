@@ -4,10 +4,10 @@
     plan.jsonl           the planned cases, one per line
     samples/I-of-N.jsonl samples and other events of shard I, one per line; lines are only appended
     measurements.csv     one row per case, with the median of its samples
-    rounds.csv           the samples that each median is taken over, by round
+    rounds.csv           the samples behind each median, by round
     confirmed.csv        pairs of cases that were re-timed together, one row per process
     anchors.csv          times of the anchors, which are the same few cases on every GPU
-    steady.csv           anchors that run without a pause, one row per batch
+    steady.csv           anchors that run continuously, one row per batch
 
 All files but the samples are replaced atomically. Each sample file has one writer at a time, which
 appends each line with a single write. If a crash cuts a line short, readers skip the line and
@@ -61,15 +61,13 @@ _SAME_SOFTWARE = ("torch", "driver")  # components with one version in all calls
 START_OVER = (
     f"Run {target('sweep FRESH=1', 'run --fresh')} to set the run aside and start a new one."
 )
-"""Sentence that says what to do about a run that cannot be resumed."""
 
 
 def make_folder(folder: Path) -> None:
     """Create a folder of results and its parent folders, unless they exist.
 
     Raises:
-        UserError: if the path, or a path above it, exists and is not a folder, or if a folder
-            cannot be created for another reason, such as a full disk.
+        UserError: if the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,8 +90,7 @@ def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
     ``remedy`` tells the user what to do if a file is damaged or cannot be read.
 
     Raises:
-        UserError: if run.json or plan.jsonl cannot be read, or if together they do not have the
-            format :data:`sweeps.schema.RUN`.
+        UserError: if run.json or plan.jsonl is damaged or cannot be read.
     """
     path = folder / "run.json"
     run: Any = _parse_json(_read_text(path, remedy), path, remedy)
@@ -107,11 +104,6 @@ def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
 
 
 def _read_cases(path: Path, remedy: str) -> list[Any]:
-    """Return the planned cases that a plan.jsonl file lists.
-
-    Raises:
-        UserError: if the file cannot be read, or a line is not JSON.
-    """
     cases = []
     for number, line in enumerate(_read_text(path, remedy).split("\n"), 1):
         if line:
@@ -120,7 +112,6 @@ def _read_cases(path: Path, remedy: str) -> list[Any]:
 
 
 def _read_text(path: Path, remedy: str) -> str:
-    """Return the text of a file, or raise a UserError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -129,7 +120,6 @@ def _read_text(path: Path, remedy: str) -> str:
 
 
 def _parse_json(text: str, source: Path | str, remedy: str) -> Any:
-    """Parse a JSON text, or raise a UserError that names ``source``: a file, or a file's line."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -140,7 +130,7 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
     """Write the cases of a run's plan, if any, to plan.jsonl, and everything else to run.json.
 
     Raises:
-        UserError: if a file cannot be written, for example because the disk is full.
+        UserError: if a file cannot be written.
     """
     # If an interruption leaves a new plan.jsonl with an old run.json, the two still fit, because a
     # plan only ever gains cases.
@@ -155,7 +145,7 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def _write_changed(path: Path, content: str) -> None:
-    """Write ``content`` to a file atomically, unless the file already has this content."""
+    """Write a file atomically, unless it already has this content."""
     with suppress(OSError):
         if path.read_bytes() == content.encode(errors="replace"):
             return
@@ -163,11 +153,7 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def why_software_differs(recorded: Mapping[str, str], current: Mapping[str, str]) -> str:
-    """Return a clause that says which version differs from the recorded one, or "" if none does.
-
-    Only the components that :func:`differing_software` compares count. Each argument has the
-    versions by component.
-    """
+    """Return a clause about a different version of PyTorch or the driver, or "" without one."""
     name = differing_software(recorded, current)
     if not name:
         return ""
@@ -177,10 +163,9 @@ def why_software_differs(recorded: Mapping[str, str], current: Mapping[str, str]
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    """Return the first component that needs the same version in two runs but has different ones.
+    """Return the name of a component whose version differs between two runs, or "" if none does.
 
-    Only PyTorch and the driver are compared. Return an empty string if both have equal versions.
-    Each argument has the versions of one run, by component.
+    Only PyTorch and the driver are compared.
     """
     return next((name for name in _SAME_SOFTWARE if first.get(name) != second.get(name)), "")
 
@@ -189,8 +174,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: a reader sees either the old content or the new content.
 
     Raises:
-        UserError: if the file cannot be written, for example because the disk is full. The old
-            file is then unchanged.
+        UserError: if the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # A name may contain half a surrogate pair, which UTF-8 cannot encode.
@@ -211,7 +195,7 @@ def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
     """Write a JSON document atomically, and return ``path``.
 
     Raises:
-        UserError: if the file cannot be written, for example because the disk is full.
+        UserError: if the file cannot be written.
         ValueError: if the document contains a number that is not finite.
     """
     write_whole(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -219,7 +203,6 @@ def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
 
 
 def _write_error(path: Path, error: OSError) -> UserError:
-    """Return the error to raise for a file or folder that could not be written."""
     return UserError(
         f"{path} could not be written ({error.strerror}). Earlier measurements are saved. Remove "
         "the cause, for example by freeing some space, and run the same command to resume.",
@@ -237,8 +220,6 @@ class SampleLog:
 
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
         """Claim and open the file of a shard.
-
-        If a crash cut the last line short, end it, so that the next line is separate.
 
         Raises:
             UserError: if another process is writing this shard, or the file cannot be written.
@@ -271,7 +252,7 @@ class SampleLog:
             raise
 
     def _end_last_line(self) -> None:
-        """End the last line of the file, if a crash cut it short."""
+        """Append a line end if a crash cut the last line short."""
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             self._write(b"\n")
@@ -280,8 +261,7 @@ class SampleLog:
         """Append an event as one line.
 
         Raises:
-            UserError: if the line cannot be written, the file was removed, or the claim on it was
-                lost.
+            UserError: if the line cannot be written.
             ValueError: if the event contains a number that is not finite.
         """
         if self._claim.lost:
@@ -309,7 +289,7 @@ class SampleLog:
             return False
 
     def _write(self, line: bytes) -> None:
-        """Append bytes with a single write, or raise a UserError if not all can be written."""
+        """Append bytes with a single write."""
         try:
             # If the disk becomes full during the write, only a part is written, without an error.
             if os.write(self._descriptor, line) != len(line):
@@ -337,9 +317,7 @@ class SampleLog:
 def read_events(
     folder: Path, shard: tuple[int, int] | None = None
 ) -> tuple[list[Event], list[str]]:
-    """Return the events of a shard, and a sentence about each damaged line of its file.
-
-    If ``shard`` is None, return the events and sentences of all shards.
+    """Return the events of a shard or of all shards, and a sentence about each damaged line.
 
     Raises:
         OSError: if a sample file exists but cannot be read.
@@ -365,9 +343,9 @@ def read_events(
 
 
 def parse_event(line: bytes) -> tuple[Event | None, str]:
-    """Parse a line of a sample file.
+    """Return the event in a line of a sample file, and an empty string.
 
-    Return the event and an empty string, or None and a clause that says why the line is damaged.
+    If the line is damaged, return None and a clause that says why.
     """
     try:
         event = json.loads(line)
@@ -390,8 +368,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv.
 
-    A row has a log ratio for each block of samples. The ratio is the first case's mean time divided
-    by the second case's mean time; both are geometric means.
+    A row has the logarithm of a ratio for each block of samples. The ratio is the first case's
+    geometric mean time divided by the second case's.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
@@ -413,7 +391,7 @@ def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, 
     missing becomes an empty cell.
 
     Raises:
-        UserError: if the file cannot be written, for example because the disk is full.
+        UserError: if the file cannot be written.
     """
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
@@ -436,7 +414,6 @@ def read_timed(folder: Path) -> set[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as :func:`write_csv` writes it."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -468,10 +445,7 @@ def refuse_if_running(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move an old run's files to the subfolder ``runs/<time>/``, and return the new folder.
-
-    ``<time>`` is the time at which the run was planned, or the present time if run.json has no
-    valid time. If that folder already exists, a number is appended to its name.
+    """Move an old run's files to a new subfolder of ``runs``, and return that folder.
 
     Raises:
         UserError: if the new folder cannot be created.

@@ -3,9 +3,8 @@
 Many environments have another package that is called ``kernels``, so the wheel must use only one
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
-for the references in docstrings. Other strings must therefore not contain a module's name, as
-``tests/test_wheel.py`` checks. Only ``kernels/common/program.py`` may contain such strings, because
-it finds out its own name.
+for the references in docstrings. ``tests/test_wheel.py`` checks that other strings do not contain a
+module's name, except in ``kernels/common/program.py``.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ def rewritten(source: str) -> str:
     """Return a module's source without comments, with imports and docstring references rewritten.
 
     Raises:
-        ValueError: in either of these cases:
-
-            - One of the packages is imported with a statement like ``import kernels.x``. In the
-              namespace, that statement would bind another name.
-            - The words of a ``from … import`` are not on one line, separated by single spaces.
+        ValueError: if an import cannot be rewritten.
     """
     lines = _lines(source)
     for node in ast.walk(ast.parse(source)):

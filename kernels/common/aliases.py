@@ -26,8 +26,7 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
     ``rtx4090``.
 
     Raises:
-        UserError: if the word fits no known slug, or if it fits several slugs and is not a complete
-            slug.
+        UserError: if the word fits no known slug, or is ambiguous.
     """
     unique_slugs = list(dict.fromkeys(slugs))
     dashed = "-".join(_words(word))
@@ -53,7 +52,6 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """Return the runs of letters and digits in a name, in lower case."""
     return re.findall(r"[a-z0-9]+", name.lower())
 
 

@@ -45,11 +45,7 @@ def check_folder(file: Path) -> None:
 
 
 def check_counts(options: object, *names: str) -> None:
-    """Refuse values of the named options that are not Python integers of at least 1.
-
-    ``options`` has an attribute for each of the ``names``, such as ``loss_chunks`` for the option
-    ``--loss-chunks``.
-    """
+    """Refuse the named attributes of ``options`` unless they are Python integers of at least 1."""
     for name in names:
         count = getattr(options, name)
         # Python's True is an int, but not a count.
@@ -82,7 +78,7 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
 
 
 def check_bytes(problem: Any) -> None:
-    """Refuse a workload whose minimum traffic is larger than the memory of any machine."""
+    """Refuse a workload whose minimum traffic exceeds :data:`LARGEST_BYTES`."""
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
             f"{problem} needs {problem.bytes / 1e15:,.0f} PB of memory, more than any machine has; "

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
-    """Format a number of things, such as ``1 node``, ``4 nodes`` or ``1,200 cases``.
-
-    If ``plural`` is empty, the plural is the singular with an ``s``.
-    """
+    """Format a number of things, such as ``1 node``, ``4 nodes`` or ``1,200 cases``."""
     if count == 1:
         return f"{count:,} {singular}"
     return f"{count:,} {plural or f'{singular}s'}"

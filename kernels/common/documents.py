@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = 1e21
-"""Default upper bound of numbers; all counts of FLOPs or bytes and all times in µs are smaller."""
+"""Default upper bound of numbers; no realistic count or time is larger."""
 
 # Bounds that messages show as powers of ten.
 _POWERS = {-_LARGEST: "−10²¹", 1e-18: "10⁻¹⁸", _LARGEST: "10²¹", 1e11: "10¹¹"}
@@ -90,7 +90,6 @@ def misfit(value: Any, shape: Any, place: str = "it") -> str:
 
 
 def _first(faults: Iterable[str]) -> str:
-    """Return the first text that is not empty, or "" if all texts are empty."""
     for fault in faults:
         if fault:
             return fault
@@ -98,7 +97,6 @@ def _first(faults: Iterable[str]) -> str:
 
 
 def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], place: str) -> str:
-    """Describe the first key that is missing or has a wrong value; return "" if all keys fit."""
     for key, inner in shape.items():
         name = key.removesuffix("?")
         if name in value:
@@ -110,7 +108,6 @@ def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], place: s
 
 
 def _is_number(value: Any, shape: Number) -> bool:
-    """Return True if a value is a number within a shape's bounds."""
     allowed = int if shape.whole else int | float
     # Python reads JSON's true and false as bools, which are ints, but they are not numbers here.
     if isinstance(value, bool) or not isinstance(value, allowed):
@@ -119,6 +116,5 @@ def _is_number(value: Any, shape: Number) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as text for a message; a long text is cut and ends in an ellipsis."""
     text = ascii(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

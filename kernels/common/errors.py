@@ -10,7 +10,7 @@ class UserError(ValueError):
     """Error that a user can fix, such as bad input or the choice of an unsuitable machine.
 
     Its text says what is wrong and what to do. The command line prints the text and exits with
-    ``exit_code``: 2 for bad input (the default), or 1 if the input was fine and the work failed.
+    ``exit_code``, which is 2 for bad input.
     """
 
     def __init__(self, text: str, exit_code: int = 2) -> None:

@@ -35,10 +35,7 @@ _VERBS = {"kernels list": "implementations"}
 
 
 def same_command(fresh: bool) -> str:
-    """Return the phrase with which messages name the command that resumes a run.
-
-    ``fresh`` is True if the user's command has ``--fresh``, and would therefore start a new run.
-    """
+    """Return the phrase with which messages name the command that resumes a run."""
     return f"the same command without {USE_FRESH}" if fresh else "the same command"
 
 
@@ -53,9 +50,9 @@ def extra(name: str) -> str:
 
 
 def needs_extra(module: str, name: str = "measure", subject: str = "This command") -> str:
-    """Return the sentence that names a missing package and the command that installs it.
+    """Return a sentence that names a missing package and the command that installs it.
 
-    ``name`` is the extra that contains the package, and ``subject`` is the subject of the sentence.
+    ``name`` is the extra that contains the package.
     """
     title = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
     return f"{subject} needs {title}, which is not installed; {extra(name)}."
@@ -81,7 +78,6 @@ def command_words(words: Sequence[str]) -> Sequence[str]:
 
 
 def _installed_words(words: Sequence[str]) -> Sequence[str]:
-    """Return the words of the ``rooftile`` command line that runs a package's command."""
     package, name, *options = words
     return (NAMESPACE.rstrip("."), verb(package, name), *options)
 

@@ -2,8 +2,7 @@
 
 A GEMM spends most of its time in the loop over K. In each iteration, a tile needs bm · bn · bk
 multiply-adds and the (bm + bn) · bk elements of its blocks of A and B. If an iteration computes or
-copies more, the compiled code does work that the algorithm does not need. In the PTX, LLVM marks
-every basic block of a loop with a comment that names the loop.
+copies more, the compiled code does work that the algorithm does not need.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class InnerLoop:
     - ``products`` is the number of multiply-adds that one CTA computes.
     - ``copied`` is the number of bytes that the CTA copies from global memory.
     - ``copy_bytes`` is the size of the narrowest copy: the number of bytes that one thread copies
-      at once, or the mean size of the blocks that TMA copies. ``copy_bytes`` is 0 if the iteration
-      copies nothing.
+      at once, or the mean size of the blocks that TMA copies.
     """
 
     instruction: str
@@ -61,11 +59,10 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
     """Read the work of one iteration of the loop over K from a kernel's PTX.
 
     If the kernel has several innermost loops, one iteration of each is counted, because each group
-    of warps in a warp-specialised kernel has a separate loop. ``warps`` is the number of warps that
-    multiply; in a warp-specialised kernel, each group of warps that multiply has this number.
+    of warps in a warp-specialised kernel has a separate loop. ``warps`` is the number of warps in
+    each group that multiplies.
     """
-    # INSTRUCTIONS has the preferred families first, so the first family that occurs is the one that
-    # multiplies.
+    # The first family of INSTRUCTIONS that occurs is the one that multiplies.
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")
     constants = {name: int(value) for name, value in _CONSTANT.findall(ptx)}
     products, copied = 0, 0
@@ -90,7 +87,6 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict[str, int]) -> int:
     """Count the multiply-adds that the instructions in a loop's lines compute for one CTA.
 
-    ``instruction`` is described in :class:`InnerLoop`, and ``warps`` in :func:`inner_loop`.
     ``constants`` maps the names of registers, such as ``%r12``, to the constants that they hold. A
     tcgen05 instruction has its instruction descriptor in such a register.
     """

@@ -1,9 +1,9 @@
 """Compilation of the Triton kernels for named architectures, on a machine without a GPU.
 
-Each kernel is compiled by the JIT's own ``warmup``, exactly as a launch would compile it. A
-stand-in for the GPU's driver tells the JIT which architecture to compile for. PTX shows which
-matrix instruction the compiler chose and what an iteration of the inner loop does. ``ptxas -v``
-shows how many registers a thread uses and how many bytes are spilled.
+The JIT's own ``warmup`` compiles each kernel as a launch would. A stand-in for the GPU's driver
+tells the JIT which architecture to compile for. PTX shows which matrix instruction the compiler
+chose and what an iteration of the inner loop does. ``ptxas -v`` shows how many registers a thread
+uses and how many bytes are spilled.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class CompileRow:
     """Outcome of compiling the kernels of one call: the main kernel, and any helper kernels.
 
     ``ok`` is False if compiling failed, or if the code is not as expected. ``message`` then says
-    why. If ``ok`` is True, ``message`` describes unusual code, or is empty. ``launches`` is the
-    number of kernels in one call.
+    why. If ``ok`` is True, ``message`` describes unusual code, or is empty.
 
     The fields of the inner loop are those of :class:`LoopCode` and of :class:`InnerLoop`, whose
     field ``instruction`` is called ``mma`` here. The fields ``products`` and ``copied`` are
@@ -85,7 +84,7 @@ class CompileRow:
     instructions: int
     matrix: int
     waits_for_all: bool
-    launches: int
+    launches: int  # number of kernels in one call
     ok: bool
     message: str
 
@@ -94,8 +93,8 @@ class CompileRow:
 class _Facts:
     """Facts about the code of one kernel, or of all kernels of one call.
 
-    For several kernels, ``registers``, ``spill_bytes`` and ``shared_bytes`` are each the largest of
-    any kernel. The other facts, except for ``launches``, are those of the main kernel.
+    For several kernels, ``registers``, ``spill_bytes`` and ``shared_bytes`` are each the maximum
+    over the kernels. ``loop`` and ``code`` are those of the main kernel.
     """
 
     loop: InnerLoop
@@ -111,7 +110,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Job:
-    """Call of a Triton family to compile: its problem, config, alignment and architecture."""
+    """Call of a Triton family to compile for one architecture."""
 
     family: str
     config: TileConfig
@@ -127,19 +126,18 @@ def compile_rows(
     names: Sequence[str] = (),
     done: Callable[[CompileRow], None] | None = None,
 ) -> list[CompileRow]:
-    """Compile calls of the Triton families for given architectures, and return a row for each.
+    """Compile calls of the Triton families, and return one row per call.
 
     Args:
         arches: architectures such as ``sm_90``; each stands for the first machine in
             ``machines.toml`` that has it.
-        every_candidate: whether to compile all valid configs, experimental ones included, instead
-            of only the chosen config.
+        every_candidate: whether to compile all candidate configs, experimental ones included,
+            instead of only the chosen config.
         names: names of the families to compile; all families if empty.
-        done: function that is called with each row, in the order of the result, while later rows
-            are still being compiled.
+        done: function that is called with each row, in the order of the result.
 
     Raises:
-        UserError: if an architecture is not known, or is older than the kernels need.
+        UserError: if an architecture is not known, or is too old for the kernels.
     """
     capabilities = {
         machine.arch: machine.capability
@@ -168,7 +166,6 @@ def compile_rows(
 
 
 def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
-    """Return the calls to compile for an architecture; see :func:`compile_rows`."""
     machine = machine_of_arch(arch)
     families = [
         implementation
@@ -267,7 +264,6 @@ class _TargetDriver(DriverBase):
 
 
 def _compile(job: _Job) -> CompileRow:
-    """Compile the kernels of one call in a worker process; a failure becomes the row's message."""
     machine = machine_of_arch(job.arch)
     triton.runtime.driver.set_active(_TargetDriver(machine))
     facts = _NO_FACTS
@@ -318,7 +314,6 @@ _NO_FACTS = _Facts(
 
 
 def _family_facts(job: _Job) -> _Facts:
-    """Compile all kernels of a call, the main kernel and its helpers; return their facts."""
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
     offset = 0 if job.alignment == _ALIGNED else 1
@@ -407,7 +402,7 @@ def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
 
 
 def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
-    """Return one sentence for each way in which the code is not as expected."""
+    """Return a sentence for each unexpected property of the code."""
     expected = _expected(job)
     complaints = []
     if facts.loop.instruction not in expected:
@@ -426,7 +421,8 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
             f"The kernel needs {facts.shared_bytes:,} bytes of shared memory; a CTA can have "
             f"at most {machine.shared_cta_bytes:,}."
         )
-    # A config predicts the shared memory only for aligned operands that are not transposed.
+    # A config predicts the shared memory only for aligned operands. Configs do not count the
+    # memory in which tf32 operands are transposed.
     predicted = job.config.shared_bytes(job.problem.dtype, machine)
     is_predictable = job.alignment == _ALIGNED and not _transposes_tf32(job)
     if is_predictable and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
@@ -454,7 +450,6 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
 
 
 def _expected(job: _Job) -> tuple[str, ...]:
-    """Return the matrix instructions that are acceptable for a job."""
     if job.problem.dtype == "fp32":
         return ("fma",)
     machine = machine_of_arch(job.arch)
@@ -473,7 +468,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Return remarks on unusual code of a kernel without complaints, or "" without remarks."""
+    """Return remarks on the unusual code of a kernel that has no complaints."""
     remarks = []
     if facts.serialised:  # only for a candidate, because a chosen config gets a complaint
         remarks.append(

@@ -52,8 +52,6 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
     """Return the lines of one family's table: a header, and a line for each dtype and alignment."""
-    # A line of the table is for one dtype and alignment, and a cell in the line for one
-    # architecture.
     rows_of_line: dict[tuple[str, int], list[CompileRow]] = {}
     for row in rows:
         rows_of_line.setdefault((row.dtype, row.alignment), []).append(row)
@@ -84,10 +82,7 @@ def differing_cells(stored_document: str, new_document: str) -> list[str]:
 
 
 def _cells_of(document: str) -> dict[tuple[str, ...], str]:
-    """Return the text of each cell of a document by (family, dtype, alignment, architecture).
-
-    A damaged line may have too few or too many cells. Cells without an architecture are left out.
-    """
+    """Return the text of each cell of a document by (family, dtype, alignment, architecture)."""
     cells: dict[tuple[str, ...], str] = {}
     family, arches = "", []
     for line in document.splitlines():
@@ -97,7 +92,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
             arches = [word.strip() for word in line.strip("|").split("|")[2:]]
         elif line.startswith("| "):
             words = [word.strip() for word in line.strip("|").split("|")]
-            if len(words) > 2:  # a damaged line may have fewer cells
+            if len(words) > 2:  # a damaged line may have too few cells, or too many
                 dtype, alignment, *texts = words
                 for arch, text in zip(arches, texts, strict=False):
                     cells[family, dtype, alignment, arch] = text
@@ -105,7 +100,6 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
 
 
 def _cell(rows: Sequence[CompileRow]) -> str:
-    """Return the text of one cell: the summary of ``rows``, or a dash if there are no rows."""
     if not rows:
         return "–"
     # A row whose compilation failed has no matrix instruction.
@@ -128,6 +122,5 @@ def _cell(rows: Sequence[CompileRow]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """Return the smallest and the largest value as text, or one number if their texts are equal."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

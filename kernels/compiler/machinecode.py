@@ -29,9 +29,8 @@ _ENDS = ("EXIT", "RET", "BRX")
 class LoopCode:
     """Instructions of one iteration of the loop over K in machine code.
 
-    ``instructions`` is the number of all instructions. ``matrix`` is the number of instructions
-    that multiply matrices or, in fp32, that multiply and add. ``waits_for_all`` is True if the
-    iteration waits for every wgmma before the next iteration begins.
+    ``matrix`` is the number of instructions that multiply matrices or, in fp32, that multiply and
+    add. ``waits_for_all`` is True if the iteration waits for every wgmma.
     """
 
     instructions: int
@@ -43,11 +42,7 @@ NO_LOOP = LoopCode(instructions=0, matrix=0, waits_for_all=False)
 
 
 def disassemble(cubin: bytes) -> str:
-    """Return the machine code of a binary as text, using the ``nvdisasm`` that Triton includes.
-
-    Raises:
-        subprocess.CalledProcessError: if ``nvdisasm`` cannot read the binary.
-    """
+    """Return the machine code of a binary as text, using the ``nvdisasm`` that Triton includes."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -60,9 +55,8 @@ def loop_code(sass: str) -> LoopCode:
     """Return the counts for one iteration of the innermost loop with the most matrix instructions.
 
     In a persistent kernel, the loop over K may contain code that finishes a tile. Most iterations
-    skip this code. The counted iteration is therefore the path through the loop that has the most
-    matrix instructions. If several paths have equally many, the shortest of these paths is counted.
-    If no loop has matrix instructions, :data:`NO_LOOP` is returned.
+    skip this code. The counted iteration is therefore the shortest of the paths through the loop
+    that have the most matrix instructions.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.
@@ -84,14 +78,11 @@ def loop_code(sass: str) -> LoopCode:
 
 
 def _encloses(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
-    """Return True if ``outer`` contains another loop ``inner``, given as (first, last) lines."""
     return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One instruction of the machine code."""
-
     matrix: bool  # whether it multiplies matrices
     waits: bool  # whether it waits for every wgmma
     target: str  # label that the line branches to, or empty
@@ -136,12 +127,7 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
     """Return the counts of the best path (:class:`_Path`) from the loop's first line to its last.
 
     Backward branches inside the loop are ignored: they repeat a wait for a barrier, or belong to
-    another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
-
-    Args:
-        loop: lines of the loop, at least one.
-        begin: position of the loop's first line in the whole code.
-        labels: result of :func:`_read`.
+    another loop. ``begin`` is the position of the loop's first line in the whole code.
     """
     # The list holds the best path to each line, without that line, or None if no path reaches it.
     best: list[_Path | None] = [None] * len(loop)

@@ -63,7 +63,7 @@ class CheckRow:
 
 
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[CheckRow]:
-    """Check each named implementation on each problem, and report every error as a row."""
+    """Check each named implementation on each problem; a failure is reported in its row."""
     names, problems = list(names), list(problems)  # both are iterated several times
     make_current(device.gpu)
     if device.gpu is not None:
@@ -77,7 +77,6 @@ def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device)
 
 
 def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
-    """Compile one implementation's kernels for the problems that it supports."""
     implementation = all_implementations()[name]
     supported = [p for p in problems if implementation.supports(p, device.machine) is None]
     # The first config is the one that _check_one uses.
@@ -87,7 +86,6 @@ def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
 
 
 def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
-    """Check one implementation on one problem; an error in running or checking becomes a row."""
     implementation = all_implementations()[name]
     reason = implementation.supports(problem, device.machine)
     if reason is not None:

@@ -4,14 +4,15 @@ Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, th
 likely. V has four columns of random ±1, and is applied to one block of 1,024 columns of Y at a
 time. If the sums ran over more columns, the rounding errors of the correct elements would hide a
 single wrong element. The rows of Y are summed in the same way, because the identity also holds for
-Yᵀ = Bᵀ·Aᵀ. A convolution is linear in each operand, so the same test applies to it: channels and
-images take the place of columns and rows.
+Yᵀ = Bᵀ·Aᵀ. A convolution is linear in each operand, so the same test applies to it
+(:func:`_conv_sides`).
 
 The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√N + 4).
-Here σ is the root mean square of an operand's elements. Without the 4, the expected size is the
-standard deviation of a sum over N columns of dot products of length K. The 4 allows for one large
-element if N is small. For a correctly rounded result, the ratio of the remainder to the expected
-size hardly depends on M, N and K. V-ABFT (arXiv 2602.08043) compares such thresholds.
+Here σ is the root mean square of an operand's elements, and N is the number of columns in a block.
+Without the 4, the expected size is the standard deviation of a sum over N columns of dot products
+of length K. The 4 allows for one large element if N is small. For a correctly rounded result, the
+ratio of the remainder to the expected size hardly depends on M, N and K. V-ABFT (arXiv 2602.08043)
+compares such thresholds.
 
 The sums are in fp32, whose rounding adds about 1e-6 to the ratio, far below every limit.
 """
@@ -70,14 +71,8 @@ def remainders(
     The remainder of a result with a NaN is NaN. For layers and LSTMs, which are not linear in their
     operands, return None.
 
-    Args:
-        problem: the workload that the results belong to.
-        sets: operands from which each result was computed.
-        results: the results, in the problem's logical shape.
-        seed: seed of the random signs.
-        side: 0 or 1 selects one of the two ways to sum a result, which halves the work; None tests
-            both ways. For a GEMM, 0 sums over the columns, and 1 over the rows. For a convolution,
-            see :func:`_conv_sides`.
+    Each result has the problem's logical shape and was computed from the operand set at the same
+    index. If ``side`` is 0 or 1, the results are summed in only one of the two ways, to save time.
     """
     if isinstance(problem, Layer | Lstm):
         return None
@@ -118,9 +113,9 @@ class _Side:
     """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
     Summing ``folded`` along ``folded_axis`` sums the result along ``result_axis``, too. ``kept`` is
-    processed in parts along its axis ``cut``. For a filter, ``cut`` is None, and the
-    filter is processed whole, because it is small. If ``adds_up`` is True, ``folded`` is cut as
-    well, and the results of the parts are added. Otherwise, these results are concatenated.
+    processed in parts along its axis ``cut``, or whole if ``cut`` is None. If ``adds_up`` is True,
+    ``folded`` is cut as well, and the results of the parts are added. Otherwise, these results are
+    concatenated.
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -134,10 +129,10 @@ class _Side:
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """Return the sides that sum over several elements.
+    """Return the sides to test, or a single one of them if ``only`` is 0 or 1.
 
-    If ``only`` is 0 or 1, return one of these sides. A side whose sums have one element would
-    compute the whole result again. Such a side is used only if no side sums over several elements.
+    If possible, each side sums over several elements, because a side whose sums have one element
+    would compute the whole result again.
     """
     useful = [side for side in sides if side.folded.shape[side.folded_axis] > 1]
     if not useful:
@@ -230,22 +225,19 @@ def _signs(seed: int, device: torch.device) -> Tensor:
 
 
 def _positions_at_once(tensor: Tensor, axis: int) -> int:
-    """Return how many positions along an axis, at least one, to convert to fp32 at a time."""
+    """Return how many positions along an axis to convert to fp32 at a time."""
     return max(1, tensor.shape[axis] * _MAX_ELEMENTS // tensor.numel())
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, or over all elements if ``axes`` is None.
-
-    The result has length 1 along ``axes``, or no axes if ``axes`` is None.
-    """
+    """Return the mean square over ``axes``, which keep length 1, or over all elements."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
 
 
 def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
-    """Yield slices of ``sets`` to stack and test at once: one large set, or several small sets."""
+    """Yield slices of ``sets`` to test at once: one large set, or several small sets."""
     set_elements = sum(tensor.numel() for tensor in sets[0])
     count = max(1, _STACKED_ELEMENTS // set_elements)
     for start in range(0, len(sets), count):
@@ -293,7 +285,6 @@ def _grouped(conv: Conv, tensor: Tensor, axis: int) -> Tensor:
 
 
 def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
-    """Return the sides of a convolution's output ``y``."""
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def forward(x: Tensor, w: Tensor) -> Tensor:
@@ -312,7 +303,6 @@ def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
 
 
 def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
-    """Return the sides of the input's gradient ``dx``."""
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def backward(dy: Tensor, w: Tensor) -> Tensor:
@@ -331,7 +321,6 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
 
 
 def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
-    """Return the sides of the filter's gradient ``dw``."""
 
     def over_outputs(x: Tensor, dy: Tensor) -> Tensor:
         """Return the filter's gradient (groups, output channels, …) for dy (n, groups, …)."""
@@ -352,7 +341,6 @@ def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
 
 
 def _filter_gradient(conv: Conv, x: Tensor, size: tuple[int, ...], dy: Tensor) -> Tensor:
-    """Return the gradient of a filter of ``size``, with the convolution's geometry."""
     stride = conv.stride
     if conv.r == conv.s == 1 and conv.padding == (0, 0):
         # A single tap does not read the pixels that its stride leaves out, so they are removed

@@ -1,7 +1,7 @@
 """Float64 reference for sampled entries of a result, and the tolerance of each dtype.
 
-Computing whole results in float64 would take longer than all measurements. The sample always
-includes the last row and column, because errors in a kernel's masks appear there.
+Computing whole results in float64 would take too long. A sample along an axis always includes the
+last index, because errors in a kernel's masks appear there.
 """
 
 from __future__ import annotations
@@ -41,13 +41,9 @@ _WHOLE_SLICES = 4
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. In three cases, it has a
-    special value:
-
-    - NaN, if a sampled entry is NaN;
-    - 0, if the sampled entries of both y and the reference are all 0;
-    - infinity, if a sampled entry of y is infinite, or if the sampled entries are all 0 in the
-      reference but not in y.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. It is 0 if all of these
+    entries are 0 in both y and ref, and infinite if they are all 0 only in ref. It is NaN if y has
+    a NaN among them.
     """
 
     rel_error: float
@@ -93,10 +89,13 @@ def _sample_indices(
     return torch.as_tensor(np.sort(np.r_[0, middle, size - 1]), device=device)
 
 
+# The functions for the operations return sampled entries of a result, and the float64 reference of
+# these entries in the same shape.
+
+
 def _gemm(
     problem: Gemm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return entries (batches, rows, columns) of a GEMM's result, and their float64 reference."""
     a, b, y = _batched(operands.a), _batched(operands.b), _batched(result)
     rows = _sample_indices(rng, problem.m, _ROWS, a.device)
     columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
@@ -104,6 +103,7 @@ def _gemm(
     # All axes are indexed at once, because one axis after another would copy whole matrices.
     a_rows, b_columns = a[batches[:, None], rows], b.mT[batches[:, None], columns]
     actual = y[batches[:, None, None], rows[:, None], columns]
+    # Both are (batches, rows, columns).
     return actual, torch.matmul(a_rows.double(), b_columns.mT.double())
 
 
@@ -115,7 +115,6 @@ def _batched(matrix: Tensor) -> Tensor:
 def _series(
     series: Series, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return entries (count, rows, columns) of every GEMM in a series, and their reference."""
     a = operands.a  # (m, k) if all GEMMs share it, else (count, m, k)
     b = operands.b.transpose(-1, -2)  # (k, n) if all GEMMs share it, else (count, k, n)
     rows = _sample_indices(rng, series.m, _ROWS, a.device)
@@ -129,7 +128,6 @@ def _series(
 def _layer(
     layer: Layer, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return images (for batch norm, channels) of a layer's result, and their reference."""
     x, parameters = operands.a, operands.b.double()
     if layer.op == "batchnorm":
         channels = _sample_indices(rng, layer.c, _WHOLE_SLICES, x.device)
@@ -167,7 +165,6 @@ def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
 def _lstm(
     lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the hidden states (steps, sequences, hidden) of a sample, and their reference."""
     sequences = _sample_indices(rng, lstm.minibatch, _WHOLE_SLICES, operands.a.device)
     x = operands.a[:, sequences].double()  # (steps, sequences, features)
     weights = operands.b.double() * lstm.weight_scale  # for the input, then for the hidden state
@@ -179,7 +176,7 @@ def _lstm(
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         hidden = output_gate.sigmoid() * cell.tanh()
         hidden_states.append(hidden)
-    return result[:, sequences], torch.stack(hidden_states)
+    return result[:, sequences], torch.stack(hidden_states)  # (steps, sequences, hidden)
 
 
 # Sampled entries of a convolution are computed only from the elements that they depend on. An
@@ -198,8 +195,7 @@ def _readers(
 ) -> tuple[Tensor, Tensor]:
     """Return the output positions (…, taps) that read input ``position``, and a mask.
 
-    The mask is False where, because of the stride, no output position reads the input with that
-    tap.
+    The mask is False for the taps that skip this input because of the stride.
     """
     shifted = position[..., None] + padding - torch.arange(taps, device=position.device) * dilation
     return shifted.div(stride, rounding_mode="floor"), shifted % stride == 0
@@ -233,10 +229,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample up to 32 pixels of ``shape`` (images, rows, columns), and return their positions.
-
-    The result has the index of the image, the row and the column of each pixel.
-    """
+    """Return the image, row and column of up to 32 pixels of ``shape`` (images, rows, columns)."""
     images, rows, columns = shape
     pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
     in_image = pixels % (rows * columns)
@@ -244,7 +237,7 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Call ``compute(group, channels)`` for each group, and concatenate along the last axis.
+    """Call ``compute(group, channels)`` per group; concatenate the results along the last axis.
 
     ``channels`` must be sorted, so that the results are in the order of the channels.
     """
@@ -259,7 +252,6 @@ def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor],
 def _fprop(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return entries (pixels, channels) of a convolution's output, and their reference."""
     x, w = operands.a, operands.b
     # Sample output pixels (p, q) of images n.
     n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)
@@ -277,13 +269,12 @@ def _fprop(
         return torch.einsum("lrsc,kcrs->lk", patch, w[group_kouts].double())
 
     expected = _by_group(kouts, problem.kout // problem.groups, outputs)
-    return result[n, :, p, q][:, kouts], expected
+    return result[n, :, p, q][:, kouts], expected  # (pixels, channels)
 
 
 def _dgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return entries (pixels, channels) of the input's gradient, and their reference."""
     dy, w = operands.a, operands.b
     # Sample input pixels, and find the output pixel (p, q) that reads each of them with each tap.
     n, rows, columns = _pixels(rng, (problem.n, problem.h, problem.w), dy.device)
@@ -302,13 +293,12 @@ def _dgrad(
         return torch.einsum("lrsk,kcrs->lc", patches[..., kouts], filters)
 
     expected = _by_group(channels, c_per_group, gradients)
-    return result[n, :, rows, columns][:, channels], expected
+    return result[n, :, rows, columns][:, channels], expected  # (pixels, channels)
 
 
 def _wgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return entries (filters, taps) of the filter's gradient, and their reference."""
     # 1. Sample filters and, in each of them, taps (channel of the group, row, column).
     x, dy = operands.a, operands.b
     kouts = _sample_indices(rng, problem.kout, _TAPS, x.device)
@@ -339,4 +329,5 @@ def _wgrad(
             expected[in_group, i] = torch.einsum(
                 "npq,nkpq->k", pixels.double() * is_inside, dy[:, kouts[in_group]].double()
             )
+    # Both are (filters, taps).
     return result[kouts[:, None], entry_c[None], entry_r[None], entry_s[None]], expected

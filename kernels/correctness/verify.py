@@ -48,7 +48,7 @@ def verify(
     Layers and LSTMs are not linear. Their entries are therefore always compared, and their results
     are searched for infinities and NaNs. For all other workloads, entries are compared only if
     ``entries`` is set. ``seed`` decides the random signs, and which entries of which result are
-    compared. All other arguments are described in :func:`remainders`.
+    compared. ``side`` is described in :func:`remainders`.
     """
     # 1. Compare sampled entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)
@@ -87,5 +87,4 @@ def verify(
 
 
 def _digits(value: float) -> str:
-    """Format a positive number with three significant digits, or as an integer if at least 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

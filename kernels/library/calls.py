@@ -1,7 +1,7 @@
 """PyTorch calls for each operation: ``call(i)`` computes the problem once, on operand set i.
 
 GEMMs, series of GEMMs, ReLU, GELU and softmax write their result to the set's memory. The other
-operations allocate memory for the result at each call, as a real model does.
+operations allocate memory for the result, as a real model does.
 """
 
 from __future__ import annotations
@@ -69,10 +69,7 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
 
 def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
-    """Return a call of a memory-bound layer.
-
-    ReLU, GELU and softmax write to the set's memory; all other layers allocate memory per call.
-    """
+    """Return a call of a memory-bound layer."""
     # Softmax and layer norm work along the last axis, which must be the channels.
     channels_last = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]
 
@@ -169,7 +166,7 @@ def graph_captured(call: Call, set_count: int) -> Call:
     """Return a call that replays a set's launches from a CUDA graph, captured once for each set.
 
     Raises:
-        RuntimeError: if the machine has no GPU, or PyTorch cannot capture the call.
+        RuntimeError: if PyTorch cannot capture the call.
     """
     graphs = [capture(functools.partial(call, index)) for index in range(set_count)]
 

@@ -62,7 +62,7 @@ class LibraryConfig(Config):
 
     @property
     def storage(self) -> Storage:
-        """Placement of the problem's operands in memory."""
+        """Placement of the operands in memory."""
         return Storage(self.offset, self.ld_multiple)
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class Library:
         return [None]
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; return None (the default config) for an empty text."""
+        """Parse a config's text; return None for an empty text."""
         return LibraryConfig.parse(text) if text else None
 
     def prepare(
@@ -127,8 +127,7 @@ class Library:
         """Return a launch on the operand sets, which must be stored as the config specifies.
 
         Raises:
-            TypeError: if the config is neither None nor a :class:`LibraryConfig`.
-            UserError: if ``ld_multiple`` is above 1 and the problem is not a GEMM.
+            UserError: if a setting of the config does not apply to the problem.
             RuntimeError: if the config sets ``graph``, and PyTorch cannot capture the call.
         """
         library_config = LibraryConfig() if config is None else config
@@ -152,7 +151,6 @@ class Library:
 
 
 def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryConfig) -> Call:
-    """Return PyTorch's call for a problem's operation."""
     if isinstance(problem, Gemm):
         return gemm_call(problem, sets)
     if isinstance(problem, Conv):
@@ -216,8 +214,8 @@ def libraries() -> list[Library]:
 def _cpu_libraries() -> list[Library]:
     """Return the libraries that PyTorch uses on this CPU: a BLAS, oneDNN and ATen.
 
-    oneDNN computes bf16 only if the CPU has vector instructions for bf16; otherwise, ATen computes
-    bf16. fp16 is left out, because PyTorch computes fp16 in a scalar loop on CPUs without
+    oneDNN computes bf16 only on CPUs with suitable vector instructions. On other CPUs, ATen
+    computes bf16. fp16 is left out, because PyTorch computes fp16 in a scalar loop on CPUs without
     AVX512-FP16 or AMX.
     """
     # 1. Find out which libraries this build of PyTorch has.

@@ -49,10 +49,10 @@ class Constants:
     def from_json(cls, data: Mapping[str, float]) -> Constants:
         """Build constants from the result of :meth:`to_json` in this or an earlier version.
 
-        A missing constant gets its default value, if there is one.
+        A missing constant gets its default from constants.toml.
 
         Raises:
-            TypeError: if a constant without a default is missing, or a constant is unknown.
+            TypeError: if a constant is unknown, or missing without a default.
         """
         renamed = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
         return cls(**{**_constants_table()["defaults"], **renamed})
@@ -108,10 +108,7 @@ _SMALLEST = 1e-10  # smallest constant whose logarithm is taken
 
 
 def to_fit_scale(name: str, value: float) -> float:
-    """Convert a constant to the scale on which it is fitted and averaged; see :data:`LINEAR`.
-
-    Before the logarithm is taken, a constant below 1e-10 is raised to 1e-10.
-    """
+    """Convert a constant to the scale on which it is fitted and averaged; see :data:`LINEAR`."""
     return value if name in LINEAR else float(np.log(max(value, _SMALLEST)))
 
 
@@ -144,13 +141,12 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 def default_constants(generation: str, dtype: str, hand_written: bool = False) -> Constants:
     """Return a generation's constants from ``constants.toml``, before any calibration.
 
-    A generation without measured constants gets those of a similar generation, except for the
-    constants of misaligned rows (:func:`_misaligned_constants`).
+    A generation without measured constants gets those of a similar generation. For misaligned rows,
+    every generation gets the constants that :func:`_misaligned_constants` returns.
 
-    ``hand_written`` is True for Triton kernels. For misaligned rows, a vendor library uses its
-    kernels for older GPUs, but a Triton family has no such kernels. For Triton kernels,
-    ``misalignment`` is therefore not replaced by the value that constants.toml states for the
-    generation's libraries.
+    ``hand_written`` is True for Triton kernels. For these, ``misalignment`` is not replaced by the
+    fact in constants.toml, which is about vendor libraries: they compute misaligned rows with
+    kernels for older GPUs.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -173,13 +169,13 @@ def shipped_fits() -> dict[str, Any]:
       generation.
     - ``generations``: error range of predictions with the mean of other generations' constants.
     - ``spreads``: uncertainty of each kind of prior (:class:`analysis.model.prior.Spread`).
-    - ``groups``: for each kind of shape, the factors for the two ends of an interval
-      (:mod:`analysis.model.groups`).
+    - ``groups``: factors for the two ends of an interval, by kind of prior, generation and kind of
+      shape (:mod:`analysis.model.groups`).
     - ``floor``: errors of the times that are predicted for a later version of a framework from
       measurements with an earlier version.
-    - ``machines``: three entries for each slug. ``source`` is the source of the machine's
-      measurements, ``software`` is the error range for this machine only, and ``groups`` has the
-      fits by group, as in calibration.json.
+    - ``machines``: entries for each slug. ``source`` is the source of the machine's measurements,
+      ``software`` is the error range for this machine only, and ``groups`` has the fits by group,
+      as in calibration.json.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -188,25 +184,16 @@ def shipped_fits() -> dict[str, Any]:
 def foreign_constants(
     machine: Machine, dtype: str, slug: str | None = None
 ) -> tuple[Constants, str]:
-    """Return constants for a GPU, scaled from those of another GPU (:func:`scaled_constants`).
+    """Return constants for a GPU, scaled from those of another GPU, and the other GPU's slug.
 
-    If constants.toml states a launch time for the machine's generation, the result has this launch
-    time. For a CPU, return the CPU constants in constants.toml and the slug ``cpu``, whatever
-    ``slug`` is.
+    The launch time is that of the machine's generation, if constants.toml states it. ``slug``
+    selects the other GPU. None selects one of the same generation if possible, otherwise of the
+    latest earlier generation, and otherwise of the first later generation.
 
-    Args:
-        machine: machine that the constants are for.
-        dtype: dtype of the constants.
-        slug: slug of the machine that was measured. None selects a machine of the same generation
-            if there is one, otherwise of the latest earlier generation, and otherwise of the first
-            later generation.
-
-    Returns:
-        The constants, and the slug of the machine on which they were measured.
+    For a CPU, return the CPU constants in constants.toml and ``cpu``.
 
     Raises:
-        UserError: for a GPU, if constants.toml has no constants of ``slug`` in this dtype, if
-            ``slug`` names ``machine`` itself, or if ``machine`` does not compute the dtype.
+        UserError: if the GPU does not compute the dtype, or if ``slug`` has no suitable constants.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
@@ -242,17 +229,12 @@ def scaled_constants(
     """Scale the constants of the GPU ``there`` to the GPU ``here``, using the facts about both.
 
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s, and the
-    latency of a K step is assumed to scale inversely with its FLOP/s. The ratio of the two SMs'
-    FLOP/s is raised to ``exponent``. With an exponent below 1, the read and write rates of the two
-    SMs differ less than their FLOP/s. For example, many graphics GPUs halve the rate of their
-    Tensor Cores, but not the rates at which their SMs read and write.
+    latency of a K step inversely. The ratio of the two SMs' FLOP/s is raised to ``exponent``. An
+    exponent below 1 suits GPUs whose SMs differ less in their read and write rates than in their
+    FLOP/s: many graphics GPUs halve only the rate of their Tensor Cores.
 
-    The constants of misaligned rows are not scaled. Instead, the result has the values that
-    :func:`_misaligned_constants` returns for the generation of ``here``. These values replace the
-    values in ``c``, even if the values in ``c`` were fitted.
-
-    Raises:
-        UserError: if ``here`` does not compute the dtype.
+    The constants of misaligned rows are not scaled. The result has those of the generation of
+    ``here`` (:func:`_misaligned_constants`), even if those in ``c`` were fitted.
     """
     # 1. Compare the two datasheets. Each ratio is the value of ``here`` relative to ``there``.
     clock_ratio = here.boost_mhz / there.boost_mhz
@@ -281,9 +263,8 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's constants of misaligned rows, by name.
 
-    If constants.toml does not state them, ``fallback`` is 0, ``fallback_split`` is 1, and
-    ``misalignment`` is left out. In fp32, the result is the same for every generation: fp32 kernels
-    use plain FMAs, which need no bulk copies, and the same kernels run at any alignment.
+    ``misalignment`` is left out if constants.toml does not state it. In fp32, all generations have
+    the same constants, because plain FMAs need no bulk copies.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":
@@ -300,8 +281,7 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
 def measured_on(generation: str, dtype: str) -> str | None:
     """Return the slug of the machine on which a generation's constants were measured.
 
-    The machine may be of another generation (:func:`default_constants`). The result is None for a
-    CPU.
+    The machine may be of another generation. The result is None for a CPU.
     """
     table = _constants_table()
     origin = _entry(table["like"].get(generation, generation), dtype).get("machine")
@@ -309,17 +289,13 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    """Return a generation's entry for a dtype in constants.toml.
-
-    If the dtype has no entry, return the generation's entry for all other dtypes.
-    """
+    """Return the entry GENERATION-DTYPE of constants.toml or, if there is none, GENERATION."""
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry
 
 
 def _constants(entry: dict[str, Any]) -> Constants:
-    """Return the constants of an entry in constants.toml, without its other keys."""
     return Constants.from_json({name: entry[name] for name in BOUNDS if name in entry})
 
 

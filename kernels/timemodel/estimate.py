@@ -12,8 +12,8 @@
 - ``launch`` includes a fixed time for each helper kernel, and for the kernel that adds the parts of
   a split K.
 - ``helpers`` is the time in which the helper kernels move their bytes. Helper kernels run before or
-  after the main kernel: they change layouts, compute Winograd's transforms, or quantise A for an
-  fp8 GEMM.
+  after the main kernel: they change layouts, pad channels, compute Winograd's transforms, or
+  quantise A for an fp8 GEMM.
 - ``slowed`` lengthens the time of long kernels, which run into the power limit.
 
 The fourth powers let the largest term dominate. A plain maximum, a sum and other powers fitted
@@ -94,11 +94,10 @@ class Shapes:
         """Create the arrays from problems.
 
         ``cached`` has True for a problem whose operands are in the last-level cache, and
-        ``sustained`` has True for a problem that is launched without pauses. None stands for False
-        for all problems. ``algorithm`` is the algorithm that computes the convolutions, a key of
-        :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are computed
-        as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the problems;
-        misaligned sizes then cost what :func:`_gpu_library_row` describes.
+        ``sustained`` has True for a problem that is launched without pauses. ``algorithm`` is a key
+        of :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are
+        computed as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the
+        problems (:func:`_gpu_library_row`).
         """
         # 1. Convert each problem to a row. The number of columns is given, because it cannot be
         # derived from an empty list of rows.
@@ -139,10 +138,7 @@ class _ShapeRow(NamedTuple):
 
 
 def _shape_row(problem: Problem, tile: int) -> _ShapeRow:
-    """Return the fields of :class:`Shapes` for one problem.
-
-    ``tile`` is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
-    """
+    """Return the fields of :class:`Shapes`; ``tile`` is a value of :data:`ALGORITHMS`."""
     element = DTYPE_BYTES[problem.dtype]
     if isinstance(problem, Gemm):
         a_bytes = problem.operand_elements[0] * element
@@ -188,7 +184,7 @@ def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
     - If the channels of an NHWC convolution on Tensor Cores are not multiples of 16 bytes, cuDNN
       almost always (96%) first runs ``nhwcAddPaddingKernel``. This kernel pads the activations that
       the pass reads. Its median rate is a sixth of the memory's bandwidth in 16 bits, and a third
-      in tf32. After the padding, cuDNN runs a main kernel for aligned channels.
+      in tf32.
     """
     # 1. Lower the alignment of a GEMM's rows from 8 bytes to 4.
     if isinstance(problem, Gemm):
@@ -216,11 +212,8 @@ def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> _ShapeRow:
     """Return the row of :func:`_shape_row` for a convolution that Winograd's algorithm computes.
 
-    ``gemm`` is the result of :meth:`kernels.problem.Conv.winograd_gemm` for ``tile``.
-
-    F(2 × 2) is one kernel, which also transforms its input and its result. Before this kernel, a
-    helper kernel transforms the filters. F(4 × 4) consists of four kernels, which pass the
-    transformed tensors through memory.
+    In F(2 × 2), a helper kernel transforms the filters, and the main kernel transforms its input
+    and its result. In F(4 × 4), helper kernels compute all transforms.
     """
     inputs, filters, outputs = conv.operand_elements
     transformed_filters = gemm.batch * gemm.k * gemm.n
@@ -250,13 +243,12 @@ def priced_alignment(problem: Problem) -> int:
     For a matrix-vector multiplication whose B is stored transposed, the rows of A and B count, but
     those of the output do not:
 
-    - If M is 1, the output is a single row, which begins at an aligned address.
+    - If M is 1, each output has only one row.
     - If N is 1, predictions that ignore the output's misaligned rows miss the times in the public
       tables by a median factor of only 1.12 to 1.19.
 
-    The output's rows count in all other GEMMs. With N = 4, for example, predictions without the
-    constant ``fallback`` miss by a median factor of up to 2.8. These factors are recorded in
-    results/accuracy/misalignment.json.
+    With N = 4, predictions without the constant ``fallback`` miss by a median factor of up to 2.8.
+    These factors are recorded in results/accuracy/misalignment.json.
     """
     # If B is not stored transposed, its rows also have N elements, so they must count.
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
@@ -273,10 +265,7 @@ def _row(
     helper_kernels: int = 0,
     helper_bytes: int = 0,
 ) -> _ShapeRow:
-    """Return the row of a problem that ``gemm`` computes.
-
-    ``traffic`` is the field ``bytes``; the arguments after it have the names of their fields.
-    """
+    """Return the row of a problem that ``gemm`` computes; ``traffic`` is the field ``bytes``."""
     # Positional arguments take half of the time of named ones.
     return _ShapeRow(
         gemm.m,
@@ -340,7 +329,6 @@ class Estimate:
 
 
 def _choose_fields(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[Array]:
-    """Return the arrays of ``other`` where the condition holds, and those of ``one`` elsewhere."""
     names = [f.name for f in fields(one)]
     return [np.where(condition, getattr(other, name), getattr(one, name)) for name in names]
 
@@ -398,15 +386,11 @@ def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Cons
 def candidate_times(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
 ) -> tuple[Array, Array]:
-    """Return two arrays, each with a row for each shape and a column for each tile.
+    """Return the seconds and the number of parts of K, for each shape (row) and tile (column).
 
-    The first array has the estimated seconds, and the second has the number of parts into which K
-    is split. K is split into the number of parts that gives the smallest estimated time. If K is
-    split, the seconds include the kernel that adds the parts.
-
-    The seconds leave out the launch and the helper kernels, because these take the same time for
-    all tiles. The seconds also leave out the slowdown of long kernels, because the slowdown hardly
-    changes the ranking. ``shapes`` must not be empty.
+    K is split only where that lowers the estimated time. The seconds leave out the launch, the
+    helper kernels and the slowdown of long kernels, which hardly change the ranking of the tiles.
+    ``shapes`` must not be empty.
     """
     # 1. Estimate the time of every candidate without splitting K.
     shape_column = shapes.take((slice(None), np.newaxis))
@@ -448,8 +432,6 @@ def _busy_seconds(
 
 @dataclass(frozen=True)
 class _Work:
-    """The SMs' work on each shape: the tiles, waves and K steps, and the times for them."""
-
     count: Array  # number of tiles
     waves: Array
     steps: Array  # K steps of one tile
@@ -462,10 +444,7 @@ class _Work:
 
 
 def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
-    """Return the SMs' work on each shape.
-
-    A column of shapes and a row of tiles give the work of all pairs.
-    """
+    """Return the SMs' work; a column of shapes and a row of tiles give the work of all pairs."""
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
     waves = _wave_count(count / machine.sms, c)
@@ -499,14 +478,13 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
 
 
 def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:
-    """Return the time of all waves, in units of a full wave's time; at least 1."""
+    """Return the time of all waves, in units of a full wave's time."""
     return c.tail * np.ceil(tiles_per_sm) + (1 - c.tail) * np.maximum(tiles_per_sm, 1.0)
 
 
 def _memory_seconds(
     shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants
 ) -> Array:
-    """Return the seconds of the memory traffic; ``count`` is the number of tiles of each shape."""
     # 1. Add up the traffic in bytes. The share of A that hits the cache falls smoothly, from
     # ``resident`` for a small A to 0 for one that is much larger than the cache. In a batch, only
     # one A is counted; the constants were fitted in this way.
@@ -524,7 +502,6 @@ def _memory_seconds(
 
 
 def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
-    """Return the bytes moved to write and read the fp32 partial sums, or 0 if K is not split."""
     result_elements = shapes.batch * shapes.m * shapes.n
     bytes_per_sum = 2 * 4  # four bytes, written and read
     return np.where(tiles.split > 1, result_elements * bytes_per_sum * tiles.split, 0.0)
@@ -536,10 +513,7 @@ def _slow_long_kernels(busy: Array, c: Constants) -> Array:
 
 
 def _scalar_if_uniform(column: Array) -> Array:
-    """Shorten a column of equal elements to one element, which is cheaper to broadcast.
-
-    Return any other array unchanged.
-    """
+    """Shorten a column of equal elements to one element, which is cheaper to broadcast."""
     return column[:1] if column.ndim == 2 and np.ptp(column) == 0 else column
 
 

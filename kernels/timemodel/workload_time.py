@@ -18,16 +18,13 @@ def workload_seconds(
     seconds_without_gemms: Sequence[float],
     seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
 ) -> Array:
-    """Return the seconds of each workload, which are the sum of the seconds of its GEMMs.
-
-    For a workload without GEMMs, return its seconds in ``seconds_without_gemms``.
+    """Return the seconds of each workload, summed over its GEMMs and convolutions.
 
     Args:
-        products: GEMMs and convolutions of each workload, each with its number of occurrences.
-        seconds_without_gemms: seconds of each workload, used only if the workload has no GEMMs.
-        seconds_of: function that returns the seconds of problems. Its second argument has the
-            problems, and its first argument has the position of each problem's workload in
-            ``products``.
+        products: GEMMs and convolutions of each workload, as pairs (number of times, problem).
+        seconds_without_gemms: seconds of each workload, used only if it has no GEMMs.
+        seconds_of: function of (positions, problems) that returns the seconds of each problem. A
+            position is an index into ``products``.
     """
     # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [

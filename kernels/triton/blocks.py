@@ -1,13 +1,13 @@
 """Building blocks of the GEMM kernels: choosing a tile, summing over K, and storing the result.
 
-These functions take a matrix as a pointer and its strides (row, column) in elements. Tiles are
-BM × BN, and a K step is BK deep. The offset of a tile is a 64-bit number, because an operand may
-have more than 2³¹ elements.
+A matrix is given as a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a
+K step is BK deep. The offset of a tile is a 64-bit number, because an operand may have more than
+2³¹ elements.
 
 The kernels that call these functions take sizes and strides in units of a known number of elements.
 Without the units, Triton would copy many aligned rows one element at a time, because it detects
-only whether an argument is a multiple of 16. An aligned row is a multiple of 16 bytes long, but its
-number of elements may be a multiple of only 8 or 4.
+only whether an argument is a multiple of 16. The number of elements in an aligned row may be a
+multiple of only 8 or 4.
 """
 
 from __future__ import annotations

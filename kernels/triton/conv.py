@@ -47,8 +47,7 @@ class TritonConv(TritonFamily):
     def refusal(self, problem: Problem) -> str | None:
         """Return why the kernels cannot compute a convolution, or None if they can.
 
-        They do not compute NCHW, because the gather would read one element at a time. They count
-        the pixels of all images in 32 bits, so there must be fewer than 2³¹ pixels.
+        They do not compute NCHW, because the gather would read one element at a time.
         """
         assert isinstance(problem, Conv)
         if problem.layout != "nhwc":
@@ -69,13 +68,11 @@ class TritonConv(TritonFamily):
         The largest tiles of the convolution kernels depend on the dtype and the alignment:
 
         - fp32: 64×64.
-        - Other dtypes with misaligned channels: 128×64 and 64×128, because a 128×128 tile would
-          spill, most of all in the forward pass.
+        - Other dtypes with misaligned channels: 128×64 and 64×128, because 128×128 would spill.
         - Other dtypes with aligned channels: 128×128, except in the next case.
-        - 16-bit dtypes with aligned channels, on Hopper and datacentre Blackwell: 128×256 and
-          256×128, because the Tensor Cores of these GPUs read their operands from shared memory.
-          The condition of :func:`_stays_in_tap` must also hold, because the kernel otherwise
-          computes divisions, which take too many registers.
+        - 16-bit dtypes with aligned channels, on GPUs whose Tensor Cores read their operands from
+          shared memory: 128×256 and 256×128. The condition of :func:`_stays_in_tap` must also hold,
+          because the kernel otherwise computes divisions, which take too many registers.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages). If two tiles have the same
@@ -110,10 +107,7 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of the problem that the kernel computes, with each config.
-
-        This problem is the result of :func:`_computed_problem`.
-        """
+        """Estimate the seconds of the computed problem (:func:`_computed_problem`) by config."""
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
@@ -170,7 +164,7 @@ class TritonConv(TritonFamily):
 
 
 def as_gemm(conv: Conv) -> Gemm | None:
-    """Return the GEMM with the same result as an NHWC convolution, or None if there is none."""
+    """Return the GEMM that computes a plain 1 × 1 convolution in NHWC, or None for all others."""
     has_one_tap = conv.r == 1 and conv.s == 1
     keeps_pixels = conv.stride == (1, 1) and conv.padding == (0, 0)
     if not (has_one_tap and keeps_pixels and conv.groups == 1):
@@ -185,10 +179,7 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
-    """Return views of the tensors as the operands of :func:`as_gemm`'s GEMM.
-
-    Return None if a tensor has gaps between its pixels.
-    """
+    """View the tensors as operands of :func:`as_gemm`'s GEMM; return None if that is impossible."""
     # 1. View each tensor as a matrix: activations as (pixels, channels), filters as (kout, c).
     matrices = []
     for tensor in operands:
@@ -210,17 +201,13 @@ _TILED, _SPLITK, _PERSISTENT = TritonTiled(), TritonSplitK(), TritonPersistent()
 
 
 def _gemm_family(config: ConvConfig) -> GemmFamily:
-    """Return the GEMM family that computes a convolution whose config has ``gemm`` set."""
     if config.ctas:  # only persistent kernels have a fixed number of CTAs
         return _PERSISTENT
     return _SPLITK if config.split > 1 else _TILED
 
 
 def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
-    """Yield configs of the GEMM kernels, those with TMA first.
-
-    Yield nothing if the convolution is not a GEMM (:func:`as_gemm`).
-    """
+    """Yield configs of the GEMM kernels, those with TMA first."""
     gemm = as_gemm(conv)
     if gemm is None:
         return
@@ -236,8 +223,8 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
     """Return True if every K step stays in one tap or, for a filter's gradient, every tile does.
 
-    A tap is a position within the filter. The result is always False if an axis has more than 32
-    taps, because :func:`conv_data` keeps one bit per tap in a number of 32 bits.
+    The result is False for an axis with more than 32 taps, because :func:`conv_data` keeps a bit
+    for each tap in a 32-bit number.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
     block = bn if conv.pass_ == "wgrad" else bk
@@ -245,11 +232,10 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 
 
 def _computed_problem(conv: Conv) -> Problem:
-    """Return the problem that the kernel computes: the convolution, or a GEMM for all its phases.
+    """Return the problem that the kernel computes: the convolution, or a batch of GEMMs.
 
-    Only the input's gradient of a strided convolution has phases, which
-    :mod:`kernels.triton.conv_kernels` explains. The result is then a batch of GEMMs, with one GEMM
-    for each phase of each group.
+    The input's gradient of a strided convolution is a batch with one GEMM for each phase of each
+    group. :mod:`kernels.triton.conv_kernels` explains the phases.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
@@ -264,17 +250,13 @@ def _computed_problem(conv: Conv) -> Problem:
 
 
 def _parts(conv: Conv, config: ConvConfig) -> int:
-    """Return the number of parts into which the sum is split."""
     return config.parts(_computed_problem(conv).implied_gemm)
 
 
 def _data_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
-    """Return the launch of :func:`conv_data`, which writes ``target`` with the given strides.
-
-    ``strides`` are (part, image, channel, row, column).
-    """
+    """Return the launch; ``strides`` of ``target`` are (part, image, channel, row, column)."""
     # 1. Find the arguments that depend on the pass. ``depth`` is the number of a group's channels
     # that are summed over, and ``width`` is the number of a group's channels in the result.
     # ``spacing`` is the distance between the pixels of a phase, which is 1 in fprop.
@@ -325,10 +307,7 @@ def _data_call(
 def _filter_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
-    """Return the launch of :func:`conv_filter`, which writes ``target`` with the given strides.
-
-    ``strides`` are (part, channel of grad, channel of the source, r, s).
-    """
+    """Return the launch; ``strides`` are (part, channel of grad, channel of the source, r, s)."""
     # 1. Make the grid: all tiles of all groups, for each part.
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
@@ -358,7 +337,6 @@ def _filter_call(
 def _options(
     problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return the compile-time arguments and options that both kernels share."""
     # The reach is the offset of a tensor's last element from its first, in the largest tensor.
     reach = 0
     for tensor in operands:

@@ -31,8 +31,8 @@ def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: 
 
     The first three values are the first tap, the number of taps, and the source position of
     destination 0 at the first tap. The last two values are the steps by which the source position
-    moves per destination and per tap. ``taps`` is the filter's number of taps along this axis.
-    ``phase`` is the position of the destinations modulo the stride, and 0 in the forward pass.
+    moves per destination and per tap. ``phase`` is the position of the destinations modulo the
+    stride, and 0 in the forward pass.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
     padding − t · dilation`` is a multiple of the stride. The distance between two of these taps is
@@ -71,9 +71,8 @@ def within(place, size):
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
     """Return an integer for each position along an axis: bit t is set if tap t hits a pixel.
 
-    Tap t is at ``start + t · step``, and there are ``size`` pixels. The integer is 0 for a position
-    that is not ``wanted``. The loop is unrolled, because the compiler would change the layout of a
-    loop's result in every K step.
+    Tap t is at ``start + t · step``, and there are ``size`` pixels. The loop is unrolled, because
+    the compiler would change the layout of a loop's result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):

@@ -82,9 +82,8 @@ class TritonFamily(ABC):
     ) -> list[LaunchSpec]:
         """Return the launches that compute ``operands.out``, in order.
 
-        ``scratch`` has the shape that :meth:`scratch` returns, but no memory: it is on the meta
-        device, and each launch replaces it with real memory. The arguments of a launch must
-        therefore contain ``scratch`` itself, not a view of a part of it.
+        ``scratch`` is a meta tensor of the shape that :meth:`scratch` returns. Each launch replaces
+        it with real memory, so the arguments of a launch must not contain a view of a part of it.
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
@@ -124,10 +123,10 @@ class TritonFamily(ABC):
     ) -> list[Config | None]:
         """Return the valid candidates, sorted by their estimated time.
 
-        Experimental configs are left out by default: on an H100, their results were correct, but
-        they were 2% to 26% slower than configs without the experimental feature (the sweep
-        ``warp-specialisation`` in results/published/nvidia-h100-sxm). For a CPU, the list has only
-        one config, which Triton's interpreter can run.
+        Experimental configs are left out by default, because on an H100 they were 2% to 26% slower
+        than configs without the experimental feature (the sweep ``warp-specialisation`` in
+        results/published/nvidia-h100-sxm). For a CPU, the list has only one config, which Triton's
+        interpreter can run.
         """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile works
@@ -214,11 +213,7 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the launches of the problem, with a meta tensor in place of the scratch array.
-
-        A meta tensor has no memory, but is enough to compile the kernels. To launch them,
-        :meth:`LaunchSpec.launch` replaces the meta tensor.
-        """
+        """Return the launches of the problem, with a meta tensor in place of the scratch array."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -227,8 +222,8 @@ class TritonFamily(ABC):
 def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel ahead of its first launch.
 
-    Triton 3.6 runs the host's C compiler once for every signature of a kernel. If the launcher were
-    built at the first launch, the GPU would have to wait for the compiler.
+    Triton 3.6 runs the host's C compiler for every signature of a kernel, and the first launch
+    would wait for it.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         # A kernel that was compiled in the background is the result of a future.
@@ -303,8 +298,8 @@ def input_precision(dtype: str) -> str:
 def _missing_for_interpreter() -> str | None:
     """Return why Triton's interpreter cannot run, or None if it can.
 
-    The interpreter of Triton 3.6 and earlier converts one-element arrays to integers. NumPy 2.4 and
-    later versions refuse this conversion.
+    The interpreter of Triton 3.6 and earlier converts one-element arrays to integers, which NumPy
+    2.4 and later refuse.
     """
     triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
     numpy_version = tuple(map(int, np.__version__.split(".")[:2]))
@@ -318,7 +313,6 @@ def _missing_for_interpreter() -> str | None:
 
 @functools.cache
 def _missing_for_launcher() -> str | None:
-    """Return why Triton's launcher cannot be built on this host, or None if it can."""
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

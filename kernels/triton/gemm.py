@@ -55,7 +55,7 @@ class Matrices(NamedTuple):
 
 
 class AlignmentUnits(NamedTuple):
-    """Units that divide the sizes and the strides, in elements. A unit is at most 16 bytes long."""
+    """Units that divide the sizes and the strides, in elements (:func:`wide_unit`)."""
 
     m: int
     n: int
@@ -97,9 +97,6 @@ class GemmFamily(TritonFamily):
     ) -> list[TileConfig]:
         """Return tiles of up to 128×256 for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each tile has between two and five stages. If the stages of a tile do not fit in the CTA's
-        shared memory, their number is reduced, but never below two.
-
         Misaligned rows, whose length is not a multiple of 16 bytes, are copied a few elements at a
         time, through registers. A shallow K step and eight warps keep the registers of large tiles
         from spilling: a 128×128 tile with a K step of 64 elements and four warps spills kilobytes.
@@ -108,11 +105,8 @@ class GemmFamily(TritonFamily):
         aligned rows, such a GEMM also gets wide tiles with a K step of 256 bytes, which keep more
         bytes in flight.
 
-        If the operands of the Tensor Cores pass through registers, masks leave too few registers
-        for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. In
-        such a loop, the largest tiles are used only on Hopper, and only if the rows of C are
-        aligned. If rows of A or B are misaligned, only tiles of up to 64×64 fit in such a loop, and
-        in fp32 only tiles of up to 64×32.
+        Tiles that would spill are left out. A loop over tiles (``looped``) keeps more values in
+        registers, so fewer tiles fit in such a loop.
         """
         assert isinstance(problem, Gemm)
         # 1. List the parameters of the tiles: (bm, bn, warps, largest number of stages).
@@ -147,7 +141,7 @@ class GemmFamily(TritonFamily):
 
 
 def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -> bool:
-    """Return True if a tile's sums fit in registers; see :meth:`GemmFamily.base_tiles`."""
+    """Return True if a tile's sums fit in registers."""
     if tile.bm * tile.bn <= 128 * 128:
         return True
     if looped:
@@ -168,7 +162,7 @@ def read_alignment(problem: Gemm) -> int:
 
 
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:
-    """Return the compile-time arguments and options of a kernel that calls ``product``."""
+    """Return the compile-time arguments and options of a GEMM kernel."""
     # The reach is an upper bound of the offsets, in elements, inside a block of A, B or C.
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
     reach = 0

@@ -3,8 +3,8 @@
 A plain kernel pays for the start of every tile: it computes pointers, fills an empty pipeline and
 waits until the previous tile is written. Here a CTA stays on its SM for all of its tiles. The
 Tensor Memory Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only
-where the block begins. No thread spends registers or instructions on addresses and masks, and
-elements outside the matrix are read as zeros.
+where the block begins. Threads spend no registers or instructions on the addresses and masks of
+loads, and elements outside the matrix are read as zeros.
 
 The host builds the descriptors of an operand set's matrices, and passes them as kernel parameters.
 Only a kernel with ``specialize`` builds the descriptors on the device, and therefore takes several
@@ -51,10 +51,8 @@ def make_descriptor(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.
                     TRANSPOSED: tl.constexpr):  # fmt: skip
     """Build, on the device, a TMA descriptor of a (rows, columns) matrix that begins at ``ptr``.
 
-    ``stride`` has the strides of the batch, of a row and of a column, in elements. The batch stride
-    is not used, because the descriptor is that of a single matrix. If TRANSPOSED, the matrix is
-    stored as (columns, rows). The stride of the last stored axis must be 1. Each block has ROWS ×
-    COLUMNS elements of the matrix.
+    ``stride`` is (batch, row, column) in elements; the batch stride is not used. If TRANSPOSED, the
+    matrix is stored as (columns, rows). The stride of the last stored axis must be 1.
     """
     if TRANSPOSED:
         return tl.make_tensor_descriptor(ptr, [columns, rows], [stride[2], 1], [COLUMNS, ROWS])
@@ -110,7 +108,7 @@ def matmul_persistent(
 
     - A_T, B_T: the descriptor describes the stored transpose.
     - BATCHED: there are several matrices, so the descriptors have a batch axis.
-    - STORE: C is a descriptor, too; otherwise it is a pointer.
+    - STORE: C is stored through TMA, otherwise with plain stores.
     - HALVES: a tile of C is stored as two blocks, each with half of the columns.
     - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides
       the blocks of a specialised kernel among groups of warps. Triton cannot divide blocks whose
@@ -196,23 +194,22 @@ class TritonPersistent(GemmFamily):
         """Return each tile with one CTA per SM, and large tiles also with a warp that only copies.
 
         A tile is large if it has at least 128×128 elements. A kernel with a warp that only copies
-        is called specialised.
+        is specialised. The time model gives the variants of a tile the same time, so the
+        first in the list is preferred.
 
         For tiles above 128×128, the preferred variant stores the result in halves, if this saves
         enough shared memory for another stage. In tf32 on sm_100, the halves take two buffers
         instead of one, so they save no memory. With TMA, large tiles also have a variant whose
         loops over tiles and over K are not fused. An iteration of the loop over K then has fewer
-        instructions, but nothing is copied while a tile is stored. In bf16 on sm_90, Triton 3.7
-        saves 14 to 19 instructions per iteration in this way. The time model gives the variants of
-        a tile the same time, so the first in the list is preferred.
+        instructions, but nothing is copied while a tile is stored.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
         TMA cannot transpose. In layouts other than ``nt``, plain copies transpose the operands
-        instead, so that no iteration of the loop waits for a transposition in shared memory.
+        instead.
 
         Specialised tf32 tiles above 128×128 spill on sm_100, so they are left out on all GPUs. If
-        the rows of C are misaligned, all specialised tiles spill except on sm_90. If a tile covers
-        K in a single step, it has no loop over K to specialise.
+        the rows of C are misaligned, specialised tiles are used only on sm_90, because they spill
+        on other GPUs.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.
@@ -252,15 +249,13 @@ class TritonPersistent(GemmFamily):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch that computes the problem on any of the operand sets.
-
-        A specialised kernel also gets memory for the descriptors that it builds on the device.
-        """
+        """Return a launch that computes the problem on any of the operand sets."""
         launch = super().prepare(problem, operand_sets, config)
         if not isinstance(config, PersistentConfig) or not config.specialize:
             return launch
 
         def bare(index: int) -> Tensor:
+            # A specialised kernel needs memory for the descriptors that it builds on the device.
             triton.set_allocator(_allocate)  # the allocator is per thread, so every launch sets it
             return launch.bare(index)
 
@@ -315,8 +310,8 @@ class TritonPersistent(GemmFamily):
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Return a TMA descriptor for reading or writing a matrix in blocks of ``rows`` × ``columns``.
 
-    ``matrix`` has the dimensions (batch, rows, columns). If it is stored transposed, the descriptor
-    describes the transpose. If there is only one matrix, the descriptor has no batch dimension.
+    If the (batch, rows, columns) matrix is stored transposed, the descriptor describes the
+    transpose. A descriptor of a single matrix has no batch dimension.
     """
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows
@@ -329,11 +324,10 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def _tma_order(matrix: Tensor) -> str | None:
-    """Return the order in which TMA reads a (batch, rows, columns) matrix.
+    """Return ``n`` for a matrix that is stored row by row, or ``t`` for one stored transposed.
 
-    The order is ``n`` for a matrix that is stored row by row, ``t`` for one that is stored
-    transposed, and None if TMA cannot read the matrix. TMA requires that the first element, each
-    matrix of the batch and each contiguous row start at a multiple of 16 bytes.
+    The result is None if TMA cannot read the matrix: the first element, each matrix of the batch
+    and each contiguous row must start at a multiple of 16 bytes.
     """
     element_bytes = matrix.element_size()
     batch_stride, row_stride, column_stride = matrix.stride()

@@ -1,10 +1,9 @@
 """Mean clock of the SMs during a batch.
 
-NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with as
-many CTAs as SMs stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
-nanoseconds. The kernel is launched before and after a batch, in the same stream. If the batch
-reaches only 75% of the peak FLOP/s, this clock shows whether the measured kernel is slow, or
-whether the SMs ran at 75% of their peak clock.
+NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel reads
+the cycle counters of the SMs before and after a batch. If the batch reaches only 75% of the peak
+FLOP/s, this clock shows whether the measured kernel is slow, or whether the SMs ran at 75% of their
+peak clock.
 """
 
 from __future__ import annotations
@@ -72,11 +71,10 @@ class TritonSmClock:
 def mean_mhz(
     first: Mapping[int, tuple[int, int]], last: Mapping[int, tuple[int, int]]
 ) -> float | None:
-    """Return the SMs' mean clock in MHz between two readings: the median over the SMs.
+    """Return the median over the SMs of their mean clock, in MHz, between two readings.
 
-    A reading has (cycles, nanoseconds) by SM. An SM counts only if both readings have the SM, its
-    cycle counter advanced, and its two readings are at least 50 µs apart. The result is None if no
-    SM counts.
+    A reading has (cycles, nanoseconds) by SM. An SM whose readings are less than 50 µs apart does
+    not count. The result is None if no SM counts.
     """
     clocks = []
     for sm in first.keys() & last.keys():
@@ -90,5 +88,4 @@ def mean_mhz(
 
 
 def _counters(rows: Iterable[list[int]]) -> dict[int, tuple[int, int]]:
-    """Return (cycles, nanoseconds) by SM from the rows that the kernel stored."""
     return {sm: (cycles, nanoseconds) for sm, cycles, nanoseconds in rows}

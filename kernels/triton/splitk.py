@@ -29,7 +29,7 @@ def matmul_splitk(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the dense partial results parts[p] (batch, M, N) of A (batch, M, K) B (batch, K, N).
+    """Compute ``parts`` (parts, batch, M, N), whose sum is A (batch, M, K) times B (batch, K, N).
 
     Part p is the sum over the p-th share of the K steps. The grid is (batch × tiles, parts). Units
     and options are as in :func:`kernels.triton.tiled.matmul_tiled`.
@@ -57,10 +57,10 @@ class TritonSplitK(GemmFamily):
     name = "triton-splitk"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with ``split`` = 2, and with each larger split that is useful.
+        """Return each tile with ``split`` = 2, and with the larger splits that may be useful.
 
-        A larger split is useful if it gives at most four waves of CTAs, and at least two K steps to
-        each CTA.
+        A larger split may be useful if each SM gets at most four CTAs on average, and each CTA at
+        least two K steps.
         """
         assert isinstance(problem, Gemm)
         configs: list[TileConfig] = []

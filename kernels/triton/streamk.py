@@ -1,14 +1,13 @@
 """``triton-streamk``: CTAs share the K steps of the last waves evenly, so that no wave is partial.
 
-Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the last two
-waves, a whole and a partial wave, are dealt out to the CTAs. If the partial wave is the only wave,
-the K steps of this wave are dealt out. CTA i takes the i-th run of steps, which may begin and end
-inside a tile. The lengths of any two runs differ by at most one step. All other tiles are computed
-whole, wave by wave (the "two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
+Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the partial
+wave, and of the whole wave before it if there is one, are dealt out to the CTAs. CTA i takes the
+i-th run of steps, which may begin and end inside a tile. All other tiles are computed whole (the
+"two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
 
-A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
-parts of each such tile in order. No CTA waits for another one, because on a MIG slice the two may
-never run at the same time. The result has the same bits in every run.
+If a run covers only part of a tile, the fp32 sum of this part goes to memory. A second kernel adds
+the parts of each such tile in order, so that the result has the same bits in every run. No CTA
+waits for another one, because on a MIG slice the two may never run at the same time.
 """
 
 from __future__ import annotations
@@ -93,9 +92,8 @@ def add_shared(
 ):  # fmt: skip
     """Add the parts of the tiles that several CTAs share, and store the sums in C.
 
-    The arguments are as in :func:`matmul_streamk`. The grid has CTAS − 1 programs. Program p looks
-    at the tile inside which the run of CTA p + 1 begins. If no earlier run begins inside that tile,
-    the program adds the tile's parts.
+    The arguments are as in :func:`matmul_streamk`. The grid has CTAS − 1 programs. Program p adds
+    the parts of a tile if CTA p + 1 has the first run that begins inside that tile.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     c_stride = matrix_stride(c_stride, UNITS[4])

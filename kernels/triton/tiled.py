@@ -55,7 +55,7 @@ class TritonTiled(GemmFamily):
     name = "triton-tiled"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return the tiles that all GEMM families share, unchanged."""
+        """Return the base tiles unchanged."""
         return self.base_tiles(problem, machine)
 
     def calls(

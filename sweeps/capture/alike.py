@@ -1,4 +1,4 @@
-"""Trace one of several identical layers, and only count the calls to the other layers."""
+"""Trace one of several equivalent calls to identical layers, and only count the others."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TracedLayer:
     """A traced call to a layer, which also represents skipped calls of the same kind.
 
     Attributes:
-        input_bytes: bytes of memory that hold the floating-point inputs of one call. The layer can
-            be recomputed from these inputs. Inputs that share a storage count once.
-        calls: number of calls of this kind, to this layer and to identical layers. The traced call
-            is included.
+        input_bytes: bytes of the storages of one call's floating-point inputs. The layer can be
+            recomputed from these inputs.
+        calls: number of calls of this kind, including the traced one, to this layer and to
+            identical layers.
     """
 
     input_bytes: int = 0
@@ -42,19 +42,13 @@ class AlikeLayers:
 
     @contextmanager
     def skipping(self, model: nn.Module) -> Iterator[None]:
-        """Skip the calls to layers that are identical to a traced layer, and count these calls.
+        """Skip calls that are equivalent to a traced call, and count the skipped calls.
 
-        While the context is active, the ``forward`` of such layers is replaced. Layers count as
-        identical if they are in one ``ModuleList`` or ``Sequential`` and :func:`_facts` finds no
-        difference other than their position in the list. A call to such a layer is skipped if it
-        agrees with a traced call in all of these:
-
-        - the structure of the arguments;
-        - the shape, the strides and the dtype of tensors, and whether they need gradients;
-        - the values of numbers, strings, flags and dtypes;
-        - the types of all other arguments;
-        - whether gradients are enabled;
-        - the traced calls to the layers that contain the layer.
+        While the context is active, the ``forward`` of identical layers is replaced. Layers count
+        as identical if they are in one ``ModuleList`` or ``Sequential`` and :func:`_facts` finds no
+        difference other than their position in the list. Calls to such layers are equivalent if
+        they agree in the structure and the kinds of their inputs (:func:`_input_kind`), in whether
+        gradients are enabled, and in the traced calls to the layers that contain the layer.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -83,11 +77,7 @@ class AlikeLayers:
     def _counting(
         self, forward: Callable[..., Any], traced_calls: dict[Any, _TracedCall]
     ) -> Callable[..., Any]:
-        """Return a function that runs ``forward`` once per kind of call, and counts further calls.
-
-        ``traced_calls`` maps each kind of call to the call of this kind that was traced. All layers
-        of a group share this dictionary.
-        """
+        """Return a function that runs ``forward`` once per kind of call, and counts all calls."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             # 1. If a call of this kind was traced before, only count this one. The layers around it
@@ -125,9 +115,9 @@ class _TracedCall:
     """A traced layer, and templates of its outputs for the calls that are skipped.
 
     Attributes:
-        leaves: a pair for each leaf of the output. For a tensor, the pair is True and either the
-            position of an input tensor of the same kind or, if no input is of that kind, a detached
-            template. For any other leaf, the pair is False and the leaf's value.
+        leaves: a pair for each leaf of the output: whether the leaf is a tensor, and a template.
+            The template of a tensor is the position of an input tensor of the same kind or, without
+            such an input, a detached tensor. The template of any other leaf is the leaf itself.
         tree: structure that arranges the leaves into the output.
     """
 
@@ -137,7 +127,6 @@ class _TracedCall:
 
     @classmethod
     def from_call(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _TracedCall:
-        """Describe the outputs of a traced call."""
         leaves, tree = tree_flatten(outputs)
         input_kinds = [_kind(tensor) for tensor in inputs]
         described: list[tuple[bool, Any]] = []
@@ -154,9 +143,7 @@ class _TracedCall:
     def outputs_like(self, inputs: list[Tensor]) -> Any:
         """Return the outputs of a skipped call for the given input tensors.
 
-        If an output is of the same kind as an input, the input itself is returned in its place;
-        otherwise a new tensor is returned. In both cases, an output that needs a gradient passes
-        gradients to the inputs.
+        If an input is of the same kind as an output, the input itself takes the output's place.
         """
         leaves = []
         for is_tensor, template in self.leaves:
@@ -198,15 +185,12 @@ def _input_kind(value: Any) -> Any:
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the properties in which two tensors must agree to replace one another in a trace."""
+    """Return the properties in which two tensors must agree to replace each other in a trace."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def _groups_of_identical(layers: list[tuple[int, nn.Module]]) -> list[list[nn.Module]]:
-    """Return the groups of two or more layers that differ only in their position in a list.
-
-    Each element of ``layers`` is the position of a layer in that list, and the layer itself.
-    """
+    """Return the groups of two or more layers that differ only in their position in a list."""
     # For each group: the position and the facts of its first layer, and all its layers.
     groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for position, layer in layers:
@@ -221,11 +205,7 @@ def _groups_of_identical(layers: list[tuple[int, nn.Module]]) -> list[list[nn.Mo
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """Return, by name, the properties in which two layers must agree to count as identical.
-
-    The properties of a submodule are its class and its settings (:func:`_is_setting`). The
-    properties of a parameter or buffer are its shape, its dtype, and whether it needs a gradient.
-    """
+    """Return, by name, the properties in which layers are compared."""
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
         facts[name] = type(module)
@@ -242,7 +222,6 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 
 
 def _is_setting(value: Any) -> bool:
-    """Return True if a value, or each element of a tuple, has a type in :data:`_SCALARS`."""
     if isinstance(value, tuple):
         return all(map(_is_setting, value))  # two tuples of tensors could not be compared
     return isinstance(value, _SCALARS)
@@ -251,11 +230,7 @@ def _is_setting(value: Any) -> bool:
 def _differ_only_in_position(
     facts: dict[str, Any], position: int, first_facts: dict[str, Any], first_position: int
 ) -> bool:
-    """Return True if two layers differ at most in properties that state a layer's position.
-
-    ``facts`` and ``first_facts`` are the results of :func:`_facts` for the layers at the positions
-    ``position`` and ``first_position`` of the list.
-    """
+    """Return True if two layers differ at most in properties that state a layer's position."""
     if facts.keys() != first_facts.keys():
         return False
     return all(

@@ -35,10 +35,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
 def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Represent the gradients of queries, keys and values in a trace.
-
-    ``gradient`` is the gradient of the output of :func:`attention`.
-    """
+    """Represent the backward pass of :func:`attention` in a trace."""
     raise RuntimeError(
         "rooftile::attention_backward can only be traced with fake tensors, not computed."
     )
@@ -52,14 +49,12 @@ def _(
 
 
 def _save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the tensors that a fused kernel would save for the backward pass."""
     q, k, v, causal, window = inputs
     ctx.save_for_backward(q, k, v, output)  # fused kernels need the output, too
     ctx.mask = (causal, window)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """Return the gradient of each input; ``causal`` and ``window`` get None."""
     q, k, v, _ = ctx.saved_tensors
     return (*attention_backward(gradient, q, k, v, *ctx.mask), None, None)
 
@@ -71,9 +66,9 @@ class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
     A torch function mode intercepts even the calls of code that imported the function by name.
-    The mode does not affect the modules of PyTorch itself. These modules either call the function
-    while no mode is active, or take a fused path that does not call the function. Therefore the
-    function is also replaced in ``torch.nn.functional``, and the fused path is switched off.
+    Modules of PyTorch itself may call the function while no mode is active, so the function is also
+    replaced in ``torch.nn.functional``. The fused path of these modules does not call the function,
+    so it is switched off.
     """
 
     def __enter__(self) -> OneAttention:
@@ -112,10 +107,9 @@ def _trace_pytorch(
 ) -> Tensor:
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
-    If the operands have no dimension for heads, the last batch dimension counts as heads. Operands
-    may also have several batch dimensions, which are broadcast. A single query head, or a single
-    matrix of queries without a dimension for heads, is broadcast to the heads of the keys. The
-    mask, the dropout and the scaling are ignored.
+    The operands are (…, heads, length, width), and their leading dimensions are broadcast. A single
+    query head is broadcast to the heads of the keys. The mask, the dropout and the scaling are
+    ignored.
     """
     # The operands are cast first, because casting a broadcast operand would copy it.
     query = _cast(query)

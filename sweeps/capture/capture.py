@@ -97,8 +97,7 @@ def dimensions(
     whose names suggest a size of a layer.
 
     Raises:
-        UserError: if the model has no size of a given name, if a named size is below 1, or if the
-            forward pass cannot be captured.
+        UserError: if a named size cannot be varied, or if the forward pass cannot be captured.
     """
     # 1. Choose the sizes.
     sizes = source.sizes
@@ -141,9 +140,8 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     tensors. The peak is therefore the sum of the bytes saved outside of layers, the bytes of the
     inputs of all calls to all layers, and the bytes that the largest layer saves in one call.
 
-    The result can be too large. An input that several layers share, such as the output of an
-    encoder, is counted once for each of these layers. The input of the recomputed layer is counted
-    twice.
+    The result can be too large, because an input that several layers share, such as the output of
+    an encoder, is counted once for each of these layers.
     """
     outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
     # Bytes by the id of a layer: those saved by one call, and those of the inputs of all calls.
@@ -162,12 +160,7 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
-    """Return a size with its effect on the sizes of the products, or None if it has no effect.
-
-    Several new values of the size are tried. The result is also None if each of these values makes
-    the model fail, or gives products that cannot be matched with the original products. ``unit`` is
-    a multiple of every number of heads, so adding ``unit`` keeps a size divisible by these numbers.
-    """
+    """Return a size with its effect on the sizes of the products, or None if no effect is found."""
     # Most models allow the first value. Others allow only a change by 64 or 8, or by a factor of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
     for changed_value in dict.fromkeys(values_to_try):  # each value once
@@ -186,11 +179,7 @@ def _dimension(
 def _slopes(
     products: Sequence[Product], changed_products: Sequence[Product], change: int
 ) -> dict[tuple[int, str], float]:
-    """Return how much the sizes of products grow if a dimension grows by 1.
-
-    Sizes that do not change are left out. Each key is the position of a product and the name of one
-    of the product's sizes. ``change`` is the new value of the dimension minus the old one.
-    """
+    """Return the ``slopes`` of a :class:`Dimension` whose value was changed by ``change``."""
     slopes = {}
     for position, (before, after) in enumerate(zip(products, changed_products, strict=True)):
         sizes_after = after.sizes
@@ -210,11 +199,10 @@ def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
 
 
 def _in_context(product: Product, step: ModelStep) -> Product:
-    """Return a captured product with corrections that follow from the settings of the step.
+    """Return a captured product, corrected for the settings of the step.
 
     In a decoding step, attention also reads the keys of all earlier tokens. The causal mask is then
-    ignored, because it hides only keys of the few new tokens. In a step with dtype tf32, products
-    of fp32 operands are computed in TF32.
+    ignored, because it hides only keys of the few new tokens.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)
@@ -247,7 +235,6 @@ def fake_tensors() -> Iterator[None]:
 
 
 def _autocast(step: ModelStep) -> contextlib.AbstractContextManager[object]:
-    """Return a context that autocasts to the step's dtype if the step uses autocast."""
     if not step.autocast:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=TORCH_DTYPES[step.dtype])

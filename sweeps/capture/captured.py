@@ -29,7 +29,7 @@ ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
-    """One GEMM per expert; ``m`` rows in total are distributed over ``experts`` weights (k, n).
+    """One GEMM per expert: each of ``m`` rows is multiplied by its expert's weight (k, n).
 
     If ``pass_`` is ``wgrad``, each expert's GEMM sums over the expert's rows, and its result is the
     gradient (n, k) of the expert's weight.
@@ -117,7 +117,7 @@ class Attention:
         return pairs // 2 if is_halved else pairs
 
     def spec(self) -> str:
-        """Return ``batch×heads,queries×keys,width,dtype``, and the kind of mask if there is one."""
+        """Return ``batch×heads,queries×keys,width,dtype``, followed by the kind of mask, if any."""
         mask = ",causal" if self.causal else ""
         window = f",window {self.window}" if self.window else ""
         return (
@@ -175,7 +175,7 @@ class Product:
         return {name: getattr(self.work, name) for name in names}
 
     def resized(self, sizes: Mapping[str, int]) -> Product:
-        """Return a copy of the product in which ``sizes`` replace the sizes of the same names."""
+        """Return a copy of the product with new values for the given sizes."""
         return replace(self, work=replace(self.work, **sizes))  # type: ignore[arg-type]
 
 
@@ -313,11 +313,7 @@ def _term(dimension: Dimension, slope: float) -> str:
 
 
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Return a formula of dimensions for a size, or ``fixed`` if no dimension affects the size.
-
-    ``size`` is the name of the size, and ``value`` is its value. ``position`` is the position of
-    the product that has the size.
-    """
+    """Return a formula of dimensions for a size, or ``fixed`` if no dimension affects the size."""
     effects = [
         (dimension, dimension.slopes[position, size])
         for dimension in dimensions

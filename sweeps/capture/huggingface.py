@@ -46,9 +46,7 @@ class HuggingFace:
     """A model that a ``config.json`` describes.
 
     Attributes:
-        name: path of the file.
         config: entries of the file that affect the model.
-        new_sizes: new values of entries, by name.
         text_only: True if only the text part of the model is built.
     """
 
@@ -59,7 +57,7 @@ class HuggingFace:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Whole numbers in the configuration by name, including defaults of missing entries."""
+        """Whole numbers in the configuration, by name, with the defaults of missing entries."""
         entries = self._configuration({}).to_dict()
         return {name: value for name, value in entries.items() if type(value) is int}
 
@@ -72,12 +70,11 @@ class HuggingFace:
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model, and a function that calls it on token ids or pixels.
 
-        If the model computes a loss in a training step, this loss is used. Otherwise the loss is
-        the mean of the first floating-point tensor in the model's result.
+        If the model computes no loss in a training step, the loss is the mean of the first
+        floating-point tensor in the model's result.
 
         Raises:
-            UserError: if the model cannot be built, or if its input or its decoding step is not
-                supported.
+            UserError: if the model cannot be built, or if its input or the step is not supported.
         """
         config = self._configuration(changes)
         model_class = _class_of(config, self.config)
@@ -109,11 +106,7 @@ class HuggingFace:
         return StartedStep(model, call, assumptions)
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
-        """Return transformers' configuration after setting ``new_sizes``, and then ``changes``.
-
-        Raises:
-            UserError: if transformers does not accept the entries of the file or these sizes.
-        """
+        """Return transformers' configuration after setting ``new_sizes``, and then ``changes``."""
         from transformers import AutoConfig
 
         settings = {**self.config, **self.new_sizes, **changes}
@@ -132,13 +125,8 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     """Read the ``config.json`` of a model, and replace the sizes that ``new_sizes`` names.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, or has no ``model_type``.
-            - transformers is not installed, or does not know the ``model_type``.
-            - transformers does not accept the entries of the file or the new sizes.
-            - The configuration has no entry with the name of a new size. Whether that entry is a
-              whole number is not checked.
+        UserError: if transformers is not installed, or if the file or the new sizes cannot be
+            used.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
@@ -183,11 +171,7 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
 def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
     """Return the class of a model: a class that the file names, or else the family's default.
 
-    The default is the family's causal language model or, if the family has none, the family's base
-    model. ``entries`` are the entries of the ``config.json`` from which ``config`` was built.
-
-    Raises:
-        UserError: if transformers has no such class.
+    The default is the family's causal language model or, if the family has none, its base model.
     """
     import transformers
 
@@ -212,13 +196,8 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
     """Build a model with attention as one operation and experts as grouped GEMMs, where supported.
 
-    If the family does not support the attention operation, the model uses PyTorch's attention or
-    the attention code of transformers. If the family does not support grouped GEMMs, the model uses
-    the family's default code for experts. The choice is stored in ``config``, and the attention
-    operation stays registered with transformers.
-
-    Raises:
-        UserError: if the model cannot be built with any of these implementations.
+    The choice is stored in ``config``, and the attention operation stays registered with
+    transformers.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.initialization import no_init_weights
@@ -247,14 +226,7 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
 
 
 def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
-    """Return the arguments that a model is called with, by name: images or token ids.
-
-    An encoder-decoder model gets the same token ids for its decoder. In a training step, a model
-    whose class computes a loss also gets the token ids as labels.
-
-    Raises:
-        UserError: if the model's main input is neither images nor token ids.
-    """
+    """Return the arguments with which the model is called, by name."""
     name = model_class.main_input_name
     if name == "pixel_values":
         # If a configuration states no size, square images in three colours are assumed.
@@ -286,11 +258,6 @@ def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises:
-        UserError: if the file cannot be read, or does not contain a JSON object.
-    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

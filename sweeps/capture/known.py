@@ -48,11 +48,7 @@ class Bottleneck(nn.Module):
 
 
 def _convolution(channels_in: int, channels_out: int, taps: int, stride: int) -> nn.Sequential:
-    """Build a convolution followed by a batch norm.
-
-    ``taps``, the height and width of the filters, must be odd. A stride of 1 then keeps the size of
-    images.
-    """
+    """Build a convolution followed by a batch norm, with filters of ``taps`` × ``taps``."""
     padding = taps // 2
     convolution = nn.Conv2d(channels_in, channels_out, taps, stride, padding, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
@@ -165,8 +161,7 @@ class Gpt2Block(nn.Module):
 class LlamaBlock(nn.Module):
     """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and a gated FFN.
 
-    The block has ``heads`` heads for queries, ``kv_heads`` for keys and as many for values. Each
-    head has the width ``head_width``, and the feed-forward layer has the width ``ffn``.
+    Queries have ``heads`` heads, and keys and values each have ``kv_heads`` heads.
     """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
@@ -210,7 +205,6 @@ def _rotated(x: Tensor) -> Tensor:
 
 
 def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> None:
-    """Raise a UserError if one size of a model is not a multiple of another one."""
     if size % divisor:
         raise UserError(
             f"{name} ({size}) is not a multiple of {divisor_name} ({divisor}); change one of them."

@@ -27,8 +27,7 @@ def check_model(model: str) -> None:
     """Check that the command-line argument ``MODEL`` can name a model.
 
     Raises:
-        UserError: if the argument is not a known name, an existing path, a path that ends with
-            ``.json``, or ``module:factory``.
+        UserError: if it cannot name a model.
     """
     may_be_model = (
         model in POSITIONS

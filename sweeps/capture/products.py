@@ -32,7 +32,7 @@ from sweeps.capture.trace import TracedOperation
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 # Pattern of the names of operations that multiply matrices, even if no function below reads them.
-# Upsampling multiplies none, although the name of "aten::upsample_bilinear2d" contains "linear".
+# Upsampling is excluded, because the name of "aten::upsample_bilinear2d" contains "linear".
 _LIKE_A_PRODUCT = re.compile(
     r"^(?!aten::_?upsample).*"
     r"(mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru|rnn)"
@@ -42,8 +42,7 @@ _LIKE_A_PRODUCT = re.compile(
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
     """Return the products of a step in order, and the names of operations that cannot be read.
 
-    An operation cannot be read if its name suggests that it multiplies matrices, but its kind, its
-    dtype or its number of dimensions is not supported.
+    The latter operations multiply matrices, judging by their names, but are not supported.
     """
     products: list[Product] = []
     unknown: dict[str, None] = {}  # the dictionary is used as a set that keeps its order
@@ -56,7 +55,7 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
             continue
         for read_pass, work in works:
             # 1. Find the forward product. A gradient has the same autograd node as its forward
-            # product, and a forward product is its own.
+            # product. The forward product of a forward product is the product itself.
             position = len(products)
             if operation.backward:
                 forward_position = forward_positions.get(operation.node, position)
@@ -114,11 +113,6 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
 
 
 def _dtype(tensor: Tensor) -> str:
-    """Return the name of a tensor's dtype.
-
-    Raises:
-        UnsupportedOperationError: if the dtype is not in :data:`DTYPES`.
-    """
     if tensor.dtype not in DTYPES:
         raise UnsupportedOperationError(f"an operand in {tensor.dtype}")
     return DTYPES[tensor.dtype]
@@ -138,8 +132,7 @@ def _pass(operation: TracedOperation, a: Tensor) -> str:
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
     """Return which gradient a GEMM computes, judging by its sizes.
 
-    If ``work`` or ``forward`` is not a plain GEMM, or if the sizes fit both gradients or neither,
-    return ``guess``.
+    Return ``guess`` if the sizes do not show the answer.
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess
@@ -165,14 +158,12 @@ def _storage_letter(tensor: Tensor) -> str:
 
 
 def _mm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``mm(a, b)``; an output dtype may follow as an argument."""
-    a, b = operation.args[:2]
+    a, b = operation.args[:2]  # an output dtype may follow
     return [(_pass(operation, a), _gemm(a, b))]
 
 
 def _addmm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``addmm(bias, a, b)``."""
-    a, b = operation.args[1:3]
+    a, b = operation.args[1:3]  # the bias is the first argument
     return [(_pass(operation, a), _gemm(a, b))]
 
 
@@ -183,23 +174,16 @@ def _bmm(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _baddbmm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``baddbmm(bias, a, b)``, which is ``bmm`` with a bias."""
     a, b = operation.args[1:3]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
 def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``mv(a, x)``, with the vector x as a matrix of one column."""
     a, x = operation.args
     return [(_pass(operation, a), _gemm(a, x.unsqueeze(-1)))]
 
 
 def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``_grouped_mm(a, b)``.
-
-    Raises:
-        UnsupportedOperationError: if the dtype is not supported, or if only A has three dimensions.
-    """
     a, b = operation.args[:2]
     dtype = _dtype(a)
     layout = _storage_letter(a) + _storage_letter(b)
@@ -222,7 +206,6 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the shape of a traced call to attention, or of its backward pass."""
     backward = operation.name.endswith("_backward")
     q, k, v, causal, window = operation.args[1:] if backward else operation.args
     pass_ = BACKWARD if backward else FORWARD
@@ -275,12 +258,7 @@ def _convolutions(
     """Return a :class:`Conv` for each of the given passes of a convolution.
 
     ``settings`` are stride, padding, dilation, transposed, output padding and groups, possibly
-    followed by other arguments. ``passes`` are the names that :func:`convolutions_of` takes.
-
-    Raises:
-        UnsupportedOperationError: if the dtype is not supported, or the convolution does not have
-            one or two spatial dimensions.
-        UserError: if a size is 0.
+    followed by other arguments.
     """
     dimensions = x.dim() - 2
 

@@ -85,7 +85,6 @@ class Factory:
 
     Attributes:
         name: path of the function, as ``module:factory``.
-        build: the function.
         new_sizes: arguments of the function that replace its defaults.
         inputs: dtype and shape of each tensor that the module is called with; the dtype None means
             the dtype of the step.
@@ -98,13 +97,10 @@ class Factory:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The new sizes, and the whole-number defaults of all other arguments, by name.
-
-        A function that is written in C may have no signature. The defaults are then left out.
-        """
+        """New sizes, and the whole-number defaults of the other arguments, by name."""
         try:
             parameters = dict(inspect.signature(self.build).parameters)
-        except ValueError:  # the function has no signature
+        except ValueError:  # a function that is written in C may have no signature
             parameters = {}
         defaults = {
             name: parameter.default
@@ -152,14 +148,8 @@ def find_source(
             shape, such as ``int64[8,2048]``.
 
     Raises:
-        UserError: in any of these cases:
-
-            - ``model`` is not a known name, a ``config.json``, its folder or ``module:factory``.
-            - The model cannot be read or imported.
-            - A known model or a ``config.json`` has no size of a given name. The names of a
-              factory's sizes are only checked when the factory is called.
-            - The inputs of a factory are missing or malformed.
-            - Inputs are given for a model that is not a factory.
+        UserError: if the model cannot be found, read or imported, or if the sizes or the inputs are
+            not valid. The sizes of a factory are not checked here.
     """
     check_model(model)
     new_sizes = dict(new_sizes or {})
@@ -186,12 +176,7 @@ def find_source(
 
 
 def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[str]) -> Factory:
-    """Import the factory that ``module:factory`` names.
-
-    Raises:
-        UserError: if the factory cannot be imported or is not callable, or if inputs are missing or
-            malformed.
-    """
+    """Import the factory that ``module:factory`` names."""
     module_name, _, function_name = name.partition(":")
     if not inputs:
         raise UserError(
@@ -223,9 +208,6 @@ def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
 
     The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, means the dtype of the step, and
     is returned as None.
-
-    Raises:
-        UserError: if the text has another form, or if the dtype does not exist.
     """
     match = re.fullmatch(r"(\w+)\[(\d+(?:,\d+)*)\]", text.replace(" ", ""))
     if not match:

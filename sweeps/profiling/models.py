@@ -16,10 +16,8 @@ class TrainedModel:
     """Model whose training step is profiled.
 
     Attributes:
-        build: function that builds the model.
         shape: shape of one input, without the batch dimension.
         batch: number of inputs per step, by kind of machine (``gpu`` or ``cpu``).
-        memory_format: memory format of the parameters and inputs.
     """
 
     build: Callable[[], nn.Module]
@@ -41,10 +39,9 @@ MODELS = {
 def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], None]:
     """Build a model of :data:`MODELS`, and return a function that runs one training step of it.
 
-    A step computes a loss and all gradients, from the same random inputs each time. The parameters
-    never change, because a step does not call an optimizer. On a GPU, the step returns before the
-    device has finished its work. ``device`` is the name of a PyTorch device, such as ``cuda:0``,
-    and ``dtype`` is the type of the parameters and inputs.
+    A step computes a loss and all gradients, but does not update the parameters. On a GPU, the step
+    may return before the device has finished its work. ``device`` is the name of a PyTorch device,
+    such as ``cuda:0``.
     """
     model = MODELS[name]
     kind = "cpu" if device == "cpu" else "gpu"

@@ -1,8 +1,7 @@
-"""Time training steps of two models in several dtypes, and trace one step of each model and dtype.
+"""Time and trace training steps of two models.
 
 The dtypes alternate from step to step, so that slow changes in the machine's speed affect all of
-them alike. The traced steps run under PyTorch's profiler. ``analysis/traces/`` reads their traces
-like any other traces.
+them alike.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STEPS = 8
 """Number of timed steps of each model and dtype, after one warm-up step."""
 
 TRACES = "traces"
-"""Folder with the traces, in the folder that contains ``models.json``."""
+"""Folder with the traces, next to ``models.json``."""
 
 _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of machine
 # Type of the parameters by dtype; float32 if not listed.
@@ -38,18 +37,17 @@ _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
 """Top-level entries that are kept from a trace, in addition to its events.
 
-Other entries are dropped, because some of them name the host or a folder."""
+Some of the other entries name the host or a folder."""
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
-    """Time training steps of each model in each dtype, and trace one step of each.
+    """Time training steps of each model, and trace one step in each dtype.
 
-    Dtypes that the device does not support are left out. The traces are written to the subfolder
-    :data:`TRACES` of ``folder``. Return the content of ``models.json``. ``note`` is called with
-    each sentence for the user.
+    The traces are written to the subfolder :data:`TRACES` of ``folder``. Return the content of
+    ``models.json``.
 
     Raises:
-        UserError: if a trace cannot be written, for example because the disk is full.
+        UserError: if a trace cannot be written.
     """
     kind = device.machine.kind
     make_current(device.gpu)
@@ -94,7 +92,7 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 def is_profiled(folder: Path, device: Device) -> bool:
     """Return True if a folder has a current ``models.json`` and all traces that it names.
 
-    The file is current if it was written with the device's present software and this schema.
+    A file is current if its software and its schema are the present ones.
     """
     try:
         document = json.loads((folder / "models.json").read_bytes())
@@ -151,7 +149,6 @@ def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, An
 
 
 def _write_trace(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a trace as compressed JSON, and create its folder if necessary."""
     make_folder(path.parent)
     # The header gets no time (mtime=0), so that equal traces give equal files.
     write_whole(path, gzip.compress(json.dumps(document).encode(), mtime=0))

@@ -28,8 +28,7 @@ class Child:
     cases: tuple[str, ...] = ()
     """Ids of the cases that the process is running. They are the suspects if the process dies."""
     since: float = field(default_factory=time.monotonic)
-    """Time on the ``time.monotonic`` clock at which the process began to run these cases. Until the
-    process runs its first case, this is the time at which the process was started."""
+    """Start of the process or of its latest work, in seconds of ``time.monotonic``."""
     patience: float = _START_SECONDS
     """Seconds without a message after which the process is considered hung."""
     samples: int = 0
@@ -56,8 +55,7 @@ class Child:
     def sends_in_time(self) -> bool:
         """Return True if the child sends a message, or ends, before its patience is used up.
 
-        Time during which the child is stopped does not count. If this process is itself stopped
-        while it waits, at most one second of that time counts.
+        Time during which the child is stopped does not count.
         """
         waited = 0.0
         while waited < self.patience:

@@ -1,8 +1,7 @@
 """Measure candidates for advice together with the original shape, then re-time the best ones.
 
 The candidate with the shortest measured time tends to be slower than this time suggests, because
-chance contributed to the choice. The gain that advice claims therefore comes from samples that were
-taken after the choice, in other processes.
+chance contributed to the choice. The best candidates are therefore re-timed in other processes.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from sweeps.timing.statistics import CHECKPOINTS
 _LARGEST_SHARE = 0.5  # share of the budget for one candidate, because there are few candidates
 
 CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
-"""Assumed number of samples of a candidate, divided by the number that the plan expects for a case.
+"""Assumed samples of a candidate, divided by the six samples in :attr:`PlanEntry.expected`.
 
 A candidate is assumed to converge at the second checkpoint."""
 # A block has two samples of each of the pair's two cases, so it has four in all.
 PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
-"""Number of samples of a re-timed pair, divided by the number that the plan expects for a case."""
+"""Samples of a re-timed pair, divided by the six samples in :attr:`PlanEntry.expected`."""
 
 
 def machine_here(request: Request) -> Machine:
-    """Return the machine that a request would measure, as the machine's recording describes it.
+    """Return the machine that a request would measure, as its recording describes it.
 
     If a CPU has no recording yet, its ceilings are measured now.
 
@@ -67,9 +66,9 @@ def seconds_of(
 ) -> dict[Contender, tuple[float, float]]:
     """Return two expected times for each contender, in seconds.
 
-    A contender is a problem and the name of an implementation. The first time is the time to
-    measure the contender as a candidate. The second is the contender's part of the time to re-time
-    a pair. If the machine is a CPU, its ceilings must have been measured.
+    The first is the time to measure the contender as a candidate. The second is the contender's
+    part of the time to re-time a pair. If the machine is a CPU, its ceilings must have been
+    measured.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.
@@ -87,17 +86,13 @@ def explore(
     note: Callable[[str], None],
     quickly: bool = False,
 ) -> Run:
-    """Time original shapes and candidates in shuffled rounds, and fold the samples.
+    """Time original shapes and candidates, and fold the samples into the machine's recording.
 
-    The samples are folded into the machine's recording. Return the run, which
-    :func:`confirm_choices` needs. If the request has a budget, six samples of one candidate may
-    take up to half of the budget. If the recording does not say how well medians repeat, some cases
-    are re-timed to find out. If ``quickly`` is True, the naming of kernels is left to a later call,
-    because the user is waiting. ``note`` is called with each sentence for the user.
+    Return the run, which :func:`confirm_choices` needs. If ``quickly`` is True, the naming of
+    kernels is left to a later call, because the user is waiting.
 
     Raises:
-        UserError: if the run cannot be opened (:func:`sweeps.running.opening.begin`) or carried out
-            (:func:`sweeps.running.supervisor.carry_out`).
+        UserError: if the run cannot be opened or carried out.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
 
@@ -124,7 +119,7 @@ def confirm_choices(
 ) -> None:
     """Re-time pairs of an original shape and a candidate, and fold the samples.
 
-    ``run`` is the run that :func:`explore` returned after timing both cases of each pair.
+    ``run`` is a result of :func:`explore` that includes both contenders of each pair.
 
     Raises:
         UserError: as in :func:`sweeps.running.supervisor.confirm`.

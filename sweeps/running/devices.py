@@ -1,9 +1,7 @@
-"""Register the places where a run takes its samples: GPUs on nodes, numbered within the run.
+"""Register the places where a run takes its samples: GPUs, or nodes in a run on CPUs.
 
-A GPU is recognised by a hash of its UUID and a random salt. The salt is stored with the results but
-never published, so that nobody can tell from published files which card was measured. A GPU keeps
-the number that PyTorch gives it on its node, unless another GPU of the run has that number. In a
-run on CPUs, each place is a node.
+A GPU is recognised by a salted hash. The salt is stored outside the recordings, so that a published
+recording does not reveal which card was measured.
 """
 
 from __future__ import annotations
@@ -45,9 +43,7 @@ _LIMITS = {
 class DifferentLimitsError(UserError):
     """Raised for a GPU whose power or clock limits differ from those of its run.
 
-    Args:
-        limit_here: the GPU's limit in words, such as "a power limit of 500 W".
-        limit_of_run: the limit of the run's GPUs, in the same form.
+    The arguments are limits in words, such as "a power limit of 500 W".
     """
 
     def __init__(self, limit_here: str, limit_of_run: str) -> None:
@@ -64,14 +60,12 @@ class DifferentLimitsError(UserError):
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
     """Register a device with the run in a folder.
 
-    Call this only inside :func:`sweeps.store.planning`. A GPU has the same hash in all runs that
-    share a ``results`` folder, because the salt is stored in that folder.
+    Call this only inside :func:`sweeps.store.planning`.
 
     Returns:
-        The device's number within the run, and all places of the run in the order of their
-        numbers. Each place has ``gpu`` (its number), ``id`` (its hash), ``node`` (the number of its
-        node), and the limits ``power_limit_w`` and ``sm_limit_mhz``. A limit that is not known is
-        None.
+        The device's number within the run, and all places of the run. Each place has ``gpu`` (its
+        number), ``id`` (its hash), ``node`` (the number of its node) and its known limits
+        (``power_limit_w``, ``sm_limit_mhz``).
 
     Raises:
         DifferentLimitsError: if the device's power or clock limits differ from those of the run.
@@ -115,8 +109,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 def take_part(folder: Path, request: Request, device: Device) -> int:
     """Register a device with a folder's run, and return the device's number within the run.
 
-    If the device is a GPU, list the run's GPUs in run.json. Call this only inside
-    :func:`sweeps.store.planning`.
+    The GPUs of a run are listed in run.json. Call this only inside :func:`sweeps.store.planning`.
 
     Raises:
         DifferentLimitsError: if the device's power or clock limits differ from those of the run.
@@ -136,11 +129,7 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """Return the undamaged places of a run, or an empty list if places.json cannot be read.
-
-    Each place has the entries that :func:`arrive` describes and also ``host``, a hash of the node's
-    name.
-    """
+    """Return the undamaged places of a run, or an empty list if places.json cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         text = (folder / _PLACES).read_text(encoding="utf-8")
         return [place for place in json.loads(text)["places"] if not misfit(place, _PLACE)]
@@ -150,11 +139,10 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
 def find_different_limit(
     limits: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
-    """Find the first power or clock limit in which a GPU differs from the run's places.
+    """Return a limit of a GPU and the different limit of the run's places, both in words.
 
-    Return the GPU's limit and the places' limit, both in words, or None if all limits agree. Limits
-    that differ by at most 2% agree. A limit that is None, 0 or missing is unknown and agrees with
-    every limit.
+    Return None if all limits agree. Limits agree if they differ by at most 2%, or if one of them is
+    unknown (None, 0 or missing).
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)
@@ -166,10 +154,7 @@ def find_different_limit(
 
 
 def _salt(results: Path) -> str:
-    """Return the salt of a results folder.
-
-    If the folder has no salt yet, draw one at random and store it.
-    """
+    """Return the salt of a results folder, and create it if necessary."""
     path = results / _SALT
     with claimed(path):
         salt = ""
@@ -187,11 +172,7 @@ def _hashed(salt: str, text: str) -> str:
 
 
 def _identity(device: Device) -> str:
-    """Return a string that identifies a GPU: its UUID, if PyTorch reports one.
-
-    Older versions of PyTorch do not report the UUID. The string then consists of the node's name,
-    the GPU's PCI address and the GPU's ordinal.
-    """
+    """Return a string that identifies a GPU: its UUID, if PyTorch reports one."""
     import torch
 
     properties = torch.cuda.get_device_properties(device.gpu)
@@ -203,11 +184,7 @@ def _identity(device: Device) -> str:
 
 
 def _limits_of(device: Device) -> dict[str, float | None]:
-    """Return the limits ``power_limit_w`` and ``sm_limit_mhz`` of a device.
-
-    The limit of the SM clock is NVML's applications clock. An unknown limit, such as any limit of a
-    CPU, is None.
-    """
+    """Return the limits of a device by name. An unknown limit is None."""
     limits: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
     if nvml is None:
@@ -243,8 +220,7 @@ def last_place(events: Iterable[Event]) -> int | None:
 def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | None = None) -> bool:
     """Return True if a shard was last measured at ``place``, and an anchor was timed there.
 
-    ``events`` are as in :func:`last_place`. If ``phase`` is given, only anchors that were timed in
-    this phase count.
+    If ``phase`` is given, only anchors that were timed in this phase count.
     """
     if place != last_place(events):
         return False
@@ -263,14 +239,8 @@ def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | N
 def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, History]) -> list[str]:
     """Return the ids of the cases that start over when their shard moves to another GPU.
 
-    A case starts over if it was begun and its series is not finished. A series is a set of cases
-    that are compared with each other (:mod:`sweeps.planning.lines`), so one GPU must measure all of
-    them.
-
-    Args:
-        planned: the shard's cases.
-        histories: the history of each of these cases, by id. All events in these histories are from
-            GPUs that the shard has left.
+    A case starts over if it was begun and its series is not finished. One GPU must measure all
+    cases of a series (:mod:`sweeps.planning.lines`), because they are compared with each other.
     """
     from sweeps.planning.lines import series_of  # imports SciPy, which most runs do not need
 

@@ -22,7 +22,7 @@ def feature_of(case: Case) -> Feature | None:
 def crashed_features(
     planned: Sequence[PlanEntry], histories: Mapping[str, History]
 ) -> list[Feature]:
-    """Return the features of all cases that crashed a process, each feature once, in plan order."""
+    """Return the experimental features of the cases that crashed a process."""
     features = (feature_of(entry.case) for entry in planned if histories[entry.case.id].crashes)
     return list(dict.fromkeys(feature for feature in features if feature is not None))
 
@@ -41,8 +41,7 @@ def unfinished_with(
 def refusal(feature: Feature, how: str) -> str:
     """Return the message for a case that is skipped because of its experimental feature.
 
-    ``how`` says how another case with this feature ended a process, or that this happened in an
-    earlier call.
+    ``how`` says how or when another case with this feature ended a process.
     """
     implementation, name = feature
     return (

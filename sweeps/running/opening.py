@@ -59,7 +59,7 @@ class _Opening:
     folder: Path
     sweeps: Mapping[str, CasesOf]
     for_advice: bool
-    """True if the functions in ``sweeps`` return only cases that are timed for advice."""
+    """True if the cases of ``sweeps`` are timed for advice."""
 
 
 def begin(
@@ -73,20 +73,13 @@ def begin(
         request: the options of the run.
         note: called with each sentence for the user.
         advice_cases: functions that return the cases to time for advice, by the names of their
-            sweeps. These sweeps replace the request's sweeps, so only cases for advice are
-            measured. All these cases are planned, even if they do not fit the budget, because a
-            candidate without the time of its original shape is useless.
+            sweeps. These sweeps replace the request's sweeps. All their cases are planned, even if
+            they do not fit the budget, because a candidate without the time of its original shape
+            is useless.
 
     Raises:
-        UserError: in any of these cases:
-
-            - A sweep is unknown or invalid.
-            - The device cannot be used, or its power or clock limits differ from those of the run.
-            - The run in the folder does not fit the request, and the request does not set that run
-              aside.
-            - The run in the folder is to be set aside, but another process is writing it.
-            - A file of the run cannot be read or written.
-            - A new plan would have no cases.
+        UserError: if a sweep or the device cannot be used, the recorded run does not fit the
+            request, or a file of the run cannot be read or written.
     """
     sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
@@ -109,10 +102,7 @@ def begin(
 
 
 def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Write the record of a new run, and return it.
-
-    If ``reason`` is not empty, set the old run aside first.
-    """
+    """Write the record of a new run, and return it."""
     # The old run stays in place if the new one is refused.
     record = _new_record(opening, note)
     if reason:
@@ -140,13 +130,7 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 
 
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return the record after adding cases of the sweeps to its plan.
-
-    If these cases are timed for advice, the plan's times stay the same. Otherwise, the budget is
-    raised, if necessary, to include the time to measure the cases. In addition, the time that the
-    plan keeps for advice becomes the sum of the time already spent on advice and the time that the
-    request keeps for advice.
-    """
+    """Return the record after adding cases of the sweeps to its plan."""
     request, sweeps = opening.request, opening.sweeps
     if opening.for_advice:
         # Measuring for advice is not part of the plan's budget, which 0.0 leaves unchanged.
@@ -162,11 +146,7 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
 
 
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
-    """Return the record with as many further cases of its sweeps as fit the larger ``budget``.
-
-    The time that the plan keeps for advice is replaced by the time that the request keeps for
-    advice in addition to ``budget``.
-    """
+    """Return the record with a larger budget and further cases of its sweeps."""
     plan = record["plan"]
     # A sweep from a user's file is known only if the request names the file again.
     cases_by_name = {**cases_of(all_sweeps()), **opening.sweeps}
@@ -177,10 +157,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run of the requested shard.
-
-    If the request names sweeps, the run has only the shard's cases of these sweeps.
-    """
+    """Return the run of the requested shard."""
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -223,10 +200,7 @@ def _run(
     shard: tuple[int, int],
     budget: float,
 ) -> Run:
-    """Return a run of those ``planned`` cases that belong to the shard.
-
-    ``budget`` is the run's budget in seconds, including the seconds that earlier calls spent.
-    """
+    """Return a run of those ``planned`` cases that belong to the shard."""
     plan, device = record["plan"], opening.device
     return Run(
         folder=opening.folder,
@@ -283,21 +257,10 @@ def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> flo
 
 
 def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
-    """Find the run to resume.
+    """Return the record of the run to resume, and an empty string.
 
-    Returns:
-        The record of the run to resume, and an empty string. If no run is resumed, None and the
-        reason why the caller must set the old run aside. The reason is empty if no old run exists.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - The old run is damaged.
-            - The old run does not fit the request, and the request does not set it aside.
-            - The old run was merged from several recordings, and the request does not set it aside.
-            - This node is to join the old run, but this node and the run differ in the version of
-              PyTorch, the version of the driver, the timing protocol or the file format.
-            - The old run must be set aside, but another process is writing it.
+    If no run is resumed, return None and the reason why the caller must set the old run aside. The
+    reason is empty if no old run exists.
     """
     folder, request = opening.folder, opening.request
     # 1. Find the old run, if there is one.
@@ -336,12 +299,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
 
 
 def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
-    """Return why the recorded run must be set aside, or "" if it can be resumed.
-
-    Raises:
-        UserError: if the recording was merged from several recordings. Only a request for a fresh
-            run sets such a recording aside.
-    """
+    """Return why the recorded run must be set aside, or "" if it can be resumed."""
     if "merged" in record:
         raise UserError(
             f"the recording in {opening.folder} was merged from several recordings and cannot be "
@@ -362,9 +320,9 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
 def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why the recorded run must be measured again, or "" if it can be resumed.
 
-    A run is measured again if it is unusable and has ended at least once. An unusable run that was
-    interrupted before it ended is resumed, because more samples may improve it. A run with several
-    shards is also resumed, because other nodes may still be measuring it.
+    An unusable run that was interrupted before it ended is resumed, because more samples may
+    improve it. A run with several shards is also resumed, because other nodes may still be
+    measuring it.
     """
     health = record.get("health") or {}
     if health.get("verdict") != UNUSABLE or record["plan"].get("shards", 1) > 1:
@@ -383,15 +341,7 @@ def _why_outdated(record: dict[str, Any], device: Device) -> str:
 
 
 def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:
-    """Refuse a request that can neither resume the plan nor extend it.
-
-    Raises:
-        UserError: in any of these cases:
-
-            - The request has a different number of shards than the plan.
-            - The request adds sweeps or dtypes, but the plan has several shards.
-            - The request adds nothing, and its budget is smaller than the plan's.
-    """
+    """Refuse a request that can neither resume the plan nor extend it."""
     shards = plan["shards"]
     adds = _adds(request, sweeps, plan)
     if adds and (shards > 1 or request.shard != (1, 1)):
@@ -423,10 +373,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
 def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
     """Refuse a request for sweeps other than those of a recorded run's plan.
 
-    A request that names no sweeps is accepted, and resumes the sweeps of the plan.
-
     Raises:
-        UserError: if the request names sweeps, and they are not exactly those of the plan.
+        UserError: if the request names sweeps, but not exactly those of the plan.
     """
     named = {sweep_name(name) for name in request.sweeps}
     # A damaged plan may have no sweeps. begin() refuses it.
@@ -469,10 +417,9 @@ def _with_cases(
     seconds: float,
     budget: float,
 ) -> dict[str, Any]:
-    """Return the record, extended by as many missing cases of the sweeps as fit in ``seconds``.
+    """Return the record with more cases of the sweeps, as many as fit in ``seconds``.
 
-    If ``budget`` is larger than the plan's budget, it replaces the plan's budget. The old cases
-    keep their order and their shards, and the new ones come after them.
+    The plan's budget becomes at least ``budget``.
     """
     # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -516,12 +463,7 @@ def _with_cases(
 
 
 def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any]:
-    """Plan a new run and return its record. On a CPU, measure ceilings and costs first.
-
-    Raises:
-        UserError: if the plan would have no cases. The exit code is 0 if every sweep that has cases
-            is recorded elsewhere.
-    """
+    """Plan a new run and return its record. On a CPU, measure ceilings and costs first."""
     request, device, sweeps = opening.request, opening.device, opening.sweeps
     # 1. Measure the ceilings of a CPU. Those of a GPU are known.
     if device.gpu is None:
@@ -590,10 +532,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 
 
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
-    """Return the plan entries of the anchors, the cases that every GPU of a run times first.
-
-    A run with a single shard has no anchors if it is on a CPU or measures for less than 60 s.
-    """
+    """Return the plan entries of the anchors, the cases that every GPU of a run times first."""
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []
     return [entry.to_json() for entry in anchor_cases(machine)]
@@ -602,16 +541,7 @@ def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any
 def _recorded_sweeps(
     cases: Mapping[str, Sequence[Case]], request: Request, device: Device
 ) -> list[str]:
-    """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
-
-    A sweep counts as recorded if the machine's recording in that folder has a time for every case
-    of the sweep and of the other sweeps in its group. A sweep without cases does not count. The
-    list is empty if the folder has no recording of the machine, if the recording is unusable, or if
-    the recording cannot be resumed with this version of Rooftile and the software of this machine.
-
-    Raises:
-        UserError: if the recording's run.json or plan cannot be read.
-    """
+    """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``."""
     results = request.skip_recorded
     if results is None:
         return []

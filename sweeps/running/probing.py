@@ -28,12 +28,7 @@ _MAX_FACTOR = 50.0
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     """Prepare, check and time a few cases on a CPU, and return the costs that a plan should expect.
 
-    No further case is begun after six seconds. If no case can be prepared, the default costs are
-    returned.
-
-    Args:
-        cases: the cases of each sweep, by the sweep's name.
-        machine: the CPU, with its ceilings measured.
+    The ceilings of ``machine`` must have been measured.
     """
     default_costs = Costs.default(machine.kind)
     chosen = _choose_cases([case for cases_of_sweep in cases.values() for case in cases_of_sweep])
@@ -81,7 +76,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 
 
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return up to three burst cases of each kind. Cases without FLOPs are left out.
+    """Return up to three burst cases of each kind.
 
     The small cases of all kinds come first, because the time might not suffice for all cases.
     """
@@ -103,15 +98,7 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
 
 
 def _fit_checks(moving_seconds: np.ndarray, checking_seconds: np.ndarray) -> tuple[float, float]:
-    """Fit a line to the measured times of checks, by least squares.
-
-    Return the line's intercept, which is the fixed time of a check in seconds, and the line's
-    slope. A negative intercept or slope is replaced by 0.
-
-    Args:
-        moving_seconds: time in seconds that moving each check's bytes would take at full bandwidth.
-        checking_seconds: measured time of each check in seconds.
-    """
+    """Fit a line to the measured times of checks, and return its intercept and slope."""
     slope = 0.0
     # If all checks move the same bytes, any slope fits equally well.
     if np.ptp(moving_seconds) > 0:

@@ -42,8 +42,7 @@ class Request:
     skip_recorded: Path | None = None
     """Folder of results whose sweeps need not be measured again; None to measure all sweeps.
 
-    A sweep is left out if this folder has a usable recording of this machine, and the recording has
-    times for all cases of the sweep and of the other sweeps in its group."""
+    If a sweep of a group lacks a time in this folder, all sweeps of the group are measured."""
     add: bool = False
     """True to add the sweeps to the plan and measure only them, for another ``budget`` seconds."""
     stop_at: float | None = None
@@ -54,17 +53,14 @@ class Request:
     identify: bool = True
     """True to list a hash of each GPU in run.json."""
     fresh_since: float | None = None
-    """Earliest start of a run that counts as fresh, in seconds since 1970.
+    """Earliest start of a run that counts as fresh, in seconds since 1970; None if no old run does.
 
-    If None, no old run counts as fresh.
-
-    With :attr:`fresh`, a run that began earlier is set aside, and any other run is resumed.
-    Fractions of a second are ignored. If several nodes request a fresh run, one of them begins it,
-    and the others resume it."""
+    If several nodes request a fresh run with the same value, one of them begins it, and the others
+    resume it."""
 
     @property
     def sets_all_aside(self) -> bool:
-        """True if an old run is set aside even when its run.json cannot be read."""
+        """True if any old run is set aside, even one whose run.json cannot be read."""
         return self.fresh and self.fresh_since is None
 
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
@@ -88,8 +84,7 @@ class Request:
     def measuring_on(self, kind: str) -> float:
         """Return the seconds of the budget without those kept for advice.
 
-        If no budget was given, the default for this kind of machine is used. ``kind`` is ``gpu`` or
-        ``cpu``.
+        If no budget was given, the default for this ``kind`` of machine is used.
         """
         budget = DEFAULT_BUDGET[kind] if self.budget is None else self.budget
         return budget * (1 - self.leave)
@@ -97,8 +92,7 @@ class Request:
     def advice_seconds(self, measuring_seconds: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring_seconds``.
 
-        The two numbers add up to the whole budget, of which the share :attr:`leave` is kept for
-        advice.
+        They are the share :attr:`leave` of the sum of both.
         """
         return measuring_seconds * self.leave / (1 - self.leave)
 

@@ -11,7 +11,7 @@ from sweeps.measuring.bench import TORCH_BENCH
 from sweeps.planning.plan import PlanEntry
 
 MEASURE = "measure"
-"""Name of the phase in which a worker measures its cases, after it has timed its anchors."""
+"""Name of the phase in which a worker measures its cases."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class NodePeers:
     parent: int
     """Id of the process that started all workers and folds their samples."""
     wait: Callable[[str], None]
-    """Function that is called with the name of a phase and blocks until that phase may begin. The
-    phases are those of the anchors and :data:`MEASURE`."""
+    """Function that is called with the name of a phase and blocks until that phase may begin."""
 
 
 @dataclass
@@ -61,14 +60,12 @@ class Run:
     names_kernels: bool = True
     """True if kernels are named at the end, in another process.
 
-    If this is False on a GPU, a later call names the kernels. On a CPU, kernels are named before
-    they are timed."""
+    On a CPU, kernels are named before they are timed."""
     longest: float | None = None
-    """Longest time in seconds that six samples of a case may take; None to allow a share of the
-    budget. :class:`sweeps.measuring.rounds.Rounds` says which cases may take longer."""
+    """Seconds that six samples of a case may take; None for the default of
+    :class:`sweeps.measuring.rounds.Rounds`."""
     stop_at: float | None = None
-    """Time on the ``time.monotonic`` clock by which measuring is to end, and after which neither
-    re-timing nor naming begins; None for no limit."""
+    """Time on the ``time.monotonic`` clock by which measuring is to end; None for no limit."""
 
     @property
     def workers(self) -> int:

@@ -1,8 +1,6 @@
 """The parent process of a run, which records what its child processes measure.
 
-The parent never measures on a device, so that it survives a crash. After a crash, the parent starts
-another child. That child retries the case that crashed, unless the case has now crashed twice or
-uses an experimental feature.
+The cases run in child processes, so that the parent survives a crash.
 """
 
 from __future__ import annotations
@@ -64,14 +62,9 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
         first.
 
     Raises:
-        UserError: in any of these cases:
-
-            - Another process writes this shard.
-            - A file cannot be written.
-            - Too many of the run's sample lines are damaged.
-            - The measuring process fails, or crashes repeatedly without taking a sample.
-
-        KeyboardInterrupt: if the user interrupts; the samples are folded first.
+        UserError: if another process writes this shard, the measuring process fails, or the samples
+            cannot be written or folded.
+        KeyboardInterrupt: if the user interrupts.
     """
     with _supervisor(run, reporter, note) as supervisor:
         return supervisor.supervise()
@@ -85,13 +78,11 @@ def confirm(
 ) -> None:
     """Re-time pairs of the run's cases in new processes, then fold the samples.
 
-    The first case of each pair times the original shape, and the second times the candidate. The
-    samples are folded even after an error or an interrupt, unless the run has peers.
+    The first case of each pair times the original shape, and the second times the candidate.
 
     Raises:
-        UserError: if another process writes this shard, a file cannot be written, or too many of
-            the run's sample lines are damaged.
-        KeyboardInterrupt: if the user interrupts; the samples are folded first.
+        UserError: if another process writes this shard, or the samples cannot be written or folded.
+        KeyboardInterrupt: if the user interrupts.
     """
     with _supervisor(run, reporter, note) as supervisor:
         supervisor.confirm(pairs)
@@ -144,7 +135,7 @@ class _Supervisor:
         self._blocks: Counter[tuple[str, ...]] = Counter()
 
     def supervise(self) -> str:
-        """Measure as :func:`carry_out` does, without folding. Return why measuring ended."""
+        """Measure as :func:`carry_out` does, without folding."""
         # 1. Time the anchors, and wait until this run may measure.
         self._arrive()
         self._time_anchors()
@@ -167,10 +158,7 @@ class _Supervisor:
         return end
 
     def _arrive(self) -> None:
-        """Record where the shard is measured now, and which cases therefore start over.
-
-        Nothing is recorded if the place is not known or has not changed, or if the shard is over.
-        """
+        """Record where the shard is measured now, and which cases therefore start over."""
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
             return
@@ -180,7 +168,6 @@ class _Supervisor:
         self._record_own_event("place", place=run.place)
 
     def _record_own_event(self, event: str, case: str = "", **more: Any) -> None:
-        """Record an event of this process; ``case`` is empty if the event belongs to no case."""
         self._record(
             {
                 "event": event,
@@ -195,8 +182,7 @@ class _Supervisor:
     def _time_anchors(self) -> None:
         """Time the anchors, if the run has any.
 
-        A run without peers skips the anchors if it has already timed them on this GPU. Peers time
-        their anchors in turn and then all at once, so each of them must take part.
+        Peers time their anchors in turn and then all at once, so each of them must take part.
         """
         run = self._run
         has_peers = run.peers is not None
@@ -221,8 +207,7 @@ class _Supervisor:
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs in one process.
 
-        If the process dies, another process continues. The new process leaves out the complete
-        pairs and all pairs with the case that is to blame.
+        If the process dies, another process times the remaining pairs.
         """
         # Each pair of entries, by the ids of its two cases.
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
@@ -246,15 +231,11 @@ class _Supervisor:
             }
 
     def _unfinished(self) -> list[Case]:
-        """Return the cases that are not finished."""
         histories = self._tally.histories
         return [entry.case for entry in self._run.planned if not histories[entry.case.id].closed]
 
     def _measure(self) -> str:
-        """Run children until the cases are finished, or the budget or the time is used up.
-
-        Return the reason why measuring ended: ``done``, ``budget`` or ``time``.
-        """
+        """Run children until measuring ends, and return why: ``done``, ``budget`` or ``time``."""
         run, tally = self._run, self._tally
         # 1. Find the limits. Kernels are named last, and measuring must leave time for that.
         seconds_left = run.budget - tally.spent
@@ -292,11 +273,7 @@ class _Supervisor:
         return naming_reserve(cases, max(0.0, seconds)) if self._run.names_kernels else 0.0
 
     def _repeat_cases(self) -> None:
-        """Re-time some cases in another process, to see how well their medians repeat.
-
-        Do nothing if the run does not repeat cases, if :func:`choose_repeats` chooses no case, or
-        if too little time is left to re-time the chosen cases.
-        """
+        """Re-time some cases in another process, to see how well their medians repeat."""
         if not self._run.repeats:
             return
         # 1. Choose the cases.
@@ -362,10 +339,6 @@ class _Supervisor:
         until: float = math.inf,
         work: str = "measure",
     ) -> Assignment:
-        """Return an assignment for a child, with the histories of the cases so far.
-
-        The arguments are attributes of :class:`Assignment`.
-        """
         run = self._run
         return Assignment(
             bench=run.bench,
@@ -382,11 +355,7 @@ class _Supervisor:
         )
 
     def _run_child(self, assignment: Assignment) -> str | None:
-        """Run one child, and return what :meth:`_listen` returns.
-
-        If the child is still running when :meth:`_listen` ends, the child is killed. While a child
-        measures, ``self._watch`` observes the host.
-        """
+        """Run one child, and return what :meth:`_listen` returns."""
         child = Child.start(assignment)
         if assignment.work == "measure":
             self._watch.begin()
@@ -402,9 +371,6 @@ class _Supervisor:
 
         :func:`sweeps.measuring.child.work` describes the messages. Return why the child ended, or
         None if the child died or its side work (:data:`_SIDE_WORK`) failed.
-
-        Raises:
-            UserError: if a measuring child failed, or children crash repeatedly without a sample.
         """
         while (message := self._next_message(child, work)) is not None:
             kind, *content = message
@@ -444,10 +410,7 @@ class _Supervisor:
         return None
 
     def _next_message(self, child: Child, work: str) -> tuple[Any, ...] | None:
-        """Return a child's next message, which begins with its kind.
-
-        If the child died or hung, record or report its death and return None.
-        """
+        """Return a child's next message, or None after handling the death of the child."""
         if not child.sends_in_time():
             child.process.kill()
             self._handle_death(child, work, f"killed after hanging for {child.patience:.0f} s")
@@ -465,7 +428,7 @@ class _Supervisor:
         return message
 
     def _handle_death(self, child: Child, work: str, how: str) -> None:
-        """Record or report the death of a child; ``how`` says how it died."""
+        """Record or report the death of a child."""
         match work:
             case "measure":
                 self._crashed(child, how)
@@ -488,21 +451,12 @@ class _Supervisor:
     def _crashed(self, child: Child, how: str) -> None:
         """Record the crash of a case and tell the user, if exactly one case was in flight.
 
-        The case is tried once more, and given up after its second crash. If it has an experimental
-        feature, it is given up at once, together with all unfinished cases that have this feature.
-
-        Unless exactly one case was in flight, no case is blamed. If several cases were in flight,
-        the next child prepares them one by one. A crash without a case to blame could repeat
-        forever, so it ends the run if the last :data:`_MAX_IDLE_CRASHES` children all crashed
-        without a sample. The earlier ones of these crashes may have had a case to blame.
-
-        Raises:
-            UserError: if no single case is to blame, and the last :data:`_MAX_IDLE_CRASHES`
-                children all crashed without a sample.
+        A crash without a case to blame could repeat forever, so it ends the run if the last
+        :data:`_MAX_IDLE_CRASHES` children all crashed without a sample.
         """
         # A child that took samples made progress.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
-        # 1. If no single case is to blame, only note which cases were in flight.
+        # 1. If several cases were in flight, the next child prepares them one by one.
         if len(child.cases) != 1:
             self._careful.update(child.cases)
             if self._idle_crashes >= _MAX_IDLE_CRASHES:
@@ -548,8 +502,7 @@ class _Supervisor:
     def _crashed_confirming(self, child: Child, how: str) -> None:
         """Blame the case in flight, so that the next process leaves out its pairs.
 
-        If several cases were in flight at once, none is blamed, and the next child prepares them
-        one by one.
+        If several cases were in flight, the next process prepares them one by one.
         """
         if len(child.cases) == 1:
             self._blamed.update(child.cases)
@@ -567,7 +520,7 @@ class _Supervisor:
             self._refuse_feature(feature, "in an earlier call")
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
-        """Give up all unfinished cases that use a feature; :func:`refusal` describes ``how``."""
+        """Give up all unfinished cases that use a feature."""
         for case in unfinished_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 

@@ -18,8 +18,7 @@ _LOOK_SECONDS = 10.0  # seconds between two looks at the host
 class Watch:
     """Observer that watches how processes outside a run use the host and one GPU.
 
-    On the host, a process belongs to the run if it is this process, one of its peers, the process
-    that started this process and the peers, or a descendant of one of these processes.
+    On the host, this process, its peers, their parent and all their descendants belong to the run.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Watch:
 
         Args:
             record: called with each event.
-            worker: name of the shard. Each event contains this name.
+            worker: name of the shard.
             gpu: the GPU's ordinal; None on a CPU.
             parent: id of the process that started this one and its peers; None without peers.
         """
@@ -46,8 +45,7 @@ class Watch:
     def look_at_gpu(self) -> None:
         """Record how many other processes use the GPU, if any do.
 
-        Call this only while no child of this process uses the GPU. Such a child would be counted as
-        well.
+        Call this only while no child of this process uses the GPU.
         """
         others = other_processes_on(self._gpu)
         if others:
@@ -71,17 +69,13 @@ class Watch:
     def look(self) -> None:
         """Record how processes outside the run have used the host since the last look.
 
-        Nothing is recorded if this use is not known.
-
-        The measuring process must still be running, because the CPU time of a process cannot be
-        read after the process has ended.
+        Call this while the measuring process is still running, so that its CPU time is known.
         """
         use = self._host.look() if self._host is not None else None
         if use is not None:
             self._record_use(**asdict(use))
 
     def _record_use(self, **observed: float) -> None:
-        """Record an event with the observed values."""
         self._record(
             {
                 "event": "host",

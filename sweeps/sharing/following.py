@@ -34,8 +34,8 @@ class Follower:
         Args:
             folder: the run's folder.
             planned: all cases of the run.
-            shards: the numbers of the shards to follow, counted from 1.
-            total: the number of shards that the run has.
+            shards: the shards to follow, counted from 1.
+            total: number of shards of the run.
         """
         self._files = {shard: samples_path(folder, (shard, total)) for shard in shards}
         self._bytes_read = dict.fromkeys(self._files, 0)
@@ -51,10 +51,7 @@ class Follower:
                 self._tallies[shard].add(event)
 
     def _new_events(self, shard: int, path: Path) -> Iterable[Event]:
-        """Yield the events that were appended to a shard's file since the last call.
-
-        Damaged lines are skipped. Nothing is yielded if the file cannot be read.
-        """
+        """Yield the events that were appended to a shard's file since the last call."""
         try:
             with open(path, "rb") as file:
                 file.seek(self._bytes_read[shard])
@@ -86,8 +83,8 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Report the progress of all shards together.
 
-    Each shard has ``budget`` seconds. The reported time left is that of the unfinished shard with
-    the most time left, or 0 if all shards are finished.
+    Each shard has a budget of ``budget`` seconds. The reported time left is that of the unfinished
+    shard with the most time left.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     open_tallies = [tally for tally in tallies if not tally.is_over(budget)]

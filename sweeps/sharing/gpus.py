@@ -13,12 +13,11 @@ ALL = "all"
 def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     """Return the devices that the option ``--gpus`` selects, by number.
 
-    On a CPU, each number selects a worker, and ``all`` selects one worker. ``kind`` is as in
-    :func:`kernels.device.select_device`.
+    On a CPU, each number selects a worker, and ``all`` selects one worker.
 
     Raises:
-        UserError: if the text is neither ``all`` nor a list of different numbers, if the GPUs are
-            of several models, or if a device cannot be used.
+        UserError: if the text is invalid, a device cannot be used, or the GPUs are of several
+            models.
     """
     import torch
 

@@ -30,21 +30,15 @@ class SharedSlowdown:
 
     @property
     def slowed(self) -> bool:
-        """True if ``ratio`` exceeds 1 by more than :data:`TOLERANCE`, and ``lo`` exceeds 1.
-
-        A smaller slowdown is within the tolerance of a converged median.
-        """
+        """True if the slowdown is significant and exceeds the tolerance of a converged median."""
         return self.ratio > 1 + TOLERANCE and self.lo > 1
 
 
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much slower a node's GPUs are when all of them work at the same time.
 
-    The slowdown of an anchor is the median of its slowdowns on the individual GPUs. Return None if
-    fewer than six anchors were timed in both phases.
-
-    Args:
-        events: events of the shards that were measured at the same time.
+    Return None if fewer than six anchors were timed in both phases. ``events`` are the events of
+    the shards that were measured at the same time.
     """
     # 1. Collect the seconds of the samples: first by anchor, worker and GPU, and then by phase. On
     # a CPU, only the worker differs. After a move, a worker also has samples of its earlier GPU.

@@ -1,10 +1,8 @@
 """The parent process of a node: it plans a run, follows its workers, and folds the samples.
 
-A worker is a process that measures one shard of the run on one GPU. When a worker ends, its GPU may
-get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
-GPU if possible. The samples are kept. If the shard moves to another GPU, however, the cases of the
-shard's unfinished series start over (:mod:`sweeps.running.devices`). A series is a set of cases
-that are compared with each other.
+A worker is a process that measures one shard of the run on one GPU. If a worker fails or dies, its
+shard is tried once more, on another GPU if possible. The shard's unfinished series start over on
+another GPU (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ def share(
     Raises:
         UserError: if the run cannot be started, failures left some shards unfinished, or a file of
             the run cannot be read or written.
-        KeyboardInterrupt: if the user interrupts; the samples are folded first.
+        KeyboardInterrupt: if the user interrupts.
     """
     # 1. Count the shards, and number those of this node.
     _, nodes = node
@@ -106,15 +104,7 @@ def share(
 
 
 def _shards_to_share(folder: Path, request: Request, nodes: int, gpus_per_node: int) -> int:
-    """Return the run's number of shards, after checking that this request can resume the run.
-
-    A new run has one shard for each GPU. A recorded run that is not set aside keeps the number of
-    shards in its plan.
-
-    Raises:
-        UserError: if the old run cannot be read, if this number of nodes and GPUs cannot share it,
-            or if it has several shards and the request names other sweeps.
-    """
+    """Return the run's number of shards, or refuse a request that cannot share the recorded run."""
     if not (folder / "run.json").exists() or request.sets_all_aside:
         return nodes * gpus_per_node
     record = read_run(folder)
@@ -168,11 +158,7 @@ class _Parent:
         reporter: Reporter,
         note: Callable[[str], None],
     ) -> None:
-        """Read the run's plan; no worker is started yet.
-
-        ``shards`` are the numbers of this node's shards, and ``total`` is the number of shards of
-        the whole run. The other arguments are those of :func:`share`.
-        """
+        """Read the run's plan. ``total`` is the number of shards of the whole run."""
         self._folder = folder
         self._fresh = request.fresh  # for the message that says how to resume
         # A worker that requested a fresh run would set this one aside.
@@ -195,20 +181,7 @@ class _Parent:
         self._gates: Gates  # set by _start_all() before any worker starts
 
     def carry_out(self) -> None:
-        """Carry out the node's shards with a worker on each GPU, and fold the samples.
-
-        When a worker ends, its GPU may get another shard. The samples are folded into the tables
-        when all workers have ended. After an error or an interrupt, the workers are stopped first.
-
-        Raises:
-            UserError: in any of these cases:
-
-                - Failures left some shards unfinished, although time was left.
-                - The power or clock limits of most of the GPUs differ from those of the run.
-                - A file of the run cannot be read or written.
-
-            KeyboardInterrupt: if the user interrupts, or the process receives SIGTERM or SIGHUP.
-        """
+        """Carry out the node's shards with workers on its GPUs, and fold the samples."""
         self._reporter.begin("Measuring", self._budget)
         try:
             with terminated_as_interrupt():
@@ -235,13 +208,7 @@ class _Parent:
             )
 
     def _start_all(self) -> None:
-        """Register the GPUs with the run, assign them unfinished shards, and start their workers.
-
-        Do nothing if all shards are finished.
-
-        Raises:
-            UserError: as in :meth:`_take_part`.
-        """
+        """Register the GPUs with the run, assign them unfinished shards, and start workers."""
         # 1. Assign the shards. GPUs that get none may take over the shard of another GPU later.
         self._follower.look()
         unfinished = self._follower.unfinished(self._budget)
@@ -274,12 +241,7 @@ class _Parent:
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Register the GPUs with the run, except those whose power or clock limits differ.
-
-        Raises:
-            UserError: if the limits of most of the GPUs differ from those of the run, or if a file
-                of the run cannot be read or written.
-        """
+        """Register the GPUs with the run, except those whose power or clock limits differ."""
         with planning(self._folder):
             for gpu, device in self._gpus.items():
                 try:
@@ -300,7 +262,6 @@ class _Parent:
             )
 
     def _events(self, shard: int) -> list[Event]:
-        """Return the events of a shard so far."""
         events, _ = read_events(self._folder, (shard, self._total))
         return events
 
@@ -309,7 +270,6 @@ class _Parent:
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, time_anchors: bool) -> None:
-        """Start a worker for a shard on a GPU."""
         context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
@@ -355,7 +315,7 @@ class _Parent:
     def _kill_silent(self) -> None:
         """Kill workers whose first message is overdue, for example because their GPU is lost.
 
-        All other workers would otherwise wait for them at a gate.
+        Other workers might otherwise wait for them at a gate.
         """
         for worker in self._workers.values():
             if not worker.spoke and time.monotonic() - worker.started > _START_SECONDS:
@@ -363,11 +323,7 @@ class _Parent:
                 worker.process.kill()
 
     def _ended(self, worker: _Worker) -> None:
-        """Clean up after a worker that has ended, and hand out the remaining shards.
-
-        If the worker failed or died, its shard needs another worker, and the user is told how the
-        worker ended.
-        """
+        """Clean up after a worker that has ended, and hand out the remaining shards."""
         worker.process.join()
         worker.connection.close()
         del self._workers[worker.gpu]
@@ -387,11 +343,7 @@ class _Parent:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Assign shards that have no worker to idle GPUs, until no such shard or GPU is left.
-
-        A shard is left out after two of its workers have failed or died. Nothing is assigned once
-        the time is up.
-        """
+        """Assign shards that have no worker to idle GPUs."""
         for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
                 return
@@ -409,10 +361,9 @@ class _Parent:
             self._start(gpu, shard, time_anchors=False)
 
     def _decide_turns(self, shards: list[int]) -> bool:
-        """Decide from the anchors of these shards whether the GPUs must take turns.
+        """Return True if the anchors of these shards show that the GPUs must take turns.
 
-        Return True if the anchors show that the GPUs slow one another down. In that case, also tell
-        the user and record the node in run.json.
+        In that case, also tell the user and record the node in run.json.
         """
         slowdown = interference([event for shard in shards for event in self._events(shard)])
         if slowdown is None or not slowdown.slowed:
@@ -449,17 +400,15 @@ class _Parent:
 
 
 def _is_cpu(gpus: Mapping[int, Device]) -> bool:
-    """Return True if the workers compute on a CPU."""
     return any(device.gpu is None for device in gpus.values())
 
 
 def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) -> dict[int, int]:
-    """Assign a shard to each GPU, as long as shards are left. Return the shard of each GPU.
+    """Assign shards to GPUs, and return the shard of each GPU that gets one.
 
     Args:
         places: the number of each GPU within the run.
-        last_places: the number of the GPU that measured each shard last; None for a shard that was
-            never measured.
+        last_places: the number of the GPU that measured each shard last; None if it is not known.
     """
     assigned: dict[int, int] = {}
     unassigned = list(last_places)

@@ -1,7 +1,6 @@
 """Gates for a node's workers, which time anchors on one GPU at a time and then on all at once.
 
-Anchors are a few cases that every GPU times, so that the GPUs can be compared. A worker waits at a
-gate before each of these two phases, and before it measures.
+A worker waits at a gate before each of these two phases, and before it measures.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ class Gates:
     """
 
     def __init__(self, workers: Iterable[int], take_turns: Callable[[], bool]) -> None:
-        """Prepare gates for workers, none of which has come to a gate yet.
+        """Prepare gates for the expected workers.
 
-        Args:
-            workers: the numbers of the workers that are expected.
-            take_turns: called once, when all workers have come to the gate ``MEASURE``. It returns
-                True if only one worker at a time may measure.
+        ``take_turns`` is called when all workers have come to the gate ``MEASURE``. It returns True
+        if only one worker at a time may measure.
         """
         # Position in _ORDER of the last gate that each worker has come to; -1 for none.
         self._last_gate = dict.fromkeys(workers, -1)
@@ -45,7 +42,7 @@ class Gates:
         return self._let_go()
 
     def leave(self, worker: int) -> list[int]:
-        """Forget a worker that has ended for any reason. Return the workers that may proceed."""
+        """Forget a worker that has ended, and return the workers that may proceed now."""
         self._last_gate.pop(worker, None)
         self._waiting.discard(worker)
         return self._let_go()
@@ -61,7 +58,7 @@ class Gates:
         return proceeding
 
     def _waiting_at(self, gate: str) -> list[int]:
-        """Return the workers that wait at a gate, in ascending order."""
+        """Return the workers that wait at a gate."""
         position = _ORDER.index(gate)
         return sorted(worker for worker in self._waiting if self._last_gate[worker] == position)
 
@@ -74,11 +71,9 @@ class Gates:
         )
 
     def _next_alone(self) -> list[int]:
-        """Return a list with the next worker that may time its anchors while all others wait.
+        """Return a list with the next worker that may time its anchors alone, if there is one.
 
-        The list is empty until all workers have come to the first gate, because a worker that is
-        still preparing would disturb the times. It is also empty while another worker times its
-        anchors.
+        A worker that is still preparing would disturb the times.
         """
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):
@@ -86,11 +81,7 @@ class Gates:
         return self._waiting_at(ALONE)[:1]
 
     def _all_at(self, gate: str) -> list[int]:
-        """Return all workers that wait at a gate, if they may pass it together.
-
-        They may pass it once every worker has come to the gate, and no worker that has passed it is
-        still busy with the phase that follows.
-        """
+        """Return all workers that wait at a gate, if they may pass it together."""
         position = _ORDER.index(gate)
         someone_is_before = any(last < position for last in self._last_gate.values())
         if someone_is_before or self._busy_with(gate):
@@ -98,7 +89,7 @@ class Gates:
         return self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
-        """Return the workers that may begin to measure, at most one of them if they take turns."""
+        """Return the workers that may begin to measure, at most one if they take turns."""
         if self._turns is None:
             if not self._all_at(MEASURE):
                 return []

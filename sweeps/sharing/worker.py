@@ -1,4 +1,4 @@
-"""Worker process: it measures one shard of a run on one of a node's GPUs."""
+"""Worker process that measures one shard of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sweeps.running.supervisor import carry_out
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """Job that a node's parent process gives to a worker. Everything in it can be pickled."""
+    """Picklable job that the parent process of a node gives to a worker."""
 
     request: Request
     """Options of the run, with the worker's shard and GPU."""
@@ -26,7 +26,7 @@ class WorkerJob:
     parent: int
     """Id of the process that started the worker."""
     anchors: bool
-    """True if all workers, including this one, time the anchors."""
+    """True if the worker times the anchors."""
 
 
 class _Silent:
@@ -42,10 +42,9 @@ class _Silent:
 def work(connection: Connection, job: WorkerJob) -> None:
     """Measure a worker's shard, and send messages to the parent.
 
-    The worker sends ("note", text) for the user. When it comes to a gate, it sends ("wait", gate)
-    and waits for a message. Its last message is ("end", reason), or ("failed", sentence) if a
-    :class:`UserError` ends its work. If an interrupt or another error ends the worker, it sends
-    neither of these two messages.
+    The worker sends ("note", text) for the user. At a gate, it sends ("wait", gate) and waits for
+    an answer. It sends ("end", reason) when the run ends, and ("failed", sentence) after a
+    :class:`UserError`.
     """
     die_with_parent()
     # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. Only the

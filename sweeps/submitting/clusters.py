@@ -1,7 +1,7 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-``squeue`` reports which Slurm jobs are alive. submitit would ask Slurm's accounting instead, so on
-a cluster without accounting, submitit would never notice that a job was killed.
+``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting, and on a cluster
+without accounting, it would never notice that a job was killed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CLUSTERS = ("slurm", "local", "debug")
 JOB_NAME = "rooftile"
 
 SIGNAL_SECONDS = 120
-"""Seconds before a job's time limit at which Slurm signals the job to end, so that the job can
-write its last samples and fold all samples into the tables."""
+"""Seconds before a job's time limit at which Slurm signals the job to end. The job needs this time
+to write its last samples and to fold all samples into the tables."""
 
 _MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
 _MAX_RUNNING_JOBS = 1000  # jobs of an array that may run at once; submitit's default is 256
@@ -39,7 +39,7 @@ _SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
 class Resources:
     """Resources that each node's job requests.
 
-    If the partition or the account is None, the cluster's default applies.
+    If the partition or the account is None, Slurm's default applies.
     """
 
     gpus_per_node: int
@@ -54,10 +54,7 @@ class Resources:
 
 
 class NoAnswerError(UserError):
-    """Raised if Slurm does not say which jobs are left.
-
-    ``reason`` is a clause that says why Slurm gives no answer.
-    """
+    """Raised if Slurm does not say which jobs are still queued or running."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; try again later.", exit_code=1)
@@ -73,8 +70,7 @@ class Cluster:
         All nodes must see ``folder``, to which the jobs' output is written.
 
         Raises:
-            UserError: if ``kind`` is unknown, if it is ``slurm`` and this machine has no sbatch, or
-                if submitit is not installed.
+            UserError: if ``kind`` is unknown, or its software is not installed.
         """
         if kind not in CLUSTERS:
             raise UserError(f"--cluster must be {enumerated(CLUSTERS, 'or')}, not {kind!r}.")
@@ -98,7 +94,7 @@ class Cluster:
         self._jobs: dict[str, submitit.Job[None]] = {}
 
     def submit(self, work: NodeJob, nodes: Sequence[int]) -> dict[int, str]:
-        """Submit a job for each node, and return each node's job id. On Slurm, submit one array.
+        """Submit a job for each node, and return the job ids by node.
 
         Raises:
             UserError: if the cluster refuses the jobs.
@@ -118,10 +114,10 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return the reason why each living job waits, by job id.
+        """Return the queued and running jobs among ``ids``, with the reason why each of them waits.
 
-        A job is living while it is queued or running. The reason is an empty string if the job does
-        not wait. On the cluster ``debug``, this call carries out the jobs, so no job is left.
+        The reason is empty if the job does not wait. On the cluster ``debug``, this call carries
+        out the jobs, so no job is left.
 
         Raises:
             NoAnswerError: if Slurm does not say which jobs are left.
@@ -141,10 +137,7 @@ class Cluster:
         return {job_id: "" for job_id, job in jobs.items() if not job.done()}
 
     def cancel(self) -> None:
-        """Cancel the jobs on the cluster ``local``; on other clusters, do nothing.
-
-        Slurm jobs continue without this process.
-        """
+        """Cancel the jobs on the cluster ``local``; on other clusters, do nothing."""
         if self.kind == "local":
             for job in self._jobs.values():
                 job.cancel()
@@ -153,8 +146,7 @@ class Cluster:
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
     """Return the parameters of submitit's executor for one job per node.
 
-    submitit ignores a parameter that is None, so the cluster's default applies. The resources state
-    the number of cores per GPU, so a job without GPUs gets the default number of cores.
+    submitit ignores a parameter that is None, so the cluster's default applies.
     """
     # In a checkout, Python finds the package only from the checkout's folder. Jobs start there.
     start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}
@@ -178,10 +170,10 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return which of these jobs ``squeue`` lists, in the form of :meth:`Cluster.living`.
+    """Return the jobs that ``squeue`` lists among ``ids``, in the form of :meth:`Cluster.living`.
 
     Raises:
-        NoAnswerError: if squeue cannot be started, fails, or does not answer within a minute.
+        NoAnswerError: if squeue gives no answer.
     """
     if not ids:
         return {}

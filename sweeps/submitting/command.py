@@ -53,8 +53,8 @@ def submit_command(
             "--cpus-per-gpu",
             min=1,
             max=1000,
-            help="Number of CPU cores for each GPU, of which two carry out the run and up to 12 "
-            f"others compile kernels [default: {_CPUS_PER_GPU}].",
+            help="Number of CPU cores for each GPU; two carry out the run, and up to 12 others "
+            f"compile kernels [default: {_CPUS_PER_GPU}].",
         ),
     ] = None,
     exclusive: Annotated[
@@ -190,11 +190,7 @@ def submit_command(
 
 
 def _with_full_paths(group: str) -> str:
-    """Replace paths of sweep files by full paths in a list of sweeps that are joined by commas.
-
-    A relative path would be wrong in a job that does not start in the current folder of this
-    process.
-    """
+    """Make the paths in a comma-separated list absolute, because a job may start elsewhere."""
     from sweeps.planning.choice import is_file
 
     names = group.split(",")

@@ -1,7 +1,4 @@
-"""Carry out a job on its node, and leave the run's folder and any failure in a file.
-
-The submission reads this file, the node's note.
-"""
+"""Carry out a job on its node, and leave the run's folder and any failure in a note."""
 
 from __future__ import annotations
 
@@ -35,15 +32,15 @@ class NodeNote:
     """Message that a node's job leaves in a file for the process that follows the jobs."""
 
     folder: Path | None
-    """Folder of the run; None if the job has not planned the run yet."""
+    """Folder of the run; None if it is not known."""
     failure: str
-    """Sentence that says why the job failed; empty if it did not fail or left no reason."""
+    """Sentence that says why the job failed; empty if no failure is known."""
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
         """Return the path of a node's note.
 
-        ``node`` is the number of the node, counted from 1, and the number of nodes.
+        ``node`` has the number of the node, counted from 1, and the number of nodes.
         """
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
@@ -62,7 +59,7 @@ class NodeNote:
         """Write the note of a node, replacing an old one.
 
         Raises:
-            UserError: if the note cannot be written, for example because the disk is full.
+            UserError: if the note cannot be written.
         """
         name = None if self.folder is None else self.folder.name
         make_folder(jobs_folder(results))
@@ -73,15 +70,14 @@ class NodeNote:
 class NodeJob:
     """Picklable job that is called with the number of its node and measures the node's shards.
 
-    If Slurm stops the job because its time is over or another job has priority, Slurm starts it
-    again. The job then resumes from its files.
+    A job that Slurm requeues resumes from its files.
     """
 
     request: Request
     nodes: int
     """Number of nodes that share the run."""
     gpus: int
-    """Maximum number of visible GPUs that the job uses."""
+    """Largest number of GPUs that the job uses."""
     visible: str | None = None
     """Value to restore in CUDA_VISIBLE_DEVICES, which submitit changes for local jobs; None to
     leave the variable unchanged."""
@@ -89,8 +85,7 @@ class NodeJob:
     def __call__(self, number: int) -> None:
         """Measure the shards of node ``number``, counted from 1.
 
-        If that fails with a :class:`UserError`, print the error's text and write it to the node's
-        note, which the submission reads. If the job is interrupted, exit with code 130.
+        If that fails with a :class:`UserError`, print the error and write it to the node's note.
         """
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible

@@ -37,10 +37,9 @@ class Outcome:
     """Outcome of a submission."""
 
     folders: tuple[Path, ...]
-    """Folders of the run: one for each GPU model, and therefore usually only one."""
+    """Folders of the run, one for each GPU model."""
     missing: tuple[str, ...]
-    """One sentence for each node whose shards are not finished, or whose GPU model is not that of
-    most nodes."""
+    """One sentence for each node that is not finished or differs in its GPU model."""
 
 
 def submit(
@@ -53,21 +52,15 @@ def submit(
 ) -> Outcome:
     """Submit a job for each unfinished node that has no job, and wait until no job is left.
 
-    The shard and GPU of ``request`` are ignored. ``kind`` is one of
-    :data:`sweeps.submitting.clusters.CLUSTERS`, and ``note`` is called with each sentence for the
-    user. Even after an interrupt, the samples are folded into the tables. Slurm jobs continue
-    without this process, and a later call that does not request a fresh run follows them.
+    ``kind`` is one of :data:`sweeps.submitting.clusters.CLUSTERS`. The shard and GPU of ``request``
+    are ignored. If an interrupt ends the wait, the samples are still folded into the tables. Slurm
+    jobs continue without this process, and a later call that does not request a fresh run follows
+    them.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The kind of cluster is unknown, or its software is not installed.
-            - The cluster refuses the jobs, or does not answer.
-            - Another submission follows the run.
-            - This call does not fit the recorded run or the jobs from an earlier call.
-            - A file of the run cannot be read or written.
-
-        KeyboardInterrupt: if the user interrupts; the samples are folded first.
+        UserError: if the jobs cannot be submitted or followed, or if this call does not fit the
+            recorded run or the jobs of an earlier call.
+        KeyboardInterrupt: if the user interrupts.
     """
     request = replace(request, results=request.results.resolve())
     folder = jobs_folder(request.results)
@@ -108,15 +101,7 @@ class _Submission:
         self._ids: dict[int, str] = {}  # id of each node's job
 
     def carry_out(self) -> Outcome:
-        """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold the samples.
-
-        The samples are folded even if an error or an interrupt ends the submitting or following of
-        jobs. An interrupt also cancels the jobs that run on this machine.
-
-        Raises:
-            UserError: as in :func:`submit`.
-            KeyboardInterrupt: if the user interrupts.
-        """
+        """Submit jobs for unfinished nodes, follow all jobs to their end, and fold the samples."""
         # 1. Find the nodes that have a job (``living``) and those that need one (``due``).
         living = self._find_jobs()
         if self._request.fresh:
@@ -155,10 +140,6 @@ class _Submission:
         """Return the nodes whose jobs from an earlier call are still queued or running.
 
         The ids of these jobs are stored in ``self._ids``.
-
-        Raises:
-            UserError: if Slurm does not answer, or if earlier jobs are still queued or running but
-                this call requests a fresh run or another number of nodes.
         """
         jobs: dict[int, str] = {}  # id of each node's job
         node_count = 0
@@ -195,9 +176,7 @@ class _Submission:
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
         """Submit jobs for nodes in ``due``, and return the nodes that are left for a later call.
 
-        Slurm itself finds a machine for each job, so on Slurm all jobs are submitted at once, and
-        no node is left. The other clusters run all jobs on this machine, so each job is submitted
-        only after the previous job has ended.
+        Clusters other than Slurm run all jobs on this machine, so they get one job at a time.
         """
         is_slurm = self._cluster.kind == "slurm"
         if is_slurm:
@@ -229,14 +208,7 @@ class _Submission:
         return later_nodes
 
     def _follow(self, living: set[int]) -> set[int]:
-        """Show the progress of the nodes for a few seconds, and then ask which jobs are left.
-
-        Return the nodes whose jobs are still queued or running. If the cluster does not answer,
-        return ``living`` instead, or all nodes that have had a job if ``living`` is empty.
-
-        Raises:
-            NoAnswerError: if the cluster has failed to answer many times in a row.
-        """
+        """Show the nodes' progress for a few seconds, and return those with unfinished jobs."""
         looks = _LOOKS if self._cluster.kind == "slurm" else 1
         for _ in range(looks):
             time.sleep(_LOOK_SECONDS)
@@ -262,13 +234,11 @@ class _Submission:
         return {node for node, job in self._ids.items() if job in jobs}
 
     def _note_once(self, text: str) -> None:
-        """Send the user a sentence, unless the same sentence was sent before."""
         if text not in self._noted:
             self._noted.add(text)
             self._note(text)
 
     def _look(self) -> None:
-        """Read the notes, plans and samples that the nodes have written since the last call."""
         for run in self._runs.values():
             run.look()
 
@@ -279,10 +249,7 @@ class _Submission:
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield the sentences of :attr:`Outcome.missing`.
-
-        ``budget`` is the argument of :meth:`_NodeRun.is_open`.
-        """
+        """Yield the sentences of :attr:`Outcome.missing`."""
         # The folder of a run is named after the GPU model, and the first one has the most nodes.
         folders = self._folders
         folder_of_most = folders[0] if folders else None
@@ -314,7 +281,6 @@ class _NodeRun:
         self.follower: Follower | None = None
 
     def look(self) -> None:
-        """Read the node's note, the plan if it is new or has changed, and the new samples."""
         note = NodeNote.read(self._results, self._node)
         self.failure = note.failure
         plan = _find_plan(note.folder)
@@ -330,10 +296,7 @@ class _NodeRun:
             self.follower.look()
 
     def _begin(self, folder: Path) -> None:
-        """Begin to follow a folder's plan.
-
-        Follow nothing if the plan's shards do not divide evenly among the nodes.
-        """
+        """Follow a folder's plan, unless its shards do not divide evenly among the nodes."""
         plan = read_run(folder)["plan"]
         self.budget = plan["budget_s"]
         planned = read_plan(plan)
@@ -348,8 +311,8 @@ class _NodeRun:
     def is_open(self, budget: float) -> bool:
         """Return True if any of the node's shards needs a job.
 
-        A shard needs no job once it has ended with a sufficient budget: at least ``budget``, and at
-        least the plan's budget. All budgets are in seconds for each shard.
+        A shard needs no job once it has ended with at least ``budget`` and at least the plan's
+        budget, both in seconds.
         """
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:
@@ -357,33 +320,20 @@ class _NodeRun:
         return bool(self.follower.unfinished(max(budget, self.budget)))
 
     def refuse_other_sweeps(self, request: Request) -> None:
-        """Refuse a request for sweeps other than those of the node's run.
-
-        Raises:
-            UserError: if the request names other sweeps, or if the run cannot be read.
-        """
         if self.folder is not None:
             refuse_other_sweeps(self.folder, request, read_run(self.folder)["plan"])
 
     def forget_failure(self) -> None:
-        """Remove the failure of an earlier job from the note.
-
-        Raises:
-            UserError: if the note cannot be written.
-        """
+        """Remove the failure of an earlier job from the note."""
         if self.failure:
             NodeNote(self.folder, "").write(self._results, self._node)
 
     def forget(self) -> None:
-        """Delete the note of an earlier job."""
         NodeNote.path(self._results, self._node).unlink(missing_ok=True)
 
 
 def _find_plan(folder: Path | None) -> tuple[Path, int] | None:
-    """Return ``folder`` and the modification time of its run.json in nanoseconds.
-
-    Return None if the folder is None or has no run.json.
-    """
+    """Return ``folder`` and the modification time of its run.json in nanoseconds."""
     if folder is None:
         return None
     try:

@@ -1,9 +1,9 @@
 """Operand arena: memory for inputs and results, handed out as views.
 
-Inputs are filled with normally distributed values. Kernels run faster on zeros and constants than
-on real data, because computing with constants draws less power, which lets the clock rate stay
-higher. The distribution is therefore recorded in the column ``fill``. Results have separate memory.
-If results overwrote the inputs, repeated multiplication would make the values overflow.
+Inputs are filled with normally distributed values, because kernels run faster on zeros and
+constants: these draw less power, which lets the clock rate stay higher. The column ``fill`` records
+the distribution. Results have separate memory. If results overwrote the inputs, repeated
+multiplication would make the values overflow.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class Arena:
     def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
         """Allocate the buffer with which :meth:`flush` evicts a cache of ``cache_bytes`` bytes.
 
-        Other memory is allocated when it is first used. For each dtype, the inputs and the results
-        each get at most ``max_bytes`` bytes. ``device`` is a name such as ``cuda:0``.
+        For each dtype, the inputs and the results each get at most ``max_bytes`` bytes.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -48,11 +47,8 @@ class Arena:
         """Announce that ``copies`` operand sets of a problem are needed.
 
         All problems of a dtype must be announced before :meth:`capacity` or :meth:`sets` is called
-        for that dtype, because the largest need determines the size of the memory. A problem is
-        ignored if not even one of its sets fits in the arena. The arena would otherwise allocate
-        memory that the problem could not use.
-
-        With ``shared_a``, all sets share one first operand.
+        for that dtype, because the largest need determines the size of the memory. A problem that
+        does not fit in the arena is ignored. With ``shared_a``, all sets share one first operand.
         """
         a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
         if max(a_bytes + b_bytes, out_bytes) > self._max_bytes:
@@ -71,13 +67,11 @@ class Arena:
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
         """Return how many operand sets of a problem, with different inputs, the arena can hold.
 
-        If necessary, the arena's memory for the problem's dtype is allocated first. With
-        ``shared_a``, all sets share one first operand.
+        If necessary, the arena's memory for the problem's dtype is allocated first.
 
         Raises:
             ArenaFullError: if the arena cannot hold one set or its result.
-            RuntimeError: if the device cannot hold the arena; on a GPU, the error is of the
-                subclass torch.OutOfMemoryError.
+            RuntimeError: if the device cannot hold the arena.
         """
         inputs, results = self._memory(problem, storage)
         a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
@@ -147,10 +141,7 @@ class Arena:
             chunk.copy_(values[: len(chunk)])
 
     def _memory(self, problem: Workload, storage: Storage = DENSE) -> tuple[Tensor, Tensor]:
-        """Return the memory for the inputs and the results of a problem's dtype.
-
-        The memory is allocated at the first use of the dtype.
-        """
+        """Return the memory for the inputs and the results of a problem's dtype."""
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
             if dtype not in self._needed:

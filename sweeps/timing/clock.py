@@ -137,12 +137,11 @@ class CudaClock:
     """Clock of a GPU, which records one CUDA event before a batch's launches and one after them.
 
     The launches are usually queued behind a closed gate (:mod:`sweeps.timing.gate`). If the GPU
-    began a batch before the last launch was queued, gaps between the launches may show. In that
-    case, ``before`` is called again, and the batch is timed again. A batch gets at most four
-    attempts. Before the second attempt, one launch runs with the gate open. That launch allocates
-    any memory that PyTorch has returned to the device since the last batch; behind a closed gate,
-    the allocation would wait for the device. CUDA events take about 1 µs, which is under 0.5% of a
-    batch.
+    began a batch before the last launch was queued, gaps between the launches may show. The batch
+    is then timed again, up to three times. Before the second attempt, one launch runs with the gate
+    open. That launch allocates any memory that PyTorch has returned to the device since the last
+    batch; behind a closed gate, the allocation would wait for the device. CUDA events take about 1
+    µs, which is under 0.5% of a batch.
     """
 
     batch_seconds = 3e-4
@@ -155,11 +154,7 @@ class CudaClock:
         make_gate: Callable[[Any], Gate] = new_gate,
         sm_clock: SmClock | None = None,
     ) -> None:
-        """Wake the device, and create its gate.
-
-        ``torch`` is the imported module, and ``device`` is a name such as ``cuda:0``. Without
-        ``sm_clock``, the clock rate of the SMs is not known.
-        """
+        """Wake the device, and create its gate."""
         self._torch = torch
         self._sm_clock = sm_clock
         self._cuda = torch.cuda
@@ -204,7 +199,6 @@ class CudaClock:
         return timing
 
     def _gate_of(self, launch: LaunchCall) -> Gate:
-        """Return the gate that holds the stream for a launch."""
         if launch not in self._spun:
             return self._gate
         if self._spin is None:
@@ -214,8 +208,8 @@ class CudaClock:
     def _launch_first(self, launch: LaunchCall, index: int) -> None:
         """Launch once with the gate open.
 
-        The first launch of a kernel may load a CUDA module, which waits for the device. Behind a
-        closed gate, that launch would not return before the gate's time limit.
+        The first launch of a kernel may load a CUDA module and wait for the device. Behind a closed
+        gate, that launch would not return before the gate's time limit.
         """
         begin = self.now()
         launch(index)
@@ -280,10 +274,7 @@ class CudaClock:
             previous_end = end
 
     def wake(self) -> None:
-        """Multiply large matrices for 0.3 s, so that the GPU's clocks leave their idle level.
-
-        The first call allocates the matrices, which are kept.
-        """
+        """Multiply large matrices for 0.3 s, so that the GPU's clocks leave their idle level."""
         if self._wake_matrices is None:
             dtype = self._torch.float16
             a = self._torch.randn(_WAKE_SIZE, _WAKE_SIZE, device=self._device, dtype=dtype)

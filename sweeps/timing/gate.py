@@ -15,9 +15,8 @@ from typing import Any, Protocol
 HOLD_LIMIT = 0.5
 """Seconds after which a thread of :class:`HostFlag` releases a stream that is still held.
 
-The thread checks the stream at intervals of a fifth of this time, so the release may come late by
-up to one interval. Without the release, a launch that waits for the device (the first use of a
-module, a synchronising allocation) would never return."""
+Without the release, a launch that waits for the device (the first use of a module, a synchronising
+allocation) would never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Smallest and largest limit on the length of a spin, in seconds.
@@ -58,18 +57,12 @@ class HostFlag:
 
     Each batch waits for its own number, the ticket, so that a late release of one batch never
     releases the next. A background thread enforces :data:`HOLD_LIMIT`. The thread needs Python's
-    global interpreter lock, which PyTorch and Triton release while they launch. If a launch kept
-    the lock while it waited for the device, the launch would hang until the run's parent process
-    killed this process.
+    global interpreter lock, which PyTorch and Triton release while they launch. A launch that kept
+    the lock while it waited for the device would hang.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
         """Pin the word, hold the stream once as a test, and start the background thread.
-
-        Args:
-            torch: the imported module.
-            driver: the CUDA driver's library, as ctypes loads it.
-            now: function that returns the time of a monotonic clock in seconds.
 
         Raises:
             OSError: if the driver cannot hold a stream in this way.
@@ -122,17 +115,12 @@ class HostFlag:
             self._word.value = ticket
 
     def _watch(self) -> None:
-        """Call :meth:`check` ten times a second until the process ends."""
         while True:
             time.sleep(HOLD_LIMIT / 5)
             self.check()
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the driver.
-
-        Raises:
-            OSError: if the function reports an error. The stream then does not count as held.
-        """
+        """Call a function of the driver, and raise an OSError if it reports an error."""
         code = getattr(self._driver, name)(*arguments)
         if code:
             self._held = None  # nothing was queued, so there is nothing to release
@@ -143,9 +131,7 @@ class Spin:
     """Gate that holds the stream with a kernel that spins until queueing should have ended.
 
     ``torch.cuda._sleep`` takes a number of cycles. A busy GPU's clock rate is up to five times that
-    of an idle one, so the cycle rate is measured with every spin. The expected queueing time is
-    multiplied by a factor of at least 1. The factor is doubled after each spin that was too short,
-    and halved after each spin that was long enough.
+    of an idle one, so the cycle rate is measured with every spin.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -192,8 +178,7 @@ class Spin:
 def new_gate(torch: Any) -> Gate:
     """Create a :class:`HostFlag` if the driver supports it, else a :class:`Spin`.
 
-    The GPU must already run at its working clock rate, because the constructor of :class:`Spin`
-    measures that rate.
+    The GPU must already run at its working clock rate, because :class:`Spin` measures that rate.
     """
     try:
         return HostFlag(torch, ctypes.CDLL(_DRIVER))

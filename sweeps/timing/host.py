@@ -21,7 +21,6 @@ class HostUse:
     """Use of the host by other processes and virtual machines during a span of time.
 
     Attributes:
-        seconds: length of the span.
         steal: share of all cores' time that the hypervisor gave to other virtual machines, from 0
             to 1.
         others: share of all cores' time that processes other than ours used, from 0 to 1.
@@ -36,9 +35,9 @@ class _HostLook(NamedTuple):
     """Counters of CPU time at one moment, in ticks.
 
     Attributes:
-        moment: time of the reading, in seconds of a monotonic clock.
-        core_ticks: used, stolen and total ticks of all cores; None if they cannot be read.
-        our_ticks: ticks of each of our live processes, by process id.
+        moment: seconds of a monotonic clock.
+        core_ticks: used, stolen and total ticks of all cores.
+        our_ticks: ticks of our live processes, by process id.
     """
 
     moment: float
@@ -47,10 +46,7 @@ class _HostLook(NamedTuple):
 
 
 class HostWatch:
-    """Observer of how other processes and virtual machines use the host.
-
-    Each call of :meth:`look` reports the use since the call before it.
-    """
+    """Observer of how other processes and virtual machines use the host."""
 
     def __init__(
         self,
@@ -75,8 +71,7 @@ class HostWatch:
     def look(self) -> HostUse | None:
         """Return how much other processes and virtual machines used the host since the last look.
 
-        Return None if the system does not report CPU time, if that time has not advanced, or if
-        some of our processes have ended since the last look and no process of ours has started.
+        Return None if that is not known, for example because one of our processes has ended.
         """
         before = self._last
         after = self._read()
@@ -106,7 +101,6 @@ class HostWatch:
         )
 
     def _read(self) -> _HostLook:
-        """Read the counters of all cores and of our processes."""
         our_ticks: dict[int, int] = {}
         for pid in self._our_processes():
             ticks = self._ticks_of(pid)
@@ -130,10 +124,7 @@ class HostWatch:
         return used, steal, total
 
     def _ticks_of(self, pid: int) -> int | None:
-        """Return the sum of the user and system ticks of a process and its reaped children.
-
-        Return None if the process has ended.
-        """
+        """Return the sum of the user and system ticks of a process and its reaped children."""
         try:
             stat = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -35,9 +35,9 @@ _MARK = "rooftile launch "
 _APIS = ("cuda_runtime", "cuda_driver")
 _LAUNCHES = re.compile("LaunchKernel|LaunchCooperative|GraphLaunch")
 _SACRIFICED = 64
-"""Number of dummy launches at the start of a profiler session, whose first records may be lost.
+"""Number of dummy launches at the start of a profiler session.
 
-The k-th session of a process loses about k records."""
+The first records of a session may be lost. The k-th session of a process loses about k records."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,8 @@ class Kernel:
 def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
     """Yield a function that names the oneDNN and MKL kernels of one launch.
 
-    The function returns an empty list if PyTorch computed the launch without these libraries. Only
-    the first use in a process is slow, because MKL then prints a description of itself. Whatever
-    else C libraries print to stdout inside the block is lost.
+    The function returns an empty list if PyTorch computed the launch without these libraries. Other
+    output of C libraries to stdout inside the block is lost.
     """
     with _captured_stdout() as read, ExitStack() as verbose:
         for library in (torch.backends.mkldnn, torch.backends.mkl):
@@ -98,12 +97,12 @@ def parse_verbose(text: str) -> list[Kernel]:
 def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     """Profile all launches in one session, and return the kernels of each launch.
 
-    The entry of a launch is None if :func:`split_trace` finds its records incomplete.
+    The entry of a launch is None if its records are incomplete. Errors of the launches are ignored.
+    ``launches`` may be an iterator that prepares each launch when its turn comes.
 
     A process should call this function only once, because CUPTI of CUDA 12.6 U2 to 13.0 loses the
-    first kernel records of each session, and loses more of them with every further session
-    (pytorch#192021). The launches are called one by one, so that an iterator can prepare each of
-    them when its turn comes. Errors of the launches are ignored.
+    first kernel records of each session, and more of them with every further session
+    (pytorch#192021).
     """
     count = 0  # number of launches so far
 
@@ -124,8 +123,8 @@ def profile_document(
 ) -> dict[str, Any]:
     """Call ``work``, and return PyTorch's trace of it as a JSON document with input shapes.
 
-    ``work`` has to wait for the device before it returns, so that the trace has all kernels.
-    If ``activities`` include those of the GPU, the trace begins with dummy launches.
+    ``work`` has to wait for the device before it returns, so that the trace has all kernels. If
+    ``activities`` include CUDA, the trace begins with dummy launches.
     """
     with warnings.catch_warnings():
         # PyTorch 2.11 warns that it keeps only events of the last cycle, but there is one cycle.
@@ -148,14 +147,12 @@ def profile_document(
 def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:
     """Return the kernels of each of ``count`` marked launches in a trace.
 
-    The entry of a launch with incomplete records is None.
-
     A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
     within the span, and each kernel has the number of the call that launched it (``correlation``).
-    If the record of a kernel is lost, the trace has the kernel's call without a kernel. Only the
-    launch with that call then gets None. The trace may have neither calls nor kernels for a launch,
-    for example because the launch failed. Such a launch gets None if the trace has kernels of any
-    other launch, because its own records may be lost. Otherwise, it gets an empty list.
+
+    The entry of a launch is None if its records are incomplete. Records are incomplete if a call
+    has no kernel. A launch without any kernel also counts as incomplete if the trace has kernels of
+    other launches.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
@@ -223,10 +220,7 @@ class _Marks:
         self._begins = [span.begin for span in self._spans]
 
     def number_around(self, event: Mapping[str, Any]) -> int | None:
-        """Return the number of the mark during which a host event began on the mark's thread.
-
-        Return None if the event began outside of all marks, or on another thread.
-        """
+        """Return the number of the mark during which a host event began on the mark's thread."""
         if "ts" not in event:
             return None
         moment = float(event["ts"])

@@ -2,9 +2,8 @@
 
 A batch during which the process was stopped says nothing about the device, and the lost time must
 not be charged to the budget. The signal SIGCONT reports most stops when the process resumes. Other
-stops are detected by a background thread that beats at regular intervals. A gap between two beats
-counts as a stop if the whole process used almost no CPU time during the gap. If the process used
-more, it was merely busy, or its background thread had to wait for another thread.
+stops are detected by a background thread that beats at regular intervals. A long gap between two
+beats counts as a stop if the whole process used almost no CPU time during the gap.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _WORKING = 0.1  # CPU time, as a share of a gap, from which the process was not 
 
 
 class Pulse:
-    """Pulse that never reports a stop: the default of a sampler, also used in tests."""
+    """Pulse that never reports a stop."""
 
     def stops(self) -> int:
         """Return the number of times that the process has been stopped."""
         return 0
 
     def lost(self) -> float:
-        """Return the seconds of all stops together, except those too short to leave a gap."""
+        """Return the total seconds of the stops that left a gap."""
         return 0.0
 
 
@@ -69,7 +68,7 @@ class BeatingPulse(Pulse):
         return self._lost
 
     def beat(self) -> None:
-        """Beat. Count a stop if the last beat is long ago and almost no CPU time was used since."""
+        """Beat, and count a stop if the gap since the last beat is long and nearly idle."""
         with self._lock:
             # The lock keeps two threads that beat at once from counting a gap twice.
             last_time, last_cpu = self._last_beat
@@ -82,12 +81,10 @@ class BeatingPulse(Pulse):
                 self._lost += gap
 
     def _count_continue(self, number: int, frame: FrameType | None) -> None:
-        """Count a SIGCONT."""
         # The lock is not acquired. The handler runs on the main thread, which may already hold it.
         self._continued += 1
 
     def _run(self) -> None:
-        """Beat until the process ends."""
         while True:
             time.sleep(_INTERVAL)
             self.beat()

@@ -32,8 +32,7 @@ class ResultRotation:
         """Drop the kept results, and hold unused blocks for the results of the next batch.
 
         The blocks are allocated here because an allocation in a timed batch may wait for the
-        device. Each block is shaped like ``example``, the result of one launch. ``launches`` is the
-        number of launches in the batch.
+        device.
         """
         self._kept.clear()
         # With this many blocks, a batch writes at least twice the cache's size before it writes to

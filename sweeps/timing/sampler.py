@@ -33,7 +33,7 @@ MAX_EXPOSED = CHECKPOINTS[0]
 """Number of samples with visible launch gaps after which a case is given up."""
 
 CHECKED_EVERY, LATE = 12, 10
-"""Samples of a case whose results are checked: the first, the 11th, the 23rd, the 35th and so on.
+"""Samples of a case whose results are checked: the first, the 11th, the 23rd and so on.
 
 ``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
 sample, so not every sample is checked. From the eleventh sample on, one operand set of each checked
@@ -89,21 +89,19 @@ class Subject:
     Attributes:
         key: unique name of the subject, such as the id of its case.
         launch: ``launch(i)`` launches once on operand set i.
-        sets: number of operand sets.
         mode: ``burst``, or ``sustained`` to launch for a while before each batch.
         cache: state of the cache before a launch: ``cold``, ``warm`` or ``weights-cold``.
-        settings: function that returns a context manager, which is entered around each batch.
+        settings: function that returns a context manager, in which batches are timed.
         paced: True if the gaps between launches are part of the time and are not hidden.
         samples: seconds per launch of each sample, including the samples of earlier processes.
         exposed: number of rejected samples, in which gaps between launches may show.
-        launches: number of launches per batch; set by :meth:`Sampler.fit`.
+        launches: number of launches per batch; set by :meth:`Sampler.set_batch`.
         cost: seconds that one sample takes, with its preparation but without a check.
         warm: function that loads into the flushed cache what a launch should find there.
-        renew: function that is called as ``renew(n)`` before a batch of n launches, and before the
-            cache is flushed for it.
+        renew: function that is called as ``renew(n)`` before a batch of n launches.
         checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
-        checking: approximate seconds that the check of one launch takes.
-        checked_late: True if this process has checked the eleventh sample or a later one.
+        checking: approximate seconds to launch once and check the result.
+        checked_late: True if a late check was due in this process, see :data:`LATE`.
     """
 
     key: str
@@ -139,7 +137,6 @@ class Window:
     Attributes:
         begin: start of the window, in seconds since the steady run began.
         seconds: time of one launch.
-        reading: sensor values during the window.
         joules: the board's energy counter at the end of the window; None if the board has none.
     """
 
@@ -157,7 +154,6 @@ class Sample:
     Attributes:
         seconds: time per launch.
         cost: seconds that the whole sample took.
-        reading: sensor values during the batch.
         hidden: False if the time may include gaps between launches that the clock failed to hide.
         checked: True if the results were due for a check.
         checking: part of ``cost`` that the check took, in seconds.
@@ -194,10 +190,9 @@ class Sampler:
     def estimate(self, launch: LaunchCall, warmed_up: bool = False, first: float = 0.0) -> float:
         """Return the approximate seconds of one launch, from warm launches on set 0.
 
-        Batches of growing length are timed, until one of them is long enough for the clock to be
-        accurate to a few percent. If ``warmed_up``, the callable has been launched before, and
-        ``first`` is the duration of that launch in seconds, or 0 if it is unknown. If ``first`` is
-        longer than a few batches, it is returned as the estimate.
+        If ``warmed_up``, the callable has been launched before, and ``first`` is the duration of
+        that launch in seconds, or 0 if it is unknown. If ``first`` is longer than a few batches, it
+        is returned as the estimate.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:
@@ -229,8 +224,7 @@ class Sampler:
 
         A cold burst uses no set twice, because the second use would find the data in the cache. The
         same applies to ``weights-cold``, although there all sets share a first operand that stays
-        cached. A sustained batch cycles through its sets, so the sets together must be larger than
-        the cache.
+        cached.
         """
         subject.launches = self.launches(subject.mode, seconds)
         preparing_seconds = 0.0
@@ -252,14 +246,11 @@ class Sampler:
     def sample(self, subject: Subject) -> Sample:
         """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
 
-        A sample with visible gaps is counted in the subject's ``exposed`` instead. In both cases,
-        the subject's ``cost`` becomes the measured cost without the check, and ``checked_late`` is
-        updated. If the check finds a wrong result, only ``cost`` changes.
+        A sample with visible gaps is counted in the subject's ``exposed`` instead.
 
         A batch during which the hardware throttled is timed again after a pause, up to three times.
         If the hardware still throttles, the last batch is kept with the throttle reasons. From then
-        on, throttled batches are kept at once. Once a batch has run at full speed, throttled
-        batches are timed again as before.
+        on, throttled batches are kept at once, until a batch is not throttled.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -306,11 +297,9 @@ class Sampler:
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
         """Time batch after batch until ``seconds`` have passed, and return a window for each batch.
 
-        Between two batches, the device waits until the host has read the sensors. This pause is
-        part of the next window, which therefore lasts longer than its launches. A batch is not
-        timed again if the hardware slows itself down, because that is part of the steady state.
-        After the last batch, the subject's checker, if any, launches once more and checks the
-        result.
+        The device waits for the host between two batches. A batch is not timed again if the
+        hardware slows itself down, because that is part of the steady state. After the last batch,
+        the subject's checker, if any, launches once more and checks the result.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -321,7 +310,7 @@ class Sampler:
         window_end = begin
         with subject.settings():
             while window_end - begin < seconds:
-                # Each batch starts one set further, as in _indices.
+                # Each batch starts one set further, as in _set_indices.
                 indices = [(len(windows) + i) % subject.sets for i in range(subject.launches)]
                 subject.renew(subject.launches)
                 # The gaps between launches are not hidden. A closed gate would hide them, but the
@@ -357,10 +346,8 @@ class Sampler:
     def _set_indices(self, subject: Subject, taken: int) -> Sequence[int]:
         """Return the index of the operand set of each launch of a batch, in launch order.
 
-        ``taken`` is the number of the case's earlier batches, including rejected ones. A warm burst
-        uses only set 0. Any other batch starts one set further than the previous batch, so that
-        batches of one launch also use all sets. After every twelfth batch, the next batch starts at
-        the set that follows the first set of these twelve.
+        ``taken`` is the number of the case's earlier batches, including rejected ones. The first
+        set rotates, so that batches of one launch also use all sets.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
@@ -414,8 +401,8 @@ class Sampler:
     def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
         """Time a batch, and time it again if the process was stopped during it.
 
-        If every repetition is stopped, too, for example by a tool that limits CPU use with SIGSTOP,
-        the batch is treated as one with launch gaps.
+        If the process is stopped during every attempt, the batch is treated as one with launch
+        gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()
@@ -425,10 +412,7 @@ class Sampler:
         return replace(timing, hidden=False)
 
     def _begin_batch(self, subject: Subject, checker: Checker | None, changed: int | None) -> None:
-        """Prepare the results' memory and the cache, right before a batch.
-
-        Only results that will be checked are overwritten. The cache is prepared only for bursts.
-        """
+        """Prepare the results' memory and the cache, right before a batch."""
         # The launch that warms the cache writes a result, so it must come before the poisoning. The
         # flush must come after the poisoning, which leaves the results in the cache.
         is_burst = subject.mode != "sustained"

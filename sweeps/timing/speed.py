@@ -49,7 +49,7 @@ class MachineSpeed:
     spread: float = 0.0
 
     def at(self, moments: Sequence[float]) -> Array:
-        """Return the machine's log time at moments of the run, or 0 if the speed did not change."""
+        """Return the machine's log time at each moment; 0 without a measurable change of speed."""
         if not len(self.until):
             return np.zeros(len(moments))
         stretch = np.searchsorted(self.until, moments)
@@ -62,9 +62,8 @@ class MachineSpeed:
         """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
         ``seconds`` has the time per launch in each of the case's samples, and ``moments`` the time
-        at which each sample was taken, in seconds since 1970. The result covers two intervals: the
-        interval of the measured samples, and the interval of the samples after correction for the
-        machine's speed.
+        at which each sample was taken, in seconds since 1970. The result covers the interval of the
+        measured samples and the interval of the samples after correction for the machine's speed.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):
@@ -141,8 +140,7 @@ def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -
     """Return the log time that the samples of each stretch have in common.
 
     The mean over the ``count`` stretches is 0. The method is a median polish: the cases' log times
-    and the stretches' log times are fitted in turn, each to the residuals of the other. ``case``
-    and ``stretch`` are the indices of each sample's case and stretch.
+    and the stretches' log times are fitted in turn, each to the residuals of the other.
     """
     stretch_part = np.zeros(count)
     for _ in range(_ITERATIONS):
@@ -184,8 +182,7 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
     """Return the 95% interval of the median of a time series, whose values are correlated.
 
     The ends of the interval are quantiles of the series. The quantiles depend on the number of
-    independent values that carry as much information as the series. If that number is below six,
-    the interval is the whole range of the series.
+    independent values that carry as much information as the series.
     """
     # 1. Sum the autocorrelations until they become negligible. ``length`` values of the series
     # carry as much information as one independent value.

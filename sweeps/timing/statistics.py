@@ -25,12 +25,11 @@ Z95 = 1.959964
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished. A case with the last count is always finished.
 
-The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
-With a last count of 23, the sampler's medians scattered 1.06 times as much as those of
-``blocked_autorange``, and sampling took 0.18 times as long. With a last count of 37, they scattered
-0.81 times as much, and sampling took 0.30 times as long. These factors are geometric means over the
-eight runs in results/accuracy/sampler.csv. The current last count is 30, a compromise between 23
-and 37. The comparison for 30, made on another CPU, is in sampler.json."""
+The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` in eight
+runs on a CPU (geometric means of results/accuracy/sampler.csv). With a last count of 23, the
+sampler's medians scattered 1.06 times as much as those of ``blocked_autorange``, and sampling took
+0.18 times as long. With a last count of 37, they scattered 0.81 times as much, and sampling took
+0.30 times as long. The last count of 30 is a compromise."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""
@@ -38,10 +37,9 @@ the median."""
 
 @functools.cache
 def interval_rank(n: int) -> int:
-    """Return the largest rank k whose interval has a coverage of at least 95%.
+    """Return the largest rank k whose interval of n samples has a coverage of at least 95%.
 
-    For fewer than six samples, the rank is 0, because even their whole range covers the median with
-    a lower probability.
+    For fewer than six samples, the rank is 0, because even their whole range has a lower coverage.
     """
     # The binomial coefficients are computed from their logarithms. As floats they would overflow,
     # and as integers those of the 71,400 errors of one table would have up to 71,400 bits each.
@@ -57,10 +55,7 @@ def interval_rank(n: int) -> int:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the middle sample, or the mean of the two middle samples if their number is even.
-
-    ``samples`` has at least one entry.
-    """
+    """Return the middle sample, or the mean of the two middle samples of an even number."""
     ordered = sorted(samples)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
@@ -76,15 +71,12 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def converged(samples: Sequence[float]) -> bool:
-    """Return True if both ends of the samples' interval are within ±1% of their median.
-
-    ``samples`` has at least one entry.
-    """
+    """Return True if both ends of the interval are within ±1% of the samples' median."""
     return is_narrow(median(samples), median_interval(samples))
 
 
 def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
-    """Return True if the interval is not None and both its ends are within ±1% of the median."""
+    """Return True if both ends of an interval are within ±1% of the median ``middle``."""
     if interval is None:
         return False
     lo, hi = interval

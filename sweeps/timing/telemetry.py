@@ -69,7 +69,7 @@ class Telemetry:
         return Reading()
 
     def joules(self) -> float | None:
-        """Return the board's energy counter in joules, or None if the board has no counter."""
+        """Return the board's energy counter in joules, or None if it is not known."""
         return None
 
     def forget(self) -> None:
@@ -80,10 +80,6 @@ class NvmlTelemetry(Telemetry):
     """Telemetry of one GPU, whose sensors are read in the background."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        """Prepare to read the sensors of a GPU.
-
-        ``nvml`` is pynvml or a fake of it, and ``handle`` is NVML's handle of the GPU.
-        """
         self._nvml = nvml
         self._handle = handle
         self._readings: deque[_RawReading] = deque(maxlen=_KEEP)
@@ -103,7 +99,7 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return each sensor's median from ``begin`` to ``end``, and all throttle reasons then.
+        """Return each sensor's median, and all throttle reasons, from ``begin`` to ``end``.
 
         If no reading was taken in or near this span, the last earlier reading is used.
         """
@@ -127,10 +123,7 @@ class NvmlTelemetry(Telemetry):
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
     def joules(self) -> float | None:
-        """Return the energy counter in joules, or None if the board has no counter.
-
-        Boards before Volta have no counter.
-        """
+        """Return the energy counter in joules, or None if NVML does not report it."""
         millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if millijoules is None else millijoules / 1e3
 
@@ -142,12 +135,10 @@ class NvmlTelemetry(Telemetry):
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:
-        """Read the sensors every period until :meth:`stop` is called."""
         while not self._stopping.wait(_PERIOD):
             self._read()
 
     def _read(self) -> None:
-        """Append one reading of all sensors."""
         nvml, handle = self._nvml, self._handle
         sm_mhz = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
         milliwatts = self._milliwatts()
@@ -163,10 +154,8 @@ class NvmlTelemetry(Telemetry):
     def _milliwatts(self) -> float | None:
         """Return the power in milliwatts, or None if no power is reported.
 
-        If the GPU, the driver and pynvml have the field ``NVML_FI_DEV_POWER_INSTANT``, the result
-        is the power at this moment. Otherwise, the result is what ``nvmlDeviceGetPowerUsage``
-        returns. On GPUs from Ampere on, except GA100, that function returns the average power over
-        a second. On GA100 and on older GPUs, it returns the power at this moment.
+        The power at this moment is preferred, because ``nvmlDeviceGetPowerUsage`` returns an
+        average over a second on many GPUs.
         """
         nvml = self._nvml
         try:
@@ -186,7 +175,6 @@ class NvmlTelemetry(Telemetry):
 
 
 def _median_or_none(values: list[float | None]) -> float | None:
-    """Return the median of the values that are not None, or None if there are no such values."""
     reported = [value for value in values if value is not None]
     return median(reported) if reported else None
 
@@ -203,10 +191,10 @@ def open_nvml() -> Any | None:
 
 
 def nvml_handle(nvml: Any, properties: Any) -> Any | None:
-    """Return NVML's handle of a GPU, given what PyTorch's ``get_device_properties`` returned.
+    """Return NVML's handle of a GPU, or None if NVML does not find the GPU.
 
-    For a MIG slice, this is the handle of the GPU that the slice belongs to. Return None if NVML
-    finds the GPU neither by its UUID nor by its PCI address.
+    ``properties`` is what PyTorch's ``get_device_properties`` returned. For a MIG slice, the handle
+    is that of the slice's GPU.
     """
     uuid = str(getattr(properties, "uuid", ""))
     domain = getattr(properties, "pci_domain_id", 0)
@@ -229,10 +217,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def _open_handle(gpu: int) -> tuple[Any, Any] | None:
-    """Return the NVML module, and its handle of the GPU with this ordinal in PyTorch.
-
-    Return None if NVML is missing, cannot be initialised or does not find the GPU.
-    """
+    """Return the NVML module, and its handle of the GPU with this ordinal in PyTorch."""
     import torch
 
     nvml = open_nvml()
@@ -245,7 +230,7 @@ def _open_handle(gpu: int) -> tuple[Any, Any] | None:
 def gpu_telemetry(gpu: int) -> Telemetry:
     """Return the telemetry of the GPU with this ordinal.
 
-    If NVML is missing or does not find the GPU, the telemetry has no sensors.
+    If NVML does not find the GPU, the telemetry has no sensors.
     """
     opened = _open_handle(gpu)
     if opened is None:
@@ -266,7 +251,7 @@ def other_processes(nvml: Any, handle: Any) -> int:
 def other_processes_on(gpu: int | None) -> int:
     """Return the number of other processes that compute on the GPU with this ordinal.
 
-    Return 0 for a CPU, or if NVML is missing or does not report the processes.
+    Return 0 for a CPU, or if NVML does not report the processes.
     """
     opened = None if gpu is None else _open_handle(gpu)
     if opened is None:
@@ -276,10 +261,7 @@ def other_processes_on(gpu: int | None) -> int:
 
 
 def is_shared(gpu: int) -> bool:
-    """Return True if several processes may use a GPU at once, or if NVML does not say.
-
-    In the compute modes EXCLUSIVE_PROCESS and PROHIBITED, a second process would fail.
-    """
+    """Return True if several processes may use a GPU at once, or if NVML does not say."""
     opened = _open_handle(gpu)
     if opened is None:
         return True
