@@ -187,7 +187,7 @@ def _why_unusable(driver: str) -> str:
         # for example that no fabric manager is running on a node whose GPUs are connected by
         # NVSwitches.
         return start + (
-            f"cannot use it: {_initialisation_error()}. Solve this problem, or use {USE_CPU}."
+            f"cannot use it: {_initialisation_error()}. Remove the cause, or use {USE_CPU}."
         )
     return start + (
         f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "

@@ -1,11 +1,11 @@
 """Compute expected gains that stay valid even if only the large gains are shown.
 
 A report shows only the measured gains that look large, so on average these gains are overestimated.
-On simulated machines, 95% intervals from only the measurements contain the true gain of the shown
-changes in 89–93% of cases (results/accuracy/claims.txt). This module therefore computes the
-expectation and the interval of a gain from its measurement *and* from the distribution of gains on
-the machine. The expectation and the interval then stay valid for any selection that is based on the
-measurements (Dawid, "Selection paradoxes of Bayesian inference", 1994).
+On simulated machines, a 95% interval that is computed only from a gain's own measurements contains
+the true gain in 89–93% of the reported changes (results/accuracy/claims.txt). This module therefore
+computes the expectation and the interval of a gain from its measurement *and* from the distribution
+of gains on the machine. The expectation and the interval then stay valid for any selection that is
+based on the measurements (Dawid, "Selection paradoxes of Bayesian inference", 1994).
 
 The distribution of gains is a mixture, as in Stephens, "False discovery rates: a new deal",
 Biostatistics 18, 2017. Most components are half-normal densities on either side of zero gain, with

@@ -112,8 +112,8 @@ def _known_parts(
     wave_gain = math.log(after["tail_efficiency"] / before["tail_efficiency"])
     if kind == "cpu":
         degree = "more" if wave_gain >= 0 else "less"
-        tiles_each = f"{before['waves']} → {after['waves']} tiles each"
-        wave_text = f"{degree} evenly loaded threads ({tiles_each})"
+        most_tiles = f"{before['waves']} → {after['waves']} tiles for the busiest thread"
+        wave_text = f"{degree} evenly loaded threads ({most_tiles})"
     else:
         waves_before = f"{counted(before['waves'], 'wave')} {before['tail_efficiency']:.0%} full"
         waves_after = f"{counted(after['waves'], 'wave')} {after['tail_efficiency']:.0%} full"

@@ -77,7 +77,8 @@ def compare_command(
 ) -> None:
     """Compare the results of two versions.
 
-    Without --gate and --kernels, the exit code is 1 if any case is slower or no longer timed.
+    The exit code is 1 if any case is slower or no longer timed. With --gate, the gate's answer sets
+    the exit code. With --kernels, the exit code is 0.
     """
     if kernels:
         if new is not None or gate is not None or pattern is not None:

@@ -205,7 +205,7 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 
 
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
-    """Return the verdict on the common shift, and the part of its log that each ratio includes.
+    """Return the verdict on the common shift, and the part of it that each log ratio includes.
 
     If the shift is not significant, it may merely be a difference between runs, and no ratio
     includes it. If no shift was estimated, the verdict is an empty string. ``limit`` is the

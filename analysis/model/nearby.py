@@ -98,7 +98,10 @@ def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Col
 
 
 def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
-    """Return M, N and K (columns) of each GEMM, or of each convolution's implicit GEMM (rows)."""
+    """Return an array with the columns M, N and K, and a row for each problem.
+
+    A convolution's row has the sizes of its implicit GEMM.
+    """
     gemms = (problem.implied_gemm for problem in problems)
     return np.array([(g.m, g.n, g.k) for g in gemms], dtype=np.int64).reshape(-1, 3)
 

@@ -256,7 +256,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
     """Draw the effect of each rule, with the effect's interval.
 
     Args:
-        rows: results of rules whose effect is a ratio, at least one.
+        rows: one or more results of rules whose effect is a ratio.
         number: number of the recording, which is part of the chart's name.
     """
     # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.

@@ -61,7 +61,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
             "The effects of `amdahl` and `tc-used` are shares, and their intervals are not 95% "
             "intervals. The interval of `amdahl` is computed from the 95% intervals of two median "
             "times. The interval of `tc-used` extends from the lowest to the highest share among "
-            "the steps.",
+            "the profiled steps of models.",
             "",
         ]
     if machine.kind == "cpu":

@@ -196,8 +196,8 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
     yield (
         _AT_TICKS.verdict(share),
         (
-            f"in {share:.0%} of the cases, batches last whole ticks of {tick * 1e3:.3g} ms: "
-            "launches waited for the scheduler, as on a busy machine"
+            f"in {share:.0%} of the cases, batches take whole ticks of {tick * 1e3:.3g} ms, as if "
+            "launches waited for the scheduler of a busy machine"
         ),
     )
 

@@ -179,7 +179,7 @@ class ResultChecker:
 def _norms(operands: Operands) -> tuple[float, float]:
     """Return the norms of both operands.
 
-    Nearly every change of an operand's values alters its norm.
+    A launch that overwrites an operand nearly always changes its norm.
     """
     norm_a = torch.linalg.vector_norm(operands.a, dtype=torch.float32)
     norm_b = torch.linalg.vector_norm(operands.b, dtype=torch.float32)

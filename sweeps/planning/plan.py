@@ -396,8 +396,8 @@ def _with_shards(
 ) -> dict[str, list[PlanEntry]]:
     """Return the entries of each sweep with their shards.
 
-    Cases that are compared with a case planned ``before`` go to the shard of that case. Cases that
-    are timed for advice go to the first shard.
+    ``before`` has the entries that are already planned. Cases that are compared with one of them go
+    to its shard. Cases that are timed for advice go to the first shard.
     """
     entries = [*before, *(entry for members in sweeps.values() for entry in members)]
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}

@@ -105,7 +105,9 @@ def test_eligible_work_without_tensor_cores_is_reported(tmp_path: Path) -> None:
     assert effect_text(row) == f"{row.effect:.0%} [{row.lo:.0%}, {row.hi:.0%}]"
     # The report says that the interval is not a 95% interval.
     page = rules_markdown([row], H100, "a trace")
-    assert "`tc-used` extends from the lowest to the highest share among the steps." in page
+    assert (
+        "`tc-used` extends from the lowest to the highest share among the profiled steps of models."
+    ) in page
 
 
 def test_a_cpus_profile_has_shares_and_a_bound_but_judges_no_rule(tmp_path: Path) -> None:
