@@ -10,8 +10,8 @@ from kernels.common.errors import UserError
 def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     """Return the names in comma-separated text such as ``N`` or ``M,K``.
 
-    ``words`` may also be a sequence with one name per string, or None for no names. ``option`` is
-    the name of the command-line option, without dashes; only error messages use it.
+    ``words`` may also have one name per string, or be None for no names. ``option`` is the name of
+    the command-line option in error messages, without dashes.
 
     Raises:
         UserError: if a name is empty.
@@ -30,13 +30,13 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
 def share_of(value: str | float, option: str, most: float = 1.0) -> float:
     """Read ``12.5%``, ``0.125`` or a number as a fraction from 0 to ``most``.
 
-    ``option`` is the name of the command-line option, without dashes; only error messages use it.
+    ``option`` is the name of the command-line option in error messages, without dashes.
 
     >>> share_of("12.5%", "pad")
     0.125
 
     Raises:
-        UserError: if ``value`` is not a share, exceeds ``most``, or is ambiguous, like ``"1"``.
+        UserError: if ``value`` is not such a share, or is ambiguous, like ``"1"``.
     """
     text = str(value).strip()
     is_percentage = text.endswith("%")

@@ -16,7 +16,7 @@ __all__ = ["Conv", "Gemm", "implementations"]
 
 
 def implementations() -> dict[str, Implementation]:
-    """Return all implementations by name; import PyTorch, and Triton if it is installed."""
+    """Return all implementations by name. This imports PyTorch, and Triton if it is installed."""
     from kernels.registry import all_implementations
 
     return all_implementations()

@@ -59,8 +59,7 @@ def list_command(
                 for dtype in TIMED_DTYPES
             }
             supported = [dtype for dtype, refusal in refusals.items() if refusal is None]
-            # Every machine computes fp32, so the reason for fp32 concerns the operation or the
-            # device, and not the dtype.
+            # The reason for fp32 is the most useful one, because every machine computes fp32.
             reason = None if supported else refusals["fp32"]
             rows.append({"implementation": name, "op": op, "supports": supported, "reason": reason})
     if json:
@@ -90,8 +89,8 @@ def check_command(
 
     On a CPU, Triton's interpreter runs the Triton kernels. Without ``--gemm`` and ``--conv``, small
     problems with awkward sizes are checked. Problems that an implementation does not support are
-    listed only if an implementation or a problem is given. The exit code is 1 if a result is wrong,
-    a check failed, or nothing was checked.
+    listed only if an implementation or a problem is given. The exit code is 1 if a check failed or
+    nothing was checked.
     """
     from kernels.device import select_device
 

@@ -68,7 +68,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     """Parse a time such as ``90s``, ``10m``, ``1.5h`` or ``90`` (seconds) into seconds.
 
     If ``text`` is None or empty, the result is None. ``option`` is the name of the command-line
-    option, without dashes; only error messages use it.
+    option in error messages, without dashes.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.
@@ -93,7 +93,7 @@ def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
     """Return a Typer application with the settings that all command lines share."""
     return typer.Typer(
         cls=cls,
-        help=help_text + " With --debug, every command prints the traceback of an error.",
+        help=help_text + " Add --debug to a command to print the traceback of an error.",
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -109,7 +109,7 @@ def run(app: typer.Typer, program: str) -> None:
 
     - 0: the work was done, or the reader of the output exited before the work ended,
     - 1: the work failed,
-    - 2: the command line or another input is invalid, or PyTorch or Triton is missing,
+    - 2: the command line or another input is invalid, or an optional package is missing,
     - 3: ``compare --gate`` cannot decide,
     - 130: the command was interrupted.
 
@@ -159,13 +159,9 @@ def _has_reader(stream: TextIO) -> bool:
 
 
 def _make_printable() -> None:
-    """Prevent ``print`` from failing on closed streams and on terminals without Unicode.
-
-    Characters that a terminal cannot encode become question marks. A stream that was closed before
-    Python started is replaced by the null device.
-    """
+    """Prevent ``print`` from failing on closed streams and on terminals without Unicode."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        if getattr(sys, name) is None:  # the stream was closed before Python started
             # The null device stays open until the process exits.
             null_device = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, null_device)

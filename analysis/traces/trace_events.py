@@ -1,12 +1,11 @@
 """Read the events of a trace into columns, and find the operation that launched each kernel.
 
-An operation runs on a thread of the host, often within other operations. It launches each kernel by
-a call of CUDA's runtime or driver, and the kernel's event has the number of that call
+An operation runs on a thread of the host, often within other operations. A call of CUDA's runtime
+or driver launches each kernel, and the kernel's event has the number of that call
 (``correlation``). A kernel therefore belongs to the innermost operation that was running on the
 call's thread when the call began. If no operation was running, or the record of the call is lost,
-the kernel's ``External id`` names its operation. The kernels of a CUDA graph were all launched by
-one call, so no operation is known for them. Copies and memsets are joined with operations in the
-same way.
+the kernel's ``External id`` names its operation. One call launches all kernels of a CUDA graph, so
+no operation is known for them. Copies and memsets are joined with operations in the same way.
 
 Events are kept as columns of numbers. An event takes about 200 bytes, including its links to other
 events, so a trace of several gigabytes fits in memory.
@@ -148,8 +147,7 @@ class TraceEvents:
     Attributes:
         device_names: names of the GPUs that have events, or of all GPUs of the node if the trace
             lists none of these GPUs.
-        left_out: number of host and device events that were left out because they have impossible
-            times or no name.
+        left_out: number of events that were left out because they have impossible times or no name.
     """
 
     path: Path
@@ -165,11 +163,7 @@ def read_trace(path: Path) -> TraceEvents:
     """Read the events of one trace.
 
     Raises:
-        UserError: in any of these cases:
-
-            - The file cannot be read, is damaged or is not a trace.
-            - The trace has too many events, or has neither operations nor device events.
-            - The trace spans more than a day.
+        UserError: if the file cannot be read, or is not a usable trace.
     """
     header: dict[str, Any] = {}
     trace = TraceEvents(path)
@@ -193,13 +187,7 @@ def read_trace(path: Path) -> TraceEvents:
 def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...]:
     """Return the names of the GPUs that have events, without repetitions.
 
-    If the trace lists none of these GPUs, the result has the names of all GPUs of the node. Entries
-    that are not mappings are ignored, and so are GPUs without a name. The names are in the order of
-    the list.
-
-    Args:
-        device_list: the trace's list of the node's GPUs, which may be missing or damaged.
-        used_ids: ids of the devices with events.
+    If the trace lists none of these GPUs, the result has the names of all GPUs of the node.
     """
     entries = device_list if isinstance(device_list, list) else []
     all_names: list[str] = []
@@ -225,11 +213,7 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event to the columns if it is a host or device event, and is not damaged.
-
-        Raises:
-            UserError: if there are too many events.
-        """
+        """Add an event to the columns if it is a host or device event, and is not damaged."""
         # 1. Leave out events that are neither host events nor device events of a known kind.
         if not isinstance(event, dict) or event.get("ph") != "X":
             return
@@ -270,10 +254,7 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add a host event to the host columns; times are in ns.
-
-        ``event`` is the whole event as the trace has it, and ``arguments`` is its entry ``args``.
-        """
+        """Add a host event to the host columns; times are in ns."""
         host = self._trace.host
         if kind == MODULE:
             name = _INSTANCE.sub("", name.removeprefix(_MODULE_NAME))
@@ -301,10 +282,7 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add a device event to the device columns; times are in ns.
-
-        ``event`` is the whole event as the trace has it, and ``arguments`` is its entry ``args``.
-        """
+        """Add a device event to the device columns; times are in ns."""
         device = self._trace.device
         # Traces show each device as a process, and the process id is the id of the device.
         device_id = arguments.get("device", event.get("pid"))
@@ -325,11 +303,7 @@ class _Columns:
         return number
 
     def _inputs_of(self, name: str, arguments: Mapping[str, Any]) -> int:
-        """Return the position of a matrix operation's inputs, and add them if they are new.
-
-        The result is NOTHING for any other operation, and if the trace's description of the inputs
-        is missing, damaged or too long.
-        """
+        """Return the position of a matrix operation's inputs, and add them if they are new."""
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
         # Each of these lists has one element per argument, or is empty if the trace lacks it.
@@ -385,7 +359,6 @@ def _short_text(value: Any) -> str:
 
 
 def _numbers(column: array[int]) -> NDArray[np.int64]:
-    """Return a copy of a column as a NumPy array."""
     return np.array(column, dtype=np.int64)
 
 
@@ -492,8 +465,7 @@ class _RunningEvent(NamedTuple):
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     """Find the operation and the modules around each host event, and each operation's own time.
 
-    ``order`` has the positions of the host's events, sorted by thread and start time. If several
-    events of a thread begin at the same time, the longest comes first.
+    ``order`` has the positions of the host's events, sorted by thread and start time.
     """
     host = trace.host
     parent = [NOTHING] * len(order)
@@ -545,10 +517,9 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
     """Copy the modules of forward operations to their gradients, in ``nesting.module``.
 
-    An operation without modules gets the modules of its parent, which may be a gradient. A gradient
-    and its forward operation have the same sequence number. PyTorch counts sequence numbers
-    separately in each thread, so gradients may get wrong modules if several threads compute the
-    forward pass.
+    An operation without modules gets the modules of its parent. A gradient and its forward
+    operation have the same sequence number. PyTorch counts sequence numbers separately in each
+    thread, so gradients may get wrong modules if several threads compute the forward pass.
     """
     parent, module = nesting.parent, nesting.module
     # Only an operation that makes an autograd node uses up a number. The operations before it have

@@ -1,9 +1,9 @@
-"""Read, one by one, the events of a trace that PyTorch's profiler wrote.
+"""Read the events of a trace from PyTorch's profiler one by one.
 
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only a
 window of the text is in memory at a time. Python's JSON decoder reads one value after another from
-this window. This method takes about as long as ijson with its C library. For a trace of 50 MB, the
-method needs a tenth of the memory that reading the whole file at once needs
+this window. This method takes about as long as ijson with its C library. For a trace of 50 MB, it
+needs a tenth of the memory that reading the whole file at once needs
 (results/accuracy/trace-speed.jsonl).
 """
 
@@ -24,13 +24,12 @@ EVENTS = "traceEvents"
 """Name of the list of events in a trace."""
 
 DEVICES = "deviceProperties"
-"""Name of the list of the node's GPUs in a trace. The reader ignores everything in a trace except
-this list and the list of events."""
+"""Name of the list of the node's GPUs in a trace."""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
-"""Largest number of characters in one value. If a value is longer, the trace counts as damaged. An
-event has hundreds of characters, or thousands with a long stack."""
+"""Approximate number of characters above which a value counts as damaged. An event has hundreds of
+characters, or thousands with a long stack."""
 
 _LONGEST_TAIL = len("e+5")  # if this many characters follow a number, the number is complete
 
@@ -39,13 +38,13 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a trace in the order in which the file lists them.
+    """Yield the events of a trace in the order of the file.
 
     Args:
-        path: path of the trace, ``.json`` or ``.json.gz``.
+        path: path of the trace, as JSON text or compressed with gzip.
         header: receives the list of GPUs under the key :data:`DEVICES`, if the trace has this list.
-            In the file, the list may come after the last event, so ``header`` is complete only
-            after all events have been yielded.
+            The list may be at the end of the file, so ``header`` is complete only after all events
+            have been yielded.
 
     Raises:
         UserError: if the file cannot be read, is damaged, or is not a trace.
@@ -77,10 +76,6 @@ def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
     """Yield the events of a JSON document.
 
     The document is a list of events, or a mapping with the key :data:`EVENTS` for this list.
-    ``header`` is described in :func:`read_events`.
-
-    Raises:
-        UserError: if the document is damaged, or has no list of events.
     """
     first = window.next_character()
     if first == "[":
@@ -143,11 +138,7 @@ class _Window:
         self._position += 1
 
     def value(self) -> Any:
-        """Return the next JSON value.
-
-        Raises:
-            UserError: if there is no valid value, or if the value is too long or nested too deeply.
-        """
+        """Return the next JSON value."""
         self.next_character()
         while True:
             try:
@@ -169,11 +160,7 @@ class _Window:
             return value
 
     def items(self) -> Iterator[Any]:
-        """Yield the values of the list whose ``[`` is the next character.
-
-        Raises:
-            UserError: if a value cannot be read, or if the list ends too early.
-        """
+        """Yield the values of the list whose ``[`` is the next character."""
         self.skip()
         if self.next_character() == "]":
             self.skip()
@@ -188,7 +175,7 @@ class _Window:
                 raise self.damaged()
 
     def damaged(self) -> UserError:
-        """Return the error for text that cannot be read as JSON, or that ends too early."""
+        """Return the error for a damaged or incomplete document."""
         return UserError(
             f"{self._path} is damaged or incomplete after "
             f"{counted(self._values_read, 'JSON value')}. Copy the trace again, or record it again."

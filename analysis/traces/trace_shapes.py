@@ -1,6 +1,5 @@
 """Derive the GEMM, convolution or attention that a traced operation computes.
 
-A trace records the sizes, strides and types of an operation's inputs, and the operation's settings.
 :mod:`sweeps.capture.products` derives the same problems from fake tensors; tests compare both
 derivations.
 """
@@ -30,8 +29,7 @@ _NUMBERS = re.compile(r"\[?(-?\d{1,18}(?:, ?-?\d{1,18})*)?\]?")
 def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
     """Return the problems that an operation computes, such as both gradients of a convolution.
 
-    The result is empty if the operation is not a known matrix operation, if the dtype is not known,
-    or if the inputs do not determine a valid problem.
+    The result is empty if the operation, its dtype or its inputs are not supported.
     """
     reader = _READERS.get(inputs.name.removeprefix("aten::"))
     if reader is None:
@@ -50,8 +48,7 @@ def _dtype(inputs: OperationInputs, position: int) -> str:
 def _stored(inputs: OperationInputs, position: int) -> StoredTensor:
     """Return the sizes and strides of the input at a position.
 
-    If the trace has no strides, the tensor is assumed to be contiguous. An input that is not a
-    tensor, or a tensor without dimensions, raises a ValueError.
+    If the trace has no strides, the tensor is assumed to be contiguous.
     """
     sizes = inputs.dims[position]
     strides = inputs.strides[position] if inputs.strides else _contiguous(sizes)
@@ -119,10 +116,6 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
     - A (experts, m, k) and B (experts, k, n): a batch of GEMMs of one size;
     - A (m, k) and B (experts, k, n): each row of A is multiplied by the weight of the row's expert;
     - A (n, m) and B (m, k): the gradient of each expert's weight, summed over the expert's rows.
-
-    Raises:
-        ValueError: if the dimensions of A and B match none of these problems, if their sizes
-            disagree, or if the number of experts is not known.
     """
     a, b = _stored(inputs, 0), _stored(inputs, 1)
     dtype = _dtype(inputs, 0)
@@ -155,12 +148,9 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
 def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_: str) -> list[Work]:
     """Return the attention problem that an operation computes.
 
-    Args:
-        inputs: inputs of the operation.
-        first: position of the queries (batch, heads, queries, width). The keys (batch, kv_heads,
-            keys, width) and the values (batch, kv_heads, keys, value_width) follow.
-        causal_position: position of the setting ``is_causal``.
-        pass_: :data:`FORWARD` or :data:`BACKWARD`.
+    ``first`` is the position of the queries (batch, heads, queries, width). The keys (batch,
+    kv_heads, keys, width) and the values (batch, kv_heads, keys, value_width) follow.
+    ``causal_position`` is the position of the setting ``is_causal``.
     """
     query_sizes = _stored(inputs, first).sizes
     key_sizes = _stored(inputs, first + 1).sizes
@@ -185,10 +175,7 @@ def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``, or () for ``[]``.
-
-    Any other text raises a ValueError.
-    """
+    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``, or () for ``[]``."""
     match = _NUMBERS.fullmatch(text)
     if match is None:
         raise ValueError("the setting is not a list of whole numbers")
@@ -206,19 +193,14 @@ def _convolution(
 ) -> list[Work]:
     """Return the convolution of two inputs, an image and filters, as one problem for each pass.
 
-    Args:
-        inputs: inputs of the operation.
-        setting_positions: position of each setting that the operation takes. ``stride`` and
-            ``padding`` are always among them. A missing number of groups is derived from the sizes;
-            other missing settings have PyTorch's defaults.
-        first: position of the image. The filters follow.
-        passes: passes that the operation computes.
+    ``setting_positions`` has the position of each setting that the operation takes, and always has
+    ``stride`` and ``padding``. A missing number of groups is derived from the sizes; other missing
+    settings have PyTorch's defaults. ``first`` is the position of the image. The filters follow.
     """
     image, weight = _stored(inputs, first), _stored(inputs, first + 1)
     dimensions = len(image.sizes) - 2  # the image is (n, c, …)
 
     def setting(name: str) -> tuple[int, ...]:
-        """Return the whole numbers of a setting."""
         return _integers(inputs.settings[setting_positions[name]])
 
     def per_dimension(name: str) -> tuple[int, ...]:
@@ -278,8 +260,7 @@ def _gradients(
     whether the call computes the gradients of the input, the filter and the bias, in this order.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
-    # The last entry of the mask is for the bias gradient. It is left out, because the bias gradient
-    # is not a convolution.
+    # The bias gradient is left out, because it is not a convolution.
     passes = [
         pass_
         for pass_, is_computed in zip(("dgrad", "wgrad"), mask, strict=False)

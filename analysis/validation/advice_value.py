@@ -2,8 +2,8 @@
 
 For *choose* queries, random neighbourhoods are drawn. A neighbourhood consists of one held-out
 shape and all other held-out shapes that differ from it only in size, by at most 15% in each
-dimension. The regret is the share of the highest speed (FLOP/s) in the neighbourhood that is
-lost if the picked shape is used instead of the fastest shape.
+dimension. The regret is the speed (FLOP/s) that the picked shape loses compared with the fastest
+shape of the neighbourhood, as a share of the fastest shape's speed.
 
 For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is
 another shape in which each dimension is equal, or larger by at most 15%.
@@ -41,15 +41,14 @@ _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
 _MIN_PAD_MEMBERS = 2  # A neighbourhood to pad in has at least a shape and a padding of it.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
-"""Largest number of neighbourhoods to draw, and largest number of shapes to pad. If only a few
-hundred were drawn, the mean gain would depend mostly on which shapes they are."""
+"""Largest number of neighbourhoods to draw for each kind of query. With only a few hundred, the
+mean gain would depend strongly on which shapes are drawn."""
 
 _NEIGHBOURHOODS = {"choose": (-_REACH, _MIN_MEMBERS), "pad": (0.0, _MIN_PAD_MEMBERS)}
-"""Limits of a neighbourhood for each kind of query, as a pair of numbers.
+"""Limits of a neighbourhood for each kind of query.
 
 The first number is the lowest relative difference of a neighbour from the drawn shape in each
-dimension. The second is the smallest number of shapes in a neighbourhood, including the drawn
-shape.
+dimension. The second number is the smallest number of shapes, including the drawn shape.
 """
 
 
@@ -61,8 +60,8 @@ class PaddingValue:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
-        found: share of padded shapes among all shapes whose best padding gains at least 5%; 0 if
-            there are no such shapes.
+        found: share of padded shapes among the shapes whose best padding gains at least 5%; 0
+            without such shapes.
     """
 
     moved: int
@@ -117,8 +116,7 @@ class _Neighbourhood(NamedTuple):
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     """Judge the advice on a validation's held-out shapes of more than 1e9 FLOP.
 
-    At most ``draws`` neighbourhoods are drawn, and at most ``draws`` shapes to pad. The seed of the
-    validation determines which shapes are drawn.
+    At most ``draws`` neighbourhoods are drawn for each kind of query.
 
     Raises:
         UserError: if no shape has enough neighbours to choose from, or if no shape has a padding.
@@ -199,11 +197,8 @@ def _padding_value(
 ) -> PaddingValue:
     """Return the value of the paddings that one rule picked.
 
-    Args:
-        seconds: measured seconds of all held-out shapes.
-        originals: positions of the original shapes.
-        picked: position of the shape picked for each original, perhaps the original itself.
-        best_gains: gain of each original's fastest padding, or 0 if the original is faster.
+    ``originals`` and ``picked`` are positions in ``seconds``. ``best_gains`` has the gain of each
+    original's fastest padding, or 0 if the original is faster.
     """
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
@@ -231,22 +226,20 @@ class MeasuredValue:
 def judge_measured(
     validation: Validation, repeated: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
-    """Judge the rule that measures the original and the best candidates, and picks the fastest.
+    """Judge a rule that measures the original and the best candidates, and picks the fastest.
 
     The candidates are those that the model predicts to be best. The original shape is kept if the
     fastest candidate gains less than :data:`MIN_GAIN`.
 
-    A shape is picked with the times in the table ``repeated``. The pick is then judged with the
-    times in the table of the validation. With only one table, a pick would seem better than it is,
-    because the same noise would affect both the pick and its judgement. At most ``draws`` shapes
-    are drawn for each kind of query.
+    The times in the table ``repeated`` determine the pick, and the times of the validation judge
+    it. With only one table, a pick would seem better than it is, because the same noise would
+    affect both the pick and its judgement.
 
     Returns:
-        The value of measuring, for each number of candidates in ``counts``.
+        The value of the rule, for each number of candidates in ``counts``.
 
     Raises:
-        UserError: if the two tables share no neighbourhood with enough shapes, or no shape with a
-            padding.
+        UserError: if the two tables share too few shapes.
     """
     # 1. Shuffle the shapes that were measured twice.
     rows = _HeldOutRows(validation)
@@ -293,8 +286,7 @@ def _draw_neighbourhoods(
 ) -> list[_Neighbourhood]:
     """Return the neighbourhoods of up to ``draws`` shapes for one kind of query.
 
-    Only shapes and neighbours at the positions ``candidates`` are used. The shapes are tried in the
-    order of these positions. A shape with too few neighbours for the query is left out.
+    Only shapes and neighbours at the positions ``candidates`` are used.
     """
     smallest_difference, fewest = _NEIGHBOURHOODS[query_kind]
     usable = set(candidates)
@@ -309,10 +301,7 @@ def _draw_neighbourhoods(
 
 
 def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> int:
-    """Return the fastest candidate, or the original if none gains at least :data:`MIN_GAIN`.
-
-    ``speeds`` are the measured speeds of all held-out shapes, in any unit.
-    """
+    """Return the fastest candidate, or the original if none gains at least :data:`MIN_GAIN`."""
     best = max((original, *candidates), key=lambda j: float(speeds[j]))
     gain = speeds[best] / speeds[original] - 1
     return best if gain >= MIN_GAIN else original
@@ -322,8 +311,7 @@ class _HeldOutRows:
     """Held-out shapes with more than 1e9 FLOP, as arrays with one element per measurement.
 
     ``predicted`` is the predicted time in seconds. Methods identify a shape by its position in the
-    arrays. A shape that was measured several times, for example with several implementations, has
-    a position for each measurement.
+    arrays. A shape that was measured several times has a position for each measurement.
     """
 
     def __init__(self, validation: Validation) -> None:
@@ -341,8 +329,7 @@ class _HeldOutRows:
     def times_in(self, source: PublicRows) -> Array:
         """Return each shape's seconds in another table, or NaN for a shape that the table lacks.
 
-        Only times of the same implementation are used. If the table has several times of a shape,
-        the last of them is used.
+        Only times of the same implementation are used.
         """
         measured_cases = zip(source.implementations, source.problems, strict=True)
         seconds_by_case = dict(zip(measured_cases, source.seconds, strict=True))
@@ -352,10 +339,7 @@ class _HeldOutRows:
     def near(self, original: int, smallest_difference: float) -> list[int]:
         """Return the positions of a shape and of the near shapes that differ from it only in size.
 
-        Only measurements with the same implementation are included. A shape that was measured
-        several times is included once: the shape itself at the position ``original``, and any other
-        shape at its first position.
-
+        Only measurements with the same implementation are included, and each shape only once.
         ``smallest_difference`` is the lowest allowed relative difference in each dimension, such as
         −0.15 for shapes that may be up to 15% smaller. No dimension may be more than 15% larger.
         """
@@ -369,11 +353,7 @@ class _HeldOutRows:
         return sorted(positions.values())
 
     def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
-        """Return the position of the advised shape, and the lower end of its gain's interval.
-
-        ``members`` are the positions of the shapes to choose from. The original shape can always be
-        advised, even if it is not in ``members``.
-        """
+        """Return the position of the advised shape, and the lower end of its gain's interval."""
         # The original shape must be the first option.
         order = [original, *(j for j in members if j != original)]
         problem = self._problems[original]

@@ -32,18 +32,11 @@ _LAUNCH_SECONDS = 3e-6
 def baseline_errors(
     model: Model, calibrated: PublicRows, tested: PublicRows, query: Query
 ) -> dict[str, Errors | None]:
-    """Return the errors of each baseline on held-out measurements.
+    """Return the errors of each baseline on the held-out measurements ``tested``.
 
     The errors of ``four_fitted`` are None if ``calibrated`` is empty. The errors of ``physics`` are
     None if trees that were fitted to public tables correct the model, because the formula's
-    constants then apply only together with these trees.
-
-    Args:
-        model: the model that the baselines are compared with.
-        calibrated: the measurements that the model was calibrated on; empty if the model was not
-            calibrated.
-        tested: the held-out measurements.
-        query: the same cases as ``tested``.
+    constants then apply only together with these trees. ``query`` has the same cases as ``tested``.
     """
     machine = model.machine
     floors = _floors(tested, machine)
@@ -84,15 +77,10 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a formula with four constants to the measured ``seconds`` of cases.
+    """Fit a formula with four constants, and return a function from floors to predicted seconds.
 
-    ``floors`` is the result of :func:`_floors` for these cases. The constants are the shares of
-    peak and bandwidth, the time of a launch, and the exponent that combines the times of arithmetic
-    and memory.
-
-    Returns:
-        A function that takes the result of :func:`_floors` for any cases and returns their
-        predicted seconds.
+    The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
+    combines the times of arithmetic and memory.
     """
 
     # The logarithms of the constants are fitted, so that the constants stay positive.

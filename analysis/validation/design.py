@@ -18,8 +18,7 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
     Args:
         features: array of shape (candidates, features), with at least one candidate. Each feature
             is standardised first.
-        count: number of candidates to choose, at least 1. If there are fewer candidates, all are
-            chosen.
+        count: number of candidates to choose, at least 1. If fewer exist, all are chosen.
         seed: seed for breaking ties and for drawing each box's candidate.
 
     Returns:

@@ -13,8 +13,8 @@ from kernels.timemodel.estimate import Array
 class Errors:
     """Summary of the relative errors |predicted / measured − 1|, as fractions.
 
-    ``rows`` is the number of cases, and ``p95`` the 95th percentile. The errors are None if there
-    are no cases.
+    ``rows`` is the number of cases, and ``p95`` the 95th percentile. Without cases, the errors are
+    None.
     """
 
     rows: int

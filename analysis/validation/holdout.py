@@ -53,8 +53,7 @@ class Validation:
             the model was calibrated or comes from public tables.
         baselines: errors of each baseline on the held-out rows; None for a baseline that was not
             judged.
-        prior: names of the public tables from which the calibration started, or from which the rows
-            were predicted without calibration.
+        prior: names of the tables that served as the prior.
     """
 
     machine: Machine
@@ -111,9 +110,9 @@ class Validation:
     def neighbours(self) -> dict[str, Any]:
         """Errors of predicted time ratios within pairs of held-out shapes.
 
-        A pair is a GEMM and the padding that is predicted to be its fastest. ``pairs`` is the
-        number of pairs. ``low`` and ``high`` are the 5th and the 95th percentile of log(measured
-        ratio / predicted ratio) over all pairs, or None without a pair.
+        A pair is a GEMM and the padding that is predicted to be its fastest. ``low`` and ``high``
+        are the 5th and the 95th percentile of log(measured ratio / predicted ratio) over all pairs,
+        or None without a pair.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
@@ -127,7 +126,7 @@ class Validation:
         return {"pairs": len(errors), "low": low, "high": high}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results for JSON. ``analysis validate --json`` may add further entries."""
+        """Return the results for JSON."""
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
         large = flops > _LARGE_FLOPS
         predicted = self.prediction.estimate.time
@@ -163,7 +162,6 @@ class Validation:
 
 
 def _figures(errors: Errors) -> dict[str, float | None]:
-    """Return the median, mean and 95th percentile of errors, without the number of rows."""
     return {name: value for name, value in asdict(errors).items() if name != "rows"}
 
 
@@ -180,10 +178,11 @@ def validate(
     The hold-out decides which rows are tested:
 
     - ``rows``: all rows that the model was not calibrated on.
-    - ``levels``: 30% of the values of M, of N and of K are withheld. Rows with none of these values
+    - ``levels``: 30% of the values of M, of N and of K are withheld. Rows without a withheld value
       may be calibrated on. Rows whose M, N and K are all withheld are tested.
     - ``beyond``: rows with M up to 2,304 may be calibrated on. Rows with a larger M are tested.
-    - ``folds``: each fifth of all rows is predicted with a fit to the other four fifths.
+    - ``folds``: all rows are divided into five folds. Each fold is predicted with a fit to the
+      other four.
 
     Args:
         source: the measured rows.
@@ -191,20 +190,14 @@ def validate(
         calibrate: number of rows to calibrate on; None for all rows that may be calibrated on. With
             0, the constants of another machine are used. The hold-out ``folds`` always uses all
             rows.
-        seed: seed for the random part of choosing the calibration rows (see :func:`choose_rows`),
-            and for choosing the values that ``levels`` withholds.
+        seed: seed for choosing the calibration rows, and the values that ``levels`` withholds.
         holdout: one of :data:`HOLDOUTS`.
         constants: slug of another machine whose constants are used; None for the machine that
             :func:`foreign_constants` selects. For a CPU, ``constants`` has no effect.
 
     Raises:
-        UserError: in any of these cases:
-
-            - There are fewer rows to calibrate on than ``calibrate``.
-            - No row is left to test.
-            - ``constants`` names the GPU under test.
-            - ``constants`` names a machine without shipped constants in this dtype.
-            - The machine does not support the dtype.
+        UserError: if there are too few rows, if the machine does not support the dtype, or if
+            ``constants`` does not name another machine with constants in this dtype.
     """
     check_word("holdout", holdout, HOLDOUTS)
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
@@ -265,18 +258,11 @@ def choose_calibration_rows(
     seed: int,
     constants: Constants,
 ) -> NDArray[np.intp]:
-    """Choose the calibration rows by their features, without looking at times.
+    """Choose ``count`` calibration rows by their features, without looking at times.
 
-    Args:
-        machine: the machine on which the rows were measured.
-        source: the measured rows.
-        pool: positions in ``source`` of the rows that may be calibrated on.
-        count: number of rows to choose; with 0, the result is empty.
-        seed: seed for the random part of :func:`choose_rows`.
-        constants: constants of the formula; its estimated times are some of the features.
-
-    Returns:
-        Positions in ``source``, in ascending order.
+    ``pool`` has the positions in ``source`` of the rows that may be calibrated on, and the result
+    has the positions of the chosen rows. Some of the features are times that the formula estimates
+    with ``constants``.
 
     Raises:
         UserError: if ``pool`` has fewer rows than ``count``.
@@ -296,8 +282,7 @@ def choose_calibration_rows(
 def _spread(machine: Machine, dtype: str) -> Spread:
     """Return the uncertainty of another machine's constants.
 
-    The uncertainty is known only for 16-bit dtypes on GPUs. In all other cases, :data:`UNKNOWN` is
-    assumed.
+    The uncertainty was learned only for 16-bit dtypes on GPUs.
     """
     is_learned = machine.kind == "gpu" and dtype in TWINS
     return Spread.from_shipped("generation") if is_learned else UNKNOWN

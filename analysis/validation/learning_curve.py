@@ -1,6 +1,7 @@
 """Measure how the error falls with more calibration rows, and estimate the noise floor.
 
-The noise floor is the scatter of the measurements themselves. No model can have a smaller error.
+The noise floor is the scatter of the measurements themselves. No model can be expected to have a
+smaller error.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ def learning_curve(
     """Validate the model for each number of calibration rows in ``counts``, which must ascend.
 
     The hold-outs ``rows`` and ``levels`` each have a curve. A curve ends before the first number
-    for which the source has too few rows. The other arguments are described in
-    :func:`analysis.validation.holdout.validate`.
+    for which the source has too few rows.
 
     Raises:
         UserError: if the machine does not support the dtype.
@@ -59,11 +59,10 @@ def learning_curve(
 def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     """Estimate the errors of a perfect model from two measurements of the same cases.
 
-    The error of a case is the relative difference between its two times, divided by √2. If the
-    second table has a case several times, its last time is used.
+    The error of a case is the relative difference between its two times, divided by √2.
 
     Raises:
-        UserError: if no implementation computed the same problem in both tables.
+        UserError: if the tables have no case in common.
     """
     second_cases = zip(second.implementations, second.problems, strict=True)
     second_times = dict(zip(second_cases, second.seconds, strict=True))

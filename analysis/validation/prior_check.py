@@ -1,7 +1,7 @@
 """Judge predictions that combine public tables with a few measurements of a machine.
 
-A collection contains the GEMM times of one public table or file. One collection takes the place of
-the machine's measurements. All other collections serve as priors.
+A collection contains the GEMM times of one public table or file. Collections serve as priors, and
+another table or file takes the place of the machine's measurements.
 
 Tested shapes are removed from the priors, because most of a user's shapes are not in any table.
 With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed, too. Shapes
@@ -51,13 +51,7 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
         dtype: dtype of the collections.
 
     Raises:
-        UserError: in any of these cases:
-
-            - A name is empty, or fits no machine or several machines.
-            - A name has no times in this dtype except the times under test.
-            - A name is the file of a public table whose machine is not known.
-            - A file or the package of public tables cannot be read.
-            - A file has rows that are not GEMMs.
+        UserError: if a name has no readable GEMM times in this dtype other than those under test.
     """
     collections: list[Collection] = []
     for name in names.split(","):
@@ -66,13 +60,7 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
 
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
-    """Return the collections for one of the names that :func:`named_collections` takes.
-
-    The table that ``rooftile import`` would choose comes before the machine's other tables.
-
-    Raises:
-        UserError: as :func:`named_collections` describes.
-    """
+    """Return the collections for one of the names that :func:`named_collections` takes."""
     if not name:
         raise UserError("--prior has an empty name; give machines or files, separated by commas.")
     path = Path(name)
@@ -105,12 +93,7 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
 def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collection:
     """Read a collection from a public table (.parquet), another file or a folder of a recording.
 
-    A public table states its machine. From any other file, or from a folder, only the rows of
-    ``machine`` are read.
-
-    Raises:
-        UserError: if the file cannot be read, if it has rows that are not GEMMs, or if it is a
-            public table whose machine is not known.
+    Except in a public table, only the rows of ``machine`` are read.
     """
     if path.suffix == ".parquet":
         return _collection_from_table(read_table(path), dtype)
@@ -134,39 +117,31 @@ def validate_with_prior(
     seed: int = 0,
     holdout: str = "rows",
 ) -> Validation:
-    """Calibrate on some rows, with public tables as the prior, and judge the model on other rows.
+    """Calibrate on some rows, with collections as the prior, and judge the model on other rows.
 
     The hold-out decides which rows are tested:
 
-    - ``rows``: a fifth of the shapes.
+    - ``rows``: about a fifth of the shapes.
     - ``levels``: as in :func:`analysis.validation.holdout.validate`.
-    - ``folds``: each fifth of the shapes in turn, so that all rows are tested.
+    - ``folds``: each fold of about a fifth of the shapes in turn, so that all rows are tested.
+
+    With the hold-out ``folds``, the result has the model, the prior and the calibration rows of the
+    first fold, and no baseline is judged.
 
     Args:
-        source: rows that take the place of the machine's measurements. All of their times are
-            treated as warm times of the vendor library, because public tables contain only such
-            times.
+        source: the measured rows. Their times are treated as warm times of the vendor library,
+            because public tables contain only such times.
         machine: the machine on which ``source`` was measured.
         named: the collections, the most trusted first.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
-        seed: seed for the random part of choosing the calibration rows (see
-            :func:`analysis.validation.design.choose_rows`), and for choosing the held-out rows.
-            With the hold-out ``folds``, ``seed`` has no effect.
+        seed: seed for choosing the calibration rows and the held-out rows. With the hold-out
+            ``folds``, ``seed`` has no effect.
         holdout: one of the hold-outs above.
 
-    Returns:
-        The judged rows and the model that predicted them. With the hold-out ``folds``, the model,
-        its prior and the calibration rows are those of the first fold. This model may have been
-        fitted to shapes that other folds test. With ``folds``, no baseline is judged.
-
     Raises:
-        UserError: in any of these cases:
-
-            - The hold-out is unknown, or the machine does not support the dtype.
-            - The source has problems that are not GEMMs.
-            - The source or the collections have too few rows.
-            - There are neither collections nor rows to calibrate on.
+        UserError: if the hold-out or the dtype is not supported, if a problem is not a GEMM, or if
+            there are too few rows.
     """
     if holdout not in _HOLDOUTS:
         valid = enumerated(_HOLDOUTS, "or")
@@ -190,11 +165,7 @@ def _validate_once(
     seed: int,
     holdout: str,
 ) -> Validation:
-    """Validate the model on one split of the rows; see :func:`validate_with_prior`.
-
-    If ``holdout`` is ``folds``, ``seed`` is a number from 0 to 4, which selects the tested fifth of
-    the shapes.
-    """
+    """Validate the model on one split of the rows."""
     # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
     other_constants, _ = foreign_constants(machine, source.dtype)
@@ -281,11 +252,7 @@ def _split(
 
 
 def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
-    """Combine the validations of the folds; the tested rows are in the order of the folds.
-
-    The model, its prior and the calibration rows are those of the first fold. No baseline is
-    judged.
-    """
+    """Combine the validations of the folds, as :func:`validate_with_prior` describes."""
     predictions = []
     rows_before = 0  # number of tested rows in the folds before this one
     for fold in folds:

@@ -1,8 +1,8 @@
 """Judge predictions from one public table against the other public tables of its machine.
 
-Each table was measured with one framework and one version of cuBLAS. Other versions choose other
-kernels. Predictions from an imported table are therefore compared with all other public tables of
-the same machine, which are called collections here.
+Each table was measured with one framework and one version of cuBLAS. Other versions may choose
+other kernels. Predictions from an imported table are therefore compared with the other public
+tables of the same machine, which are called collections here.
 """
 
 from __future__ import annotations
@@ -58,16 +58,14 @@ class CollectionErrors:
         source: framework and version of the collection.
         log_ratios: log(measured / predicted) of each shape.
         spreads: expected error of the logarithm of each prediction.
-        pair_errors: errors of predicted time ratios, as multiples of each ratio's spread (see
-            :func:`analysis.model.calibrate.pair_errors`). A ratio compares a shape with the padding
-            that is predicted to be its fastest. Only paddings with a predicted gain above 10% are
-            included.
+        pair_errors: errors of the time ratios between a shape and its fastest padding, as multiples
+            of each ratio's spread (see :func:`analysis.model.calibrate.pair_errors`). Only paddings
+            with a predicted gain above 10% are included.
         groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
-        repeated: errors if the times measured in the imported table are taken as predictions; None
-            if the collection is not compared with an imported table.
-        seen: log ratios and spreads of the predictions of the final model, which was fitted to the
-            same shapes in the imported table; None if the collection is not compared with an
+        repeated: errors if the imported table's times are taken as predictions; None without an
             imported table.
+        seen: log ratios and spreads of the predictions of the final model, which was fitted to the
+            same shapes in the imported table; None without an imported table.
         origin: slug of the machine whose constants are used, or "" for the collection's machine.
     """
 
@@ -86,9 +84,9 @@ class CollectionErrors:
     def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> CollectionErrors:
-        """Return the errors of the ``predicted`` seconds, compared with the measured ``seconds``.
+        """Return the errors of ``predicted`` compared with the measured ``seconds``.
 
-        ``query`` has the measured shapes. The other arguments are fields of the class.
+        ``query`` has the measured shapes.
         """
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _MIN_PREDICTED_GAIN)
@@ -121,8 +119,8 @@ class CollectionErrors:
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
         """Return the share of times that are inside a range around the final model's predictions.
 
-        ``software`` is the range, in multiples of the spread. The result is None if the collection
-        is not compared with an imported table.
+        ``software`` is the range, in multiples of the spread. Without an imported table, the result
+        is None.
         """
         if self.seen is None:
             return None
@@ -133,8 +131,7 @@ class CollectionErrors:
     def relative_to(self, software: SoftwareRange) -> GroupErrors:
         """Return the errors as multiples of a range's ends.
 
-        The errors are negative for times below the prediction: −1 is the lower end, and 1 the upper
-        end.
+        The lower end is −1, and the upper end is 1.
         """
         relative = self.log_ratios / self.spreads
         ends = np.where(relative < 0, -software.low, software.high)
@@ -168,8 +165,7 @@ def errors_on_other_tables(
     Only shapes that are in both tables are compared. A table without such shapes is left out.
 
     Args:
-        folder: folder of the imported table's recording, with held-out predictions in predicted.csv
-            and the model in calibration.json.
+        folder: folder of the imported table's recording, with predicted.csv and calibration.json.
         table: the imported table.
         tables: public tables of any machine.
         shift: expected difference in time between the imported table's framework and other
@@ -200,9 +196,6 @@ def _held_out_predictions(folder: Path, interval_width: float) -> pd.DataFrame:
     """Read the held-out predictions of the bf16 shapes in a recording.
 
     ``interval_width`` is the width of the fit's interval, in multiples of the spread.
-
-    Returns:
-        The columns m, n, k, dtype, time_us, lo_us, hi_us and spread, with each shape once.
     """
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
@@ -223,14 +216,8 @@ def _compare_collection(
 ) -> CollectionErrors | None:
     """Compare the times in a collection with predictions, for the shapes that both have.
 
-    The result is None if no shape has both a time and a prediction.
-
-    Args:
-        model: final model of the imported table, fitted to all of its shapes.
-        predictions: result of :func:`_held_out_predictions`, with the imported table's times in the
-            column measured_us.
-        table: the collection.
-        shift: as in :func:`errors_on_other_tables`.
+    ``model`` was fitted to all shapes of the imported table. ``predictions`` is the result of
+    :func:`_held_out_predictions`, with the imported table's times in the column measured_us.
     """
     # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")
@@ -269,13 +256,10 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
     The arguments are described in :func:`errors_on_other_tables`. The document has these entries
     besides the source:
 
-    - ``software`` is the 90% range of the errors on other frameworks. Rooftile widens the intervals
-      of its predictions to this range.
-    - ``same`` has the errors of held-out predictions for the imported table itself.
-    - ``other`` has the errors on other frameworks' collections, and the share of their times inside
-      the range ``software``. The share is optimistic, because the range was also learned from these
-      collections. ``judge_model`` in tests/studies/shipping learns the range without the judged
-      collection.
+    - ``software``: 90% range of the errors on other frameworks.
+    - ``same``: errors of held-out predictions for the imported table itself.
+    - ``other``: result of :func:`judged_row` for each collection. The coverages are optimistic,
+      because the range was also learned from these collections.
     """
     software = software_of(table.slug)
     collection_errors = errors_on_other_tables(folder, table, tables, shift_of(table.slug))
@@ -313,15 +297,13 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     entries besides the machine, the source and the errors:
 
     - ``coverage_90``: the coverage of ``interval``.
-    - ``median_width``: median over all shapes of the interval's width, as a fraction of the
-      predicted time.
+    - ``median_width``: median width of the intervals, as a fraction of the predicted time.
     - ``coverage_by_group``: coverage of ``interval`` and number of shapes, for each kind of shape.
     - ``coverage_90_seen``: coverage of ``interval.software`` around the predictions of the final
-      model, which was fitted to the same shapes. The factors by kind of shape are not applied.
+      model, which was fitted to the same shapes.
     - ``repeated``: errors if the times of an imported table are taken as predictions.
 
-    The entries ``coverage_90_seen`` and ``repeated`` are left out if the collection is not compared
-    with an imported table.
+    Without an imported table, the last two entries are left out.
     """
     inside = collection.inside(interval)
     low, high = collection.ends(interval)

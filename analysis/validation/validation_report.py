@@ -18,10 +18,10 @@ from kernels.timemodel.estimate import LIMITS
 
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)  # edges of the ranges of M that are reported
 _SKIPPED = {"other_machines": "from other machines", "other_dtypes": "in other dtypes"}
-"""Words for the reasons why rows are left out; other reasons are printed as they are."""
+"""Words for the reasons why measurements are left out."""
 
 _RULES = {"best_guess": "best guess", "as_asked": "original shape"}
-"""Words for the rules that pick a shape; other rules are printed as they are."""
+"""Words for the rules that pick a shape."""
 
 
 def held_out_table(validation: Validation) -> pd.DataFrame:
@@ -140,11 +140,8 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
 
     ``measured`` has the value of measuring the best candidates, by the number of candidates.
     """
-    drawn = counted(worth.neighbourhoods, "neighbourhood")
-    lines = [
-        f"Mean regret (speed lost compared with the fastest shape) of choose queries in {drawn}, "
-        "by rule:"
-    ]
+    drawn = counted(worth.neighbourhoods, "choose query", "choose queries")
+    lines = [f"Mean regret (speed lost compared with the fastest shape) of {drawn}, by rule:"]
     lines += [
         _line(f"  {_RULES.get(name, name)}", f"{regret:.2%}")
         for name, regret in worth.regret.items()
@@ -161,8 +158,8 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         )
     if worth.overclaimed is not None:
         lines.append(
-            f"{worth.overclaimed:.0%} of the advised changes gained less than the lower end of the "
-            "claimed interval."
+            f"{worth.overclaimed:.0%} of the advised changes gained less than the lower end of "
+            "their predicted interval."
         )
     for count, value in (measured or {}).items():
         candidates = "candidate" if count == 1 else f"{count} candidates"
@@ -175,12 +172,10 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
 
 
 def _error_line(name: str, errors: Errors) -> str:
-    """Return a line with a number of cases and their errors, or dashes for missing errors."""
     figures = (errors.median, errors.mean, errors.p95)
     cells = ["–" if figure is None else f"{figure:.1%}" for figure in figures]
     return _line(name, f"{errors.rows:,}", *cells)
 
 
 def _line(name: str, *cells: str) -> str:
-    """Return a line of a table: a name and cells, each padded to the width of its column."""
     return f"{name:22}" + "".join(f"{cell:>10}" for cell in cells)

@@ -40,7 +40,7 @@ def test_a_model_that_knows_the_law_regrets_little_and_finds_most(tmp_path: Path
         assert pad.loss_p95 < 0.005
         assert 0 <= pad.gain <= worth.hindsight
     assert worth.padding["advice"].moved <= worth.padding["best_guess"].moved
-    assert "choose queries in 100 neighbourhoods, by rule:" in advice_text(worth)
+    assert "of 100 choose queries, by rule:" in advice_text(worth)
 
 
 def test_noise_is_not_followed(tmp_path: Path) -> None:
