@@ -166,6 +166,19 @@ def test_what_is_torch_free_stays_so() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_help_is_printed_without_the_libraries_that_take_long_to_import() -> None:
+    code = (
+        "import sys\n"
+        "import analysis.__main__, kernels.__main__, sweeps.__main__, analysis.rooftile.__main__\n"
+        "heavy = {'pandas', 'pyarrow', 'scipy', 'sklearn', 'matplotlib', 'torch'}\n"
+        "print(sorted(heavy & sys.modules.keys()))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.stdout.strip() == "[]", answer.stderr
+
+
 def test_the_library_of_a_cpu_is_named_without_torch() -> None:
     code = (
         "import sys\nsys.modules['torch'] = None\n"  # so that importing it fails

@@ -7,22 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.imports.problems import read_problems
-from analysis.model.basis import Basis, find_basis
-from analysis.model.residual import can_grow
-from analysis.recordings.load import Recording, find_recording, load, recording_folder
-from analysis.recordings.runs import load_runs
-from kernels.cli import (
-    new_app,
-    note,
-    parse_problems,
-)
+from kernels.cli import new_app, note, parse_problems
 from kernels.common.errors import UserError
 from kernels.common.program import command
 from kernels.problem import Problem
 
+# Commands import what they need when they run: pandas alone takes longer than printing the help.
 if TYPE_CHECKING:
+    from analysis.model.basis import Basis
     from analysis.model.fitted import Analysis
+    from analysis.recordings.load import Recording
 
 app = new_app("Analyse recordings: model, advice, plots and reports.")
 
@@ -46,6 +40,8 @@ def problems_given(
     Raises:
         UserError: if no problem is given, or if an option or the file is invalid.
     """
+    from analysis.imports.problems import read_problems
+
     parsed = parse_problems(gemm, conv)
     if file is not None:
         parsed += read_problems(file)
@@ -60,6 +56,8 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     Raises:
         UserError: in the same cases as :func:`analysis.model.basis.find_basis`.
     """
+    from analysis.model.basis import find_basis
+
     basis = find_basis(machine, results)
     if not basis.calibrated:
         slug = basis.model.machine.slug
@@ -78,6 +76,7 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
         UserError: if the machine has no readable recording with a measured case.
     """
     from analysis.model.fitted import analyse
+    from analysis.model.residual import can_grow
 
     if not can_grow():
         note(
@@ -96,6 +95,9 @@ def load_machine(machine: str | None, results: Path) -> Recording:
     Raises:
         UserError: if the machine has no recording that can be read.
     """
+    from analysis.recordings.load import find_recording
+    from analysis.recordings.runs import load_runs
+
     return load_runs(find_recording(machine, results))
 
 
@@ -105,4 +107,6 @@ def recording_at(place: str, results: Path) -> Recording:
     Raises:
         UserError: if the recording does not exist or cannot be read.
     """
+    from analysis.recordings.load import load, recording_folder
+
     return load(recording_folder(place, results))

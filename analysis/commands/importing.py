@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.imports.attention_tables import find_attention_tables
-from analysis.imports.public import read_public
-from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_table
-from analysis.imports.timings import FileDefaults, read_timings
-from analysis.imports.writing import is_same_file, write_collections, write_imported, write_timings
-from analysis.model import attention_basis
-from analysis.model.basis import machine_rows
-from analysis.model.prior import floor_sentences, software_of
-from analysis.recordings.imported import (
-    COLLECTIONS,
-    VALIDATION,
-    folder_of,
-    is_complete,
-    is_of_file,
-    read_collections,
-)
-from analysis.recordings.load import load, load_run
 from kernels.cli import JsonOption, note, print_json
-from kernels.common.aliases import slug_meant
-from kernels.common.counts import counted
-from kernels.common.errors import UserError, nearest
+from kernels.common.errors import UserError
 from kernels.common.program import RESULTS
-from kernels.machine import known_machine, known_machines
-from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
-from sweeps.store import write_json
 
 _ALL = "all"
 _MACHINE_LINE = "{:32} {:10} {:>7}{:>8}{:>8}{:>8}  {}"  # slug, basis, rows, three errors, source
@@ -82,6 +55,9 @@ def import_command(
     The recordings are written to public/ in the results folder. If an import is interrupted, run
     the same command to resume it.
     """
+    from analysis.commands.importer import import_file, import_tables
+    from analysis.imports.timings import FileDefaults
+
     # 1. Import a file of times by itself. Every path that does not end with .parquet is taken for a
     # file of times.
     files = files or []
@@ -92,209 +68,28 @@ def import_command(
                 "a file of times has to be imported by itself, because it becomes the recording of "
                 "one machine; run the command once for each file."
             )
-        _import_file(timing_files[0], machine, FileDefaults(dtype, layout), results)
+        if machine == _ALL:
+            raise UserError(
+                "a file of times belongs to one machine; add --machine SLUG, the machine on which "
+                f"the times in {files[0]} were measured."
+            )
+        import_file(files[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
         raise UserError(
             "--dtype and --layout are only for a CSV file that lacks these columns; leave them "
             "out, or name the file."
         )
-    # 2. Choose one table for each machine, or only for the named machine.
-    tables = [read_table(path) for path in files] if files else find_tables()
-    by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
-    if not by_slug:
-        raise UserError("no table belongs to a machine in machines.toml; give other files.")
-    chosen = by_slug
-    if machine != _ALL:
-        slug = slug_meant(machine, known_machines())
-        if slug not in by_slug:
-            raise UserError(
-                f"no public table has times of {slug}; name one of {', '.join(by_slug)}."
-            )
-        chosen = {slug: by_slug[slug]}
-    # 3. Import the chosen tables that are not imported yet.
-    missing = {
-        slug: table
-        for slug, table in chosen.items()
-        if not _is_imported(table, folder_of(results, slug))
-    }
-    for slug in sorted(chosen.keys() - missing.keys()):
-        purpose = " as the prior of your file" if is_of_file(folder_of(results, slug)) else ""
-        note(f"{slug}: {chosen[slug].source} is already imported{purpose}.")
-    if missing:
-        _import_all(missing, tables, results)
-
-
-def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path) -> None:
-    """Import a user's file as a recording.
-
-    ``path`` is a file of times, the table of a published study, or a recording, given as its folder
-    or as the measurements.csv in that folder.
-    """
-    # 1. Check the options.
-    if machine == _ALL:
-        raise UserError(
-            "a file of times belongs to one machine; add --machine SLUG, the machine on which the "
-            f"times in {path} were measured."
-        )
-    if defaults.dtype and defaults.dtype not in DTYPE_BYTES:
-        raise UserError(f"--dtype is {defaults.dtype!r}; {nearest(defaults.dtype, DTYPE_BYTES)}")
-    if defaults.layout and defaults.layout not in GEMM_LAYOUTS:
-        raise UserError(
-            f"--layout is {defaults.layout!r}; {nearest(defaults.layout, GEMM_LAYOUTS)}"
-        )
-    target = known_machine(machine)
-    if (results / target.slug / "run.json").exists():
-        raise UserError(
-            f"{target.slug} already has its own recording in {results}, and answers would use this "
-            "recording instead of the import; choose another folder with --results."
-        )
-    # 2. Read the file, unless it is already imported. Recordings are read like public tables.
-    is_recording = path.is_dir() or path.name == "measurements.csv"
-    measurements = path / "measurements.csv" if path.is_dir() else path
-    if is_recording and not measurements.exists():
-        fault = "has no measurements.csv" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {fault}; give a CSV file with times or the folder of a recording.")
-    earlier = folder_of(results, target.slug)
-    if path.exists() and is_complete(earlier) and is_same_file(earlier, path, defaults):
-        note(f"{target.slug}: {path} is already imported.")
-        return
-    timings = None if is_recording else read_timings(path, defaults)
-    if timings is None:  # a recording, or the table of a published study
-        timings = read_public(path, target)
-        # This check comes after reading, so that a CSV file with a misspelt column gets the error
-        # about its format.
-        if defaults.dtype or defaults.layout:
-            raise UserError(
-                "--dtype and --layout are only for a CSV file that lacks these columns, but "
-                f"{path} is a recording or a published table; leave them out."
-            )
-    # 3. Write the recording, and all results that are computed from it.
-    folder = write_timings(timings, path, defaults, target, results)
-    print(f"{target.slug}: {_write_results(folder)}")
-    note(
-        f"{target.slug}: the times are for {timings.cache} operands ({timings.how}) and are saved "
-        f"in {folder}."
-    )
-
-
-def _is_imported(table: PublicTable, folder: Path) -> bool:
-    """Return True if a folder has a complete, up-to-date import of this table.
-
-    If the folder has an import of a user's file, the table only has to be part of the file's prior.
-    """
-    files = (COLLECTIONS, attention_basis.FILE)
-    if not is_complete(folder) or not all((folder / name).exists() for name in files):
-        return False
-    try:
-        attention_basis.read_fits(folder)
-    except UserError:  # a damaged file has to be rewritten
-        return False
-    if is_of_file(folder):
-        try:
-            return table.source in read_collections(folder)
-        except UserError:  # a damaged file has to be rewritten
-            return False
-    try:
-        # Range of other frameworks' times, which may have changed with the shipped constants.
-        imported_range = json.loads((folder / VALIDATION).read_bytes())["software"]
-    except (ValueError, KeyError, TypeError):  # a damaged file has to be rewritten
-        return False
-    public: dict[str, Any] = load_run(folder).get("public", {})
-    is_same_table = (
-        public.get("package") == table.package
-        and public.get("framework") == table.framework
-        and public.get("version") == table.version
-    )
-    return is_same_table and imported_range == software_of(table.slug).to_json()
-
-
-def _import_all(
-    tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
-) -> None:
-    """Import tables in parallel, at most one per core, because each import keeps a core busy."""
-    machines = counted(len(tables), "machine")
-    note(
-        f"Calibrating on the public tables of {machines}, which takes one or two minutes per "
-        "machine:"
-    )
-    workers = min(len(tables), len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {
-            pool.submit(_import_one, table, all_tables, results): slug
-            for slug, table in tables.items()
-        }
-        for job in as_completed(jobs):
-            print(f"{jobs[job]}: {job.result()}")
-
-
-def _import_one(table: PublicTable, all_tables: Sequence[PublicTable], results: Path) -> str:
-    """Write a table's recording and all results that are computed from it; return a summary.
-
-    If a user's file was imported for the machine, the file remains the recording, and the table
-    becomes its prior.
-    """
-    machine = known_machine(table.slug)
-    folder = folder_of(results, table.slug)
-    other_tables = [
-        other for other in all_tables if other.slug == table.slug and other.path != table.path
-    ]
-    write_collections([table, *other_tables], machine, results)
-    fits = attention_basis.fit_tables(find_attention_tables(table.slug), machine)
-    write_json(folder / attention_basis.FILE, attention_basis.fits_to_json(fits))
-    if not is_of_file(folder):
-        write_imported(table, machine, results)
-        return _write_results(folder, table, all_tables)
-    return _write_results(folder)
-
-
-def _write_results(
-    folder: Path, table: PublicTable | None = None, all_tables: Sequence[PublicTable] = ()
-) -> str:
-    """Calibrate an imported recording, write its results, and return a summary of the import.
-
-    ``table`` is the imported table, or None for a user's file. The import of a table is validated
-    against ``all_tables``.
-    """
-    from analysis.advice.table import build_table, write_table
-    from analysis.commands.page import add_page
-    from analysis.model.fitted import analyse, write_predictions
-    from analysis.plots import write_plots
-    from analysis.plots.cheat_sheet import write_cheat_sheet
-    from analysis.rules.inputs import RuleInputs, judge_inputs
-    from analysis.rules.rules_report import write_rules
-    from analysis.validation.software import write_own_validation, write_validation
-
-    # 1. Write the files of a report, and the verdicts on rules of thumb.
-    analysis = analyse(load(folder))
-    write_predictions(analysis)
-    write_plots(analysis)
-    advice = build_table(analysis)
-    write_table(analysis, advice)
-    rules = RuleInputs([analysis.recording], [], folder)
-    judged = judge_inputs(rules)
-    write_rules(rules, judged)
-    write_cheat_sheet(rules, judged)
-    add_page(analysis, advice)
-    # 2. Write validation.json last, because it marks the import as complete.
-    if table is None:
-        write_own_validation(folder)
-    else:
-        write_validation(folder, table, all_tables)
-    # 3. Summarise the import, with the errors for the operation and dtype with the most rows.
-    summary = f"{counted(analysis.measured, 'row')}, {analysis.recording.run['public']['source']}"
-    largest = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
-    if largest.median is None or largest.mean is None or largest.p95 is None:
-        return summary
-    return (
-        f"{summary}; held-out errors: median {largest.median:.1%}, mean {largest.mean:.1%}, "
-        f"95th percentile {largest.p95:.0%}"
-    )
+    # 2. Import tables.
+    import_tables(files, None if machine == _ALL else machine, results)
 
 
 @app.command("machines")
 def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False) -> None:
     """List every machine, and what the answers about it are based on."""
+    from analysis.model.basis import machine_rows
+    from analysis.model.prior import floor_sentences
+
     rows = machine_rows(results)
     if json:
         print_json(rows)

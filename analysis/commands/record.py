@@ -9,20 +9,11 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.recorder.parts import RecorderPart, all_parts
-from analysis.recorder.recorder import (
-    Recorder,
-    RecorderPlace,
-    part_seconds,
-    run_command,
-    select_parts,
-    total_line,
-)
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
@@ -30,6 +21,10 @@ from kernels.common.program import FOLDER, RESULTS, command_words
 from kernels.common.program import command as command_line
 from kernels.machine import known_machine
 from sweeps.process import terminated_as_interrupt
+
+if TYPE_CHECKING:
+    from analysis.recorder.parts import RecorderPart
+    from analysis.recorder.recorder import RecorderPlace
 
 INTERPRETER = [sys.executable]
 """Python interpreter that runs the project's commands in new processes."""
@@ -89,8 +84,12 @@ def record_command(
 
     Run the same command again at any time to resume.
     """
-    # 1. Check the options. A plan for another machine does not need this machine's device.
+    # The budget counts from here, because the imports below take time, too.
     began = time.monotonic()
+    from analysis.recorder.parts import all_parts
+    from analysis.recorder.recorder import Recorder, run_command, select_parts
+
+    # 1. Check the options. A plan for another machine does not need this machine's device.
     results = results.resolve()  # absolute, because the commands run in another folder
     parts = select_parts(all_parts(), part or [])
     device_options = ["--device", device, "--gpu", str(gpu)]
@@ -148,6 +147,8 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
     Raises:
         UserError: if the command fails, for example because the device cannot be used.
     """
+    from analysis.recorder.recorder import RecorderPlace
+
     command = ["sweeps", "doctor", "--name", "--json", "--results", str(results)]
     facts = _ask_json([*command, *device_options])
     return RecorderPlace(
@@ -169,6 +170,8 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
     Raises:
         UserError: if the GPU is not known, or the cases cannot be planned.
     """
+    from analysis.recorder.recorder import part_seconds, total_line
+
     # Some parts have no sweep, so planning their sweeps would not show that a GPU is not known.
     known_machine(machine)
     # 1. Plan each sweep once, although several steps may run the same sweep. A budget of a day is

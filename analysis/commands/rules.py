@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.commands.app import MachineOption, ResultsOption, app
-from analysis.model.predict import Model
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS
@@ -152,6 +151,7 @@ def _judge_table(
     Return the result of each rule, and the paths to print.
     """
     from analysis.imports.public import read_source
+    from analysis.model.predict import Model
     from analysis.plots.cheat_sheet import write_table_sheet
     from analysis.rules.judge import Evidence, judge_all
 

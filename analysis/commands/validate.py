@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from analysis.commands.app import app
-from analysis.model.corrected import corrected_estimate
-from analysis.model.features import Inputs
-from analysis.model.predict import Model
-from analysis.model.query import Query
-from analysis.recordings.load import load_run
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.aliases import slug_meant
 from kernels.common.checks import check_option, is_whole
 from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from analysis.model.predict import Model
+    from analysis.model.query import Query
 
 # Largest number of shapes that the speed of predictions is measured on.
 _TIMED_SHAPES = 20_000
@@ -152,6 +150,7 @@ def validate_command(
 ) -> None:
     """Judge the model on held-out measurements of a recording or of a public table."""
     from analysis.imports.public import read_source
+    from analysis.model.query import Query
     from analysis.validation.advice_value import judge_advice, judge_measured
     from analysis.validation.holdout import HOLDOUTS, validate
     from analysis.validation.learning_curve import learning_curve, noise_floor
@@ -257,6 +256,8 @@ def _machine_of(file: Path, slug: str) -> Machine:
 
     ``file`` is a recording's folder, a file in such a folder, or a public table.
     """
+    from analysis.recordings.load import load_run
+
     folder = file if file.is_dir() else file.parent
     if not (folder / "run.json").exists():
         return known_machine(slug)
@@ -272,6 +273,11 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     ``physics`` is the rate of the time formula without learned corrections, and ``full`` is the
     rate of the whole model. The time for reading shapes into arrays is left out.
     """
+    import numpy as np
+
+    from analysis.model.corrected import corrected_estimate
+    from analysis.model.features import Inputs
+
     # Only the shapes of one group are timed, because each group has a fit of its own.
     group = str(query.groups()[0])
     positions = np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.commands.importing import _is_imported
+from analysis.commands.importer import is_imported
 from analysis.imports.tables import PublicTable
 from analysis.model.attention_basis import FILE
 from analysis.recordings.imported import COLLECTIONS, VALIDATION
@@ -103,24 +103,24 @@ def test_an_import_with_a_damaged_validation_is_repeated(
         (tmp_path / name).touch()
     (tmp_path / FILE).write_text("{}")
     (tmp_path / VALIDATION).write_text(text)
-    monkeypatch.setattr("analysis.commands.importing.is_of_file", lambda _: False)
+    monkeypatch.setattr("analysis.commands.importer.is_of_file", lambda _: False)
     table = PublicTable(tmp_path, "NVIDIA H200", "trtllm", "1.0", 9, "package 1", "MIT")
-    assert not _is_imported(table, tmp_path)
+    assert not is_imported(table, tmp_path)
 
 
-@pytest.mark.parametrize(("text", "is_imported"), [("{}", True), ("{", False)])
+@pytest.mark.parametrize(("text", "expected"), [("{}", True), ("{", False)])
 def test_an_import_with_damaged_attention_fits_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_imported: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: bool
 ) -> None:
     for name in ("run.json", COLLECTIONS, VALIDATION):
         (tmp_path / name).touch()
     (tmp_path / FILE).write_text(text)
     table = PublicTable(tmp_path, "NVIDIA H200", "trtllm", "1.0", 9, "package 1", "MIT")
-    monkeypatch.setattr("analysis.commands.importing.is_of_file", lambda _: True)
+    monkeypatch.setattr("analysis.commands.importer.is_of_file", lambda _: True)
     monkeypatch.setattr(
-        "analysis.commands.importing.read_collections", lambda _: {table.source: None}
+        "analysis.commands.importer.read_collections", lambda _: {table.source: None}
     )
-    assert _is_imported(table, tmp_path) == is_imported
+    assert is_imported(table, tmp_path) == expected
 
 
 def a_csv(folder: Path, count: int = 120) -> Path:
