@@ -153,7 +153,7 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def why_software_differs(recorded: Mapping[str, str], current: Mapping[str, str]) -> str:
-    """Return a clause about a different version of PyTorch or the driver, or "" without one."""
+    """Return a clause about a changed version of PyTorch or the driver, or "" if none changed."""
     name = differing_software(recorded, current)
     if not name:
         return ""

@@ -1,7 +1,7 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting, and on a cluster
-without accounting, it would never notice that a job was killed.
+``squeue`` tells which Slurm jobs are alive. On a cluster without Slurm's accounting, submitit
+itself would never notice that a job was killed.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return the jobs that ``squeue`` lists among ``ids``, in the form of :meth:`Cluster.living`.
+    """Return those of the jobs that ``squeue`` lists, in the form of :meth:`Cluster.living`.
 
     Raises:
         NoAnswerError: if squeue gives no answer.

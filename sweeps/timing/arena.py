@@ -1,9 +1,9 @@
 """Operand arena: memory for inputs and results, handed out as views.
 
-Inputs are filled with normally distributed values, because kernels run faster on zeros and
-constants: these draw less power, which lets the clock rate stay higher. The column ``fill`` records
-the distribution. Results have separate memory. If results overwrote the inputs, repeated
-multiplication would make the values overflow.
+Inputs are filled with normally distributed values. Kernels would run faster on zeros and constants,
+because computing with these draws less power. The column ``fill`` records the distribution. Results
+have separate memory. If results overwrote the inputs, repeated multiplication would make the values
+overflow.
 """
 
 from __future__ import annotations
@@ -176,7 +176,6 @@ def _padded_counts(problem: Workload, storage: Storage) -> tuple[int, int, int]:
 
 
 def _padded_bytes(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Return the bytes of A, B and the result in the arena, padding included."""
     element_bytes = DTYPE_BYTES[problem.dtype]
     count_a, count_b, count_out = _padded_counts(problem, storage)
     return count_a * element_bytes, count_b * element_bytes, count_out * element_bytes

@@ -35,7 +35,6 @@ class _HostLook(NamedTuple):
     """Counters of CPU time at one moment, in ticks.
 
     Attributes:
-        moment: seconds of a monotonic clock.
         core_ticks: used, stolen and total ticks of all cores.
         our_ticks: ticks of our live processes, by process id.
     """
@@ -71,7 +70,7 @@ class HostWatch:
     def look(self) -> HostUse | None:
         """Return how much other processes and virtual machines used the host since the last look.
 
-        Return None if that is not known, for example because one of our processes has ended.
+        Return None if the use is not known, for example because one of our processes has ended.
         """
         before = self._last
         after = self._read()

@@ -77,7 +77,7 @@ _ONEDNN_LINE = re.compile(
 def parse_verbose(text: str) -> list[Kernel]:
     """Return the kernels in the output that oneDNN and MKL print in verbose mode.
 
-    Each kernel has a line in one of these formats. Other lines are ignored.
+    Each kernel has a line in one of these formats:
 
     oneDNN: ``onednn_verbose,v1,primitive,exec,cpu,<kind>,<implementation>,…,<ms>``.
     MKL: ``MKL_VERBOSE SGEMM(N,N,…) 1.30ms …``.
@@ -123,8 +123,7 @@ def profile_document(
 ) -> dict[str, Any]:
     """Call ``work``, and return PyTorch's trace of it as a JSON document with input shapes.
 
-    ``work`` has to wait for the device before it returns, so that the trace has all kernels. If
-    ``activities`` include CUDA, the trace begins with dummy launches.
+    ``work`` has to wait for the device before it returns, so that the trace has all kernels.
     """
     with warnings.catch_warnings():
         # PyTorch 2.11 warns that it keeps only events of the last cycle, but there is one cycle.

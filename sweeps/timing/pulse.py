@@ -68,7 +68,7 @@ class BeatingPulse(Pulse):
         return self._lost
 
     def beat(self) -> None:
-        """Beat, and count a stop if the gap since the last beat is long and nearly idle."""
+        """Beat, and count a stop after a long gap with almost no CPU time."""
         with self._lock:
             # The lock keeps two threads that beat at once from counting a gap twice.
             last_time, last_cpu = self._last_beat

@@ -59,10 +59,8 @@ class Checker(Protocol):
     def check_batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a batch that was launched after :meth:`poison`.
 
-        Args:
-            indices: index of the operand set of each launch, in launch order.
-            last: what the last launch returned. If launches allocate their results, only this
-                result can be checked.
+        If launches allocate their results, only ``last``, the result of the last launch, can be
+        checked.
 
         Raises:
             Exception: if a result is wrong.
@@ -382,7 +380,7 @@ class Sampler:
     ) -> Timing:
         """Time one batch, and time it again if the process was stopped during it.
 
-        If ``late``, ``checker`` first changes the inputs of the batch's last operand set.
+        If ``late``, the inputs of the batch's last operand set are changed first.
         """
         sustained = subject.mode == "sustained"
         changed = indices[-1] if late else None

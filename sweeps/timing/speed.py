@@ -49,7 +49,7 @@ class MachineSpeed:
     spread: float = 0.0
 
     def at(self, moments: Sequence[float]) -> Array:
-        """Return the machine's log time at each moment; 0 without a measurable change of speed."""
+        """Return the machine's log time at each moment; zeros for :data:`STEADY`."""
         if not len(self.until):
             return np.zeros(len(moments))
         stretch = np.searchsorted(self.until, moments)

@@ -99,7 +99,7 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return each sensor's median, and all throttle reasons, from ``begin`` to ``end``.
+        """Return each sensor's median and the throttle reasons from ``begin`` to ``end``.
 
         If no reading was taken in or near this span, the last earlier reading is used.
         """
@@ -167,7 +167,6 @@ class NvmlTelemetry(Telemetry):
         return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
     def _ask(self, query: Callable[..., Any], *arguments: Any) -> float | None:
-        """Return the value of one NVML query, or None if NVML cannot answer the query."""
         try:
             return float(query(*arguments))
         except self._nvml.NVMLError:
