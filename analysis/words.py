@@ -10,8 +10,8 @@ from kernels.common.errors import UserError
 def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     """Return the names in comma-separated text such as ``N`` or ``M,K``.
 
-    ``words`` may also have one name per string, or be None for no names. ``option`` is the name of
-    the command-line option in error messages, without dashes.
+    ``words`` may also be a sequence of names. ``option`` is the name of the command-line option in
+    error messages, without dashes.
 
     Raises:
         UserError: if a name is empty.

@@ -67,8 +67,7 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     """Parse a time such as ``90s``, ``10m``, ``1.5h`` or ``90`` (seconds) into seconds.
 
-    If ``text`` is None or empty, the result is None. ``option`` is the name of the command-line
-    option in error messages, without dashes.
+    ``option`` is the name of the command-line option in error messages, without dashes.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.

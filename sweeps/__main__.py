@@ -130,8 +130,9 @@ def _list_sweeps(json: bool) -> None:
             ]
         )
         return
+    width = max(len(sweep.name) for sweep in sweeps)
     for sweep in sweeps:
-        print(f"{sweep.name:14} {sweep.question}")
+        print(f"{sweep.name:{width}} {sweep.question}")
 
 
 def _show_cases(name: str, machine: Machine, json: bool) -> None:

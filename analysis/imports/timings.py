@@ -257,9 +257,9 @@ def _read_cutlass(path: Path) -> FileTimings:
 
 
 def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
-    """Translate the profiler's columns of GEMMs to ours, all as text.
+    """Translate the profiler's columns of GEMMs to Rooftile's columns, all as text.
 
-    The dtype is empty if it is not one of ours, or if A and B have different dtypes.
+    The dtype is empty if Rooftile does not support it, or if A and B have different dtypes.
     """
     a_dtype, a_order = _dtype_and_order(frame["A"])
     b_dtype, b_order = _dtype_and_order(frame["B"])
@@ -309,7 +309,7 @@ def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
 
 
 def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Translate the profiler's columns of convolutions to ours, all as text."""
+    """Translate the profiler's columns of convolutions to Rooftile's, all as text."""
     dtype, layout = _dtype_and_order(frame["Activation"])
     # Our cells hold the values of both directions, such as ``1x1``.
     pairs = {

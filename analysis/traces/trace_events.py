@@ -185,10 +185,7 @@ def read_trace(path: Path) -> TraceEvents:
 
 
 def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...]:
-    """Return the names of the GPUs that have events, without repetitions.
-
-    If the trace lists none of these GPUs, the result has the names of all GPUs of the node.
-    """
+    """Return :attr:`TraceEvents.device_names`, without repetitions."""
     entries = device_list if isinstance(device_list, list) else []
     all_names: list[str] = []
     used_names: list[str] = []
@@ -213,7 +210,6 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event to the columns if it is a host or device event, and is not damaged."""
         # 1. Leave out events that are neither host events nor device events of a known kind.
         if not isinstance(event, dict) or event.get("ph") != "X":
             return
@@ -254,7 +250,6 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add a host event to the host columns; times are in ns."""
         host = self._trace.host
         if kind == MODULE:
             name = _INSTANCE.sub("", name.removeprefix(_MODULE_NAME))
@@ -282,7 +277,6 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Add a device event to the device columns; times are in ns."""
         device = self._trace.device
         # Traces show each device as a process, and the process id is the id of the device.
         device_id = arguments.get("device", event.get("pid"))
@@ -296,7 +290,6 @@ class _Columns:
         device.graph.append(_id(arguments.get("graph id")) > 0)
 
     def _number_of(self, name: str) -> int:
-        """Return the position of a name among the trace's names, and add it if it is new."""
         number = self._names.setdefault(name, len(self._names))
         if number == len(self._trace.names):
             self._trace.names.append(name)
@@ -446,7 +439,7 @@ def join(trace: TraceEvents) -> TraceJoin:
 
 
 class _Nesting(NamedTuple):
-    """Operation and modules around each host event; the fields are those of :class:`TraceJoin`."""
+    """Fields of :class:`TraceJoin` that depend only on the host events."""
 
     parent: list[int]
     self_ns: list[int]
@@ -463,10 +456,7 @@ class _RunningEvent(NamedTuple):
 
 
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
-    """Find the operation and the modules around each host event, and each operation's own time.
-
-    ``order`` has the positions of the host's events, sorted by thread and start time.
-    """
+    """Find the operation and the modules around each host event, and each operation's own time."""
     host = trace.host
     parent = [NOTHING] * len(order)
     module = [NOTHING] * len(order)

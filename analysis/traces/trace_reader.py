@@ -63,7 +63,6 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
 
 
 def _opened(path: Path) -> IO[str]:
-    """Open a file as text, and decompress it if its content is gzip."""
     with open(path, "rb") as file:
         compressed = file.read(len(_GZIP)) == _GZIP
     # Replace bytes that are not UTF-8, because a kernel's name may have bytes of any encoding.
@@ -73,10 +72,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a JSON document.
-
-    The document is a list of events, or a mapping with the key :data:`EVENTS` for this list.
-    """
+    """Yield the events of a list, or of the mapping that has the list under :data:`EVENTS`."""
     first = window.next_character()
     if first == "[":
         yield from window.items()
@@ -120,10 +116,7 @@ class _Window:
         self._values_read = 0  # number of values that have been read from the file
 
     def next_character(self) -> str:
-        """Return the next character that is not white space, without moving past it.
-
-        At the end of the file, return an empty string.
-        """
+        """Return the next character that is not white space, or "" at the end of the file."""
         while True:
             match = _SPACE.match(self._text, self._position)
             assert match is not None  # the pattern also matches an empty string
@@ -138,7 +131,6 @@ class _Window:
         self._position += 1
 
     def value(self) -> Any:
-        """Return the next JSON value."""
         self.next_character()
         while True:
             try:
@@ -175,14 +167,12 @@ class _Window:
                 raise self.damaged()
 
     def damaged(self) -> UserError:
-        """Return the error for a damaged or incomplete document."""
         return UserError(
             f"{self._path} is damaged or incomplete after "
             f"{counted(self._values_read, 'JSON value')}. Copy the trace again, or record it again."
         )
 
     def not_a_trace(self) -> UserError:
-        """Return the error for a document without a list of events."""
         return UserError(
             f"{self._path} has no list {EVENTS!r}, so it is not a trace of PyTorch's profiler. "
             "Write a trace with the profiler's method export_chrome_trace."

@@ -41,7 +41,6 @@ def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
 
 
 def _dtype(inputs: OperationInputs, position: int) -> str:
-    """Return the dtype of the input at a position; an unknown dtype raises a KeyError."""
     return TRACED_DTYPES[inputs.types[position]]
 
 
@@ -58,7 +57,6 @@ def _stored(inputs: OperationInputs, position: int) -> StoredTensor:
 
 
 def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor of these sizes, in elements."""
     return tuple(math.prod(sizes[dimension + 1 :]) for dimension in range(len(sizes)))
 
 
@@ -150,7 +148,6 @@ def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_:
 
     ``first`` is the position of the queries (batch, heads, queries, width). The keys (batch,
     kv_heads, keys, width) and the values (batch, kv_heads, keys, value_width) follow.
-    ``causal_position`` is the position of the setting ``is_causal``.
     """
     query_sizes = _stored(inputs, first).sizes
     key_sizes = _stored(inputs, first + 1).sizes
@@ -193,9 +190,8 @@ def _convolution(
 ) -> list[Work]:
     """Return the convolution of two inputs, an image and filters, as one problem for each pass.
 
-    ``setting_positions`` has the position of each setting that the operation takes, and always has
-    ``stride`` and ``padding``. A missing number of groups is derived from the sizes; other missing
-    settings have PyTorch's defaults. ``first`` is the position of the image. The filters follow.
+    ``setting_positions`` must have ``stride`` and ``padding``. A missing number of groups is
+    derived from the sizes; other missing settings have PyTorch's defaults.
     """
     image, weight = _stored(inputs, first), _stored(inputs, first + 1)
     dimensions = len(image.sizes) - 2  # the image is (n, c, …)
@@ -204,7 +200,6 @@ def _convolution(
         return _integers(inputs.settings[setting_positions[name]])
 
     def per_dimension(name: str) -> tuple[int, ...]:
-        """Return a setting with one number per dimension; a single number is repeated."""
         numbers = setting(name)
         return numbers * dimensions if len(numbers) == 1 else numbers
 

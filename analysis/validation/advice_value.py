@@ -197,8 +197,7 @@ def _padding_value(
 ) -> PaddingValue:
     """Return the value of the paddings that one rule picked.
 
-    ``originals`` and ``picked`` are positions in ``seconds``. ``best_gains`` has the gain of each
-    original's fastest padding, or 0 if the original is faster.
+    ``best_gains`` has the gain of each original's fastest padding, or 0 if the original is faster.
     """
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
@@ -235,8 +234,7 @@ def judge_measured(
     it. With only one table, a pick would seem better than it is, because the same noise would
     affect both the pick and its judgement.
 
-    Returns:
-        The value of the rule, for each number of candidates in ``counts``.
+    The result has the value of the rule for each number of candidates in ``counts``.
 
     Raises:
         UserError: if the two tables share too few shapes.
@@ -310,8 +308,7 @@ def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> i
 class _HeldOutRows:
     """Held-out shapes with more than 1e9 FLOP, as arrays with one element per measurement.
 
-    ``predicted`` is the predicted time in seconds. Methods identify a shape by its position in the
-    arrays. A shape that was measured several times has a position for each measurement.
+    Times are in seconds. Methods identify a shape by its position in the arrays.
     """
 
     def __init__(self, validation: Validation) -> None:
@@ -341,7 +338,7 @@ class _HeldOutRows:
 
         Only measurements with the same implementation are included, and each shape only once.
         ``smallest_difference`` is the lowest allowed relative difference in each dimension, such as
-        −0.15 for shapes that may be up to 15% smaller. No dimension may be more than 15% larger.
+        −0.15 for shapes that may be up to 15% smaller.
         """
         problem, implementation = self._problems[original], self._implementations[original]
         # A recording may have the same shape in several sweeps. Repetitions must not count, because

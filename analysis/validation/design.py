@@ -16,10 +16,9 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
     The cut is at a quantile, so that all final boxes have about the same number of candidates.
 
     Args:
-        features: array of shape (candidates, features), with at least one candidate. Each feature
-            is standardised first.
+        features: array of shape (candidates, features), with at least one candidate.
         count: number of candidates to choose, at least 1. If fewer exist, all are chosen.
-        seed: seed for breaking ties and for drawing each box's candidate.
+        seed: random seed.
 
     Returns:
         Positions of the chosen candidates, in ascending order.

@@ -87,8 +87,7 @@ class Validation:
     def tile_agreement(self) -> float | None:
         """Share of held-out rows whose predicted tile equals the tile in the kernel's name.
 
-        Rows whose kernel name contains no tile are left out. The share is None if no kernel name
-        contains a tile.
+        Rows whose kernel name contains no tile are left out.
         """
         estimate = self.prediction.estimate
         predicted = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(estimate.bm, estimate.bn, strict=True)]
@@ -260,9 +259,8 @@ def choose_calibration_rows(
 ) -> NDArray[np.intp]:
     """Choose ``count`` calibration rows by their features, without looking at times.
 
-    ``pool`` has the positions in ``source`` of the rows that may be calibrated on, and the result
-    has the positions of the chosen rows. Some of the features are times that the formula estimates
-    with ``constants``.
+    ``pool`` has the positions in ``source`` of the rows that may be calibrated on. Some of the
+    features are times that the formula estimates with ``constants``.
 
     Raises:
         UserError: if ``pool`` has fewer rows than ``count``.
@@ -280,10 +278,8 @@ def choose_calibration_rows(
 
 
 def _spread(machine: Machine, dtype: str) -> Spread:
-    """Return the uncertainty of another machine's constants.
-
-    The uncertainty was learned only for 16-bit dtypes on GPUs.
-    """
+    """Return the uncertainty of another machine's constants."""
+    # The uncertainty was learned only for 16-bit dtypes on GPUs.
     is_learned = machine.kind == "gpu" and dtype in TWINS
     return Spread.from_shipped("generation") if is_learned else UNKNOWN
 

@@ -105,7 +105,6 @@ def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collectio
 
 
 def _collection_from_table(table: PublicTable, dtype: str) -> Collection:
-    """Read a public table's rows of one dtype as a collection, which may be empty."""
     return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
@@ -165,7 +164,6 @@ def _validate_once(
     seed: int,
     holdout: str,
 ) -> Validation:
-    """Validate the model on one split of the rows."""
     # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
     other_constants, _ = foreign_constants(machine, source.dtype)

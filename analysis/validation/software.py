@@ -58,9 +58,8 @@ class CollectionErrors:
         source: framework and version of the collection.
         log_ratios: log(measured / predicted) of each shape.
         spreads: expected error of the logarithm of each prediction.
-        pair_errors: errors of the time ratios between a shape and its fastest padding, as multiples
-            of each ratio's spread (see :func:`analysis.model.calibrate.pair_errors`). Only paddings
-            with a predicted gain above 10% are included.
+        pair_errors: result of :func:`analysis.model.calibrate.pair_errors` for the paddings with a
+            predicted gain above 10%.
         groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
         repeated: errors if the imported table's times are taken as predictions; None without an
             imported table.
@@ -84,10 +83,7 @@ class CollectionErrors:
     def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> CollectionErrors:
-        """Return the errors of ``predicted`` compared with the measured ``seconds``.
-
-        ``query`` has the measured shapes.
-        """
+        """Return the errors of ``predicted`` compared with the measured ``seconds``."""
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _MIN_PREDICTED_GAIN)
         groups = np.array([shape_group(problem) for problem in query.problems], dtype=object)
@@ -119,8 +115,7 @@ class CollectionErrors:
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
         """Return the share of times that are inside a range around the final model's predictions.
 
-        ``software`` is the range, in multiples of the spread. Without an imported table, the result
-        is None.
+        ``software`` is the range, in multiples of the spread.
         """
         if self.seen is None:
             return None
@@ -162,7 +157,7 @@ def errors_on_other_tables(
 ) -> list[CollectionErrors]:
     """Return the errors of an imported table's predictions on each other table of its machine.
 
-    Only shapes that are in both tables are compared. A table without such shapes is left out.
+    Only shapes that are in both tables are compared.
 
     Args:
         folder: folder of the imported table's recording, with predicted.csv and calibration.json.
@@ -195,7 +190,7 @@ def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[Publ
 def _held_out_predictions(folder: Path, interval_width: float) -> pd.DataFrame:
     """Read the held-out predictions of the bf16 shapes in a recording.
 
-    ``interval_width`` is the width of the fit's interval, in multiples of the spread.
+    ``interval_width`` is in multiples of the spread.
     """
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
@@ -216,8 +211,7 @@ def _compare_collection(
 ) -> CollectionErrors | None:
     """Compare the times in a collection with predictions, for the shapes that both have.
 
-    ``model`` was fitted to all shapes of the imported table. ``predictions`` is the result of
-    :func:`_held_out_predictions`, with the imported table's times in the column measured_us.
+    The column measured_us of ``predictions`` has the imported table's times.
     """
     # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")
@@ -258,8 +252,8 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 
     - ``software``: 90% range of the errors on other frameworks.
     - ``same``: errors of held-out predictions for the imported table itself.
-    - ``other``: result of :func:`judged_row` for each collection. The coverages are optimistic,
-      because the range was also learned from these collections.
+    - ``other``: results of :func:`judged_row`, one for each collection. The coverages are
+      optimistic, because the range was also learned from these collections.
     """
     software = software_of(table.slug)
     collection_errors = errors_on_other_tables(folder, table, tables, shift_of(table.slug))

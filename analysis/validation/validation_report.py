@@ -101,7 +101,6 @@ def basis(validation: Validation) -> str:
 
 
 def _breakdowns(rows: pd.DataFrame) -> list[str]:
-    """Return lines with the errors of a :func:`held_out_table` by limit, by M and by class."""
     lines = []
     # Because one edge is infinite, all edges are floats. Their labels should be whole numbers.
     by_m = pd.cut(rows["m"], list(_M_EDGES)).cat.rename_categories(
@@ -136,10 +135,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
 
 
 def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
-    """Describe the value of following the advice, and of measuring the best candidates first.
-
-    ``measured`` has the value of measuring the best candidates, by the number of candidates.
-    """
+    """Describe the value of following the advice, and of measuring the best candidates first."""
     drawn = counted(worth.neighbourhoods, "choose query", "choose queries")
     lines = [f"Mean regret (speed lost compared with the fastest shape) of {drawn}, by rule:"]
     lines += [

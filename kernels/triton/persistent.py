@@ -203,9 +203,9 @@ class TritonPersistent(GemmFamily):
         loops over tiles and over K are not fused. An iteration of the loop over K then has fewer
         instructions, but nothing is copied while a tile is stored.
 
-        Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
-        TMA cannot transpose. In layouts other than ``nt``, plain copies transpose the operands
-        instead.
+        Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory. TMA
+        cannot transpose an operand, so in layouts other than ``nt``, plain copies transpose the
+        operands.
 
         Specialised tf32 tiles above 128×128 spill on sm_100, so they are left out on all GPUs. If
         the rows of C are misaligned, specialised tiles are used only on sm_90, because they spill

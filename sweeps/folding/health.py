@@ -127,11 +127,11 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     if not repeats:
         worst_reason = f"; {reasons[0]}" if reasons else ""
         return f"Health: {verdict}{worst_reason}."
-    difference = f"repeated medians differ by {repeats['between']:.0%}"
+    difference = f"re-timed medians differ by {repeats['between']:.0%} beyond their intervals"
     if reasons and verdict != _BETWEEN.verdict(repeats["between"]):
         return f"Health: {verdict}; {difference}, but {reasons[0]}."
     if verdict == NOISY:
-        return f"Health: {verdict}; {difference}, and intervals are widened accordingly."
+        return f"Health: {verdict}; {difference}, which are widened accordingly."
     return f"Health: {verdict}; {difference}."
 
 

@@ -38,7 +38,7 @@ def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much slower a node's GPUs are when all of them work at the same time.
 
     Return None if fewer than six anchors were timed in both phases. ``events`` are the events of
-    the shards that were measured at the same time.
+    all shards of the node, from both phases.
     """
     # 1. Collect the seconds of the samples: first by anchor, worker and GPU, and then by phase. On
     # a CPU, only the worker differs. After a move, a worker also has samples of its earlier GPU.

@@ -362,7 +362,7 @@ def test_the_first_screen_says_how_fast_how_sure_and_what_to_change(here: Opened
     assert here.text(".verdict") == "noisy run"
     assert not here.page.locator(".health p").first.is_visible()
     here.page.locator(".health summary").click()
-    assert "intervals are widened accordingly" in here.text(".health p >> nth=0")
+    assert "which are widened accordingly" in here.text(".health p >> nth=0")
 
 
 @pytest.mark.parametrize("width", [1400, 800, 400])

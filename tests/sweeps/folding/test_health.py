@@ -140,10 +140,10 @@ def test_a_busy_host_is_the_cause_and_not_the_verdict() -> None:
 @pytest.mark.parametrize(
     ("between", "sentence"),
     [
-        (0.01, "Health: quiet; repeated medians differ by 1%."),
-        (0.04, "Health: noisy; repeated medians differ by 4%, and intervals are widened "
-               "accordingly."),
-        (0.45, "Health: unusable; repeated medians differ by 45%."),
+        (0.01, "Health: quiet; re-timed medians differ by 1% beyond their intervals."),
+        (0.04, "Health: noisy; re-timed medians differ by 4% beyond their intervals, which are "
+               "widened accordingly."),
+        (0.45, "Health: unusable; re-timed medians differ by 45% beyond their intervals."),
     ],
 )  # fmt: skip
 def test_a_line_says_what_it_means(between: float, sentence: str) -> None:
@@ -156,7 +156,7 @@ def test_a_run_that_is_noisy_for_another_reason_names_it() -> None:
     restless = replace(STEADY, spread=math.log(1.04))
     judged = health(STEADY_RECORD, CPU, [], [row() for _ in range(20)], [], [restless])
     sentence = health_sentence({**STEADY_RECORD, "health": judged})
-    assert sentence.startswith("Health: noisy; repeated medians differ by ")
+    assert sentence.startswith("Health: noisy; re-timed medians differ by ")
     assert sentence.endswith(", but the machine's speed changed by 4%.")
 
 
