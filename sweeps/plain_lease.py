@@ -28,10 +28,7 @@ class ClaimOwner:
 
 
 class PlainLease:
-    """Claim on a file, stored in a second file that only one process can create.
-
-    The second file contains the id of that process and the name of its machine.
-    """
+    """Claim on a file, stored in a second file that only one process can create."""
 
     compromise = None
     """Reason why the claim was lost; always None, because no claim is lost while its owner runs."""
@@ -72,11 +69,7 @@ class PlainLease:
             Path(self.lock_file).unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        """Create the claim's file and return True, or return False if it exists already.
-
-        Raises:
-            OSError: if the file cannot be created or written.
-        """
+        """Create the claim's file and return True, or return False if it exists already."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         try:
             descriptor = os.open(self.lock_file, flags, self._mode)
@@ -120,7 +113,6 @@ def _claim_text() -> str:
 
 
 def _is_gone(pid: int) -> bool:
-    """Return True if this machine has no process with this id."""
     try:
         os.kill(pid, 0)  # signal 0 is not delivered; it only checks that the process exists
     except (ProcessLookupError, OverflowError):  # a damaged id may be too large

@@ -1,4 +1,4 @@
-"""Read from an operation's kernels whether it uses Tensor Cores, and why it may be slow."""
+"""Determine from an operation's kernels whether it uses Tensor Cores, and why it may be slow."""
 
 from __future__ import annotations
 

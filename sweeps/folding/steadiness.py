@@ -54,9 +54,8 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
 
     ``drift`` is the relative change of the median from the first quarter of the samples to the last
     quarter. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
-    range of the samples without the fastest and the slowest tenth, relative to the median. Samples
-    from several workers or GPUs are not mixed: the report covers only the worker and GPU with the
-    most samples. Return None for fewer than eight samples.
+    range of the samples without the fastest and the slowest tenth, relative to the median. Only the
+    worker and GPU with the most samples count. Return None if they have fewer than eight samples.
     """
     # 1. Take the canary's samples in the order of their times, by worker and GPU.
     by_place: dict[SamplePlace, list[float]] = defaultdict(list)
@@ -100,21 +99,12 @@ def choose_repeats(
 ) -> list[PlanEntry]:
     """Return the cases to be re-timed, including the ``required`` ones.
 
-    Candidates are the cheaper half of the cases that have an interval and have not failed, or all
-    of them if there are at most 12. Cases that are timed for advice count only if the plan has no
-    other cases. As many candidates are chosen as fit in :func:`repeating_seconds` of the run's
-    ``budget``, but at most 24. The chosen cases are spread evenly over the plan.
+    The other cases are spread over the plan, and together fit in :func:`repeating_seconds` of the
+    run's ``budget``. The result is empty if cases were re-timed before, or if fewer than four cases
+    can be chosen. Fewer than four would not show how well medians repeat.
 
-    No case is chosen if a case that counts was re-timed before, or if fewer than four candidates
-    fit. Required cases are then left out, too. Fewer than four cases would not show how well
-    medians repeat.
-
-    Args:
-        planned: the plan.
-        history_by_case: histories by case id.
-        budget: budget of the run in seconds.
-        required: cases that another process has to confirm, such as GEMMs above a measured peak.
-            These cases are added to the chosen candidates, beyond the limits of time and number.
+    Required cases are those that another process has to confirm, such as GEMMs above a measured
+    peak. They are added even if they do not fit.
     """
     # 1. Find the candidates. Cases for advice are left out if possible, because the most promising
     # of them are re-timed in pairs anyway.
@@ -153,12 +143,12 @@ def choose_repeats(
 def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
-    The quotient of a re-timed case is the median of the other process divided by the original
-    median. ``ratio`` is the median of the quotients. ``between`` is the standard deviation of the
-    quotients' logarithms from 0, without the part that the noise of the medians explains.
-    ``between_cases`` is computed like ``between``, but without the change that all cases share.
-    Such a shared change does not affect the ratio of two cases. Return None if fewer than four
-    cases have at least six samples from each process.
+    The log ratio of a re-timed case is the logarithm of the other process's median divided by the
+    original median. ``ratio`` is the exponential of the median log ratio. ``between`` is the
+    standard deviation of the log ratios from 0, without the part that the noise of the medians
+    explains. ``between_cases`` is computed like ``between``, but without the change that all cases
+    share. Such a shared change does not affect the ratio of two cases. Return None if fewer than
+    four cases have at least six samples from each process.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long in
     that process. Deviations are clipped at three robust standard deviations, so that such a case
@@ -199,17 +189,14 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
 
 
 def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> float:
-    """Return the mean square of deviations from 0, clipped at three robust standard deviations.
-
-    The robust standard deviation is never taken to be smaller than the noise's standard deviation.
-    """
+    """Return the mean square of deviations from 0, clipped at three robust standard deviations."""
     robust_deviation = _NORMAL_MAD * float(np.median(np.abs(deviations)))
     limit = _CUT * max(robust_deviation, math.sqrt(noise_variance))
     return float(np.mean(np.square(np.clip(deviations, -limit, limit))))
 
 
 def _variance_of_median(values: NDArray[np.float64]) -> float:
-    """Return the variance of the median of ``values``, of which there must be at least six.
+    """Return the variance of the median of at least six values.
 
     The variance is estimated from the median absolute deviation, assuming normally distributed
     values. The correction for few values is from Croux and Rousseeuw, "Time-efficient algorithms

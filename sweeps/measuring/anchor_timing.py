@@ -35,16 +35,11 @@ def time_anchors(
 ) -> None:
     """Time the anchors on one GPU.
 
-    ``worker`` is the shard's name. ``emit`` is called with every event, and ``on_start`` before
-    anything that may crash.
+    Burst anchors are sampled in each phase. Burst samples with launch gaps are dropped.
 
-    An anchor that cannot be prepared is left out. Burst anchors are sampled in each phase. A burst
-    sample that fails or shows launch gaps is dropped.
-
-    Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each
-    window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an event, whose
-    ``t`` is the start of the window, in seconds since the sustained work began. A sustained anchor
-    runs for ``seconds``, and has no events if it fails.
+    Sustained anchors run for ``seconds``, only in the last phase, so that all GPUs run them at
+    once. Each window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an
+    event. The event's ``t`` is the start of the window, in seconds since the sustained work began.
 
     ``wait`` is called with the name of each phase, and returns when that phase may begin. ``wait``
     is None if no other GPU of the node measures at the same time.
@@ -55,10 +50,7 @@ def time_anchors(
     sampler = bench.sampler
 
     def report(key: str, phase: str, launch_seconds: float, reading: Reading, **more: Any) -> None:
-        """Emit an event for a sample or a window of the anchor with the id ``key``.
-
-        The event's cost is 0, because anchors do not count towards the budget.
-        """
+        """Emit an event with a cost of 0, because anchors do not count towards the budget."""
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         emit(
             make_event(
@@ -76,7 +68,6 @@ def time_anchors(
         )
 
     def sample(subject: Subject, phase: str) -> None:
-        """Take one sample of a burst, and report it unless it fails or shows launch gaps."""
         on_start([], subject.cost)
         try:
             taken = sampler.sample(subject)
@@ -87,7 +78,6 @@ def time_anchors(
             report(subject.key, phase, taken.seconds, taken.reading)
 
     def hold(subject: Subject, phase: str) -> None:
-        """Run a sustained anchor, and report each of its windows unless it fails."""
         # The last batch may end after ``seconds``, and a check of the result follows it.
         on_start([], seconds + 2 * subject.cost)
         try:

@@ -1,7 +1,4 @@
-"""Interface of a bench, which turns cases into subjects that can be timed.
-
-A bench runs cases on a GPU or a CPU, or is a fake for a test.
-"""
+"""Interface of a bench, which turns cases into subjects that can be timed."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class Refusal:
     """A case that cannot be timed.
 
     ``status`` is ``unsupported``, ``wrong``, ``oom`` or ``error``. ``message`` is the reason: a
-    sentence, or the text of an error. ``facts`` has the same meaning as in :class:`Ready`.
+    sentence, or the text of an error.
     """
 
     case: Case
@@ -63,8 +60,6 @@ class Bench(Protocol):
     ) -> Iterator[Ready | Refusal]:
         """Check and warm up cases, and yield a result for each case, in order.
 
-        ``histories`` has what earlier processes recorded about the cases, by case id.
-
         Raises:
             PoisonedError: if the device does not recover from an error.
         """
@@ -73,14 +68,14 @@ class Bench(Protocol):
     def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """Yield each case with the columns that name its kernels, in any order.
+        """Yield cases with the columns that name their kernels.
 
         If the profiler loses the records of a case's launch, the case is left out, so that it can
         be profiled again in another process. If the kernels of a case cannot be named, its column
         ``kernel`` is empty.
 
         Raises:
-            Exception: any error from the profiler, for example if profiling is not permitted.
+            Exception: any error from the profiler.
         """
         ...
 
@@ -107,16 +102,15 @@ class Bench(Protocol):
 OnStart = Callable[[Sequence[str], float], None]
 """Function to call before any work that may crash, to tell the parent process what will run.
 
-Its arguments are the ids of the cases that are about to run, and the seconds that the work is
-expected to take. The ids are empty if the work belongs to no case."""
+Its arguments are the ids of the cases that may be to blame for a crash, and the seconds that the
+work is expected to take."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
     """Return an event of the kind ``event`` with the present time.
 
-    ``worker`` is the shard's name. ``case`` is the id of the case, or "" if the event belongs to no
-    case. ``cost`` is the measuring time that the event took, in seconds. ``more`` has the further
-    entries of the event.
+    ``case`` is the id of the case, or "" if the event belongs to no case. ``cost`` is the time in
+    seconds that counts towards the budget.
     """
     gpu_entry = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {

@@ -28,10 +28,9 @@ _CHANGED = CheckVerdict(math.nan, math.nan, "the kernel changes its operands.")
 class ResultChecker:
     """Checker of the launches of one case.
 
-    Checks test Freivalds' identity alternately from the left and from the right, so that both sides
-    are tested by the end of a case's first sample. The check before timing also compares sampled
-    entries with a reference in float64. For memory-bound layers and LSTMs, to which the identity
-    does not apply, every check compares entries.
+    Checks test Freivalds' identity alternately from the left and from the right. The check before
+    timing also compares sampled entries with a reference in float64. For memory-bound layers and
+    LSTMs, to which the identity does not apply, every check compares entries.
     """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
@@ -51,10 +50,7 @@ class ResultChecker:
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Switch to a launch that may have more operand sets, but has the same first set.
-
-        Return this checker.
-        """
+        """Switch to a launch that has the same first operand set, and return this checker."""
         self._launch = launch
         last = len(launch.sets) - 1
         if last not in self._norms:
@@ -62,11 +58,7 @@ class ResultChecker:
         return self
 
     def check_before_timing(self) -> CheckVerdict:
-        """Launch on the first set; return a verdict on the result and on changed operands.
-
-        Also set :attr:`first_seconds` and :attr:`allocates`. The set's result buffer is filled with
-        NaN before the launch.
-        """
+        """Launch on the first set, and return a verdict on the result and the operands."""
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
         result = self._launch(0)
@@ -95,14 +87,11 @@ class ResultChecker:
     def check_batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a timed batch, before which :meth:`poison` was called.
 
-        If launches write into the result buffers of their operand sets, the content of each buffer
-        is checked. If each launch allocates its result, only the last result is checked.
-        ``indices`` are the indices of the sets that the launches used, in order, and ``last`` is
-        what the last launch returned.
+        If launches write into the result buffers of their operand sets, the content of these
+        buffers is checked. If each launch allocates its result, only the last result is checked.
 
         Raises:
-            WrongResultError: if the last launch did not return a tensor, if a result is wrong, or
-                if :meth:`poison` has negated an operand and a launch has changed an operand.
+            WrongResultError: if a result is wrong, or if an operand is found to have changed.
         """
         sets = self._launch.sets
         final = indices[-1]
@@ -128,9 +117,7 @@ class ResultChecker:
     def check_after_timing(self) -> None:
         """Launch on the last set with its first operand negated, and check the result.
 
-        This method is called after the last sample, when :meth:`release` has restored the operands.
-        The negation changes the result, so a kernel that returns an old result is detected. The
-        negation does not change the norms by which operands are compared.
+        The negation changes the result, so a kernel that returns an old result is detected.
 
         Raises:
             WrongResultError: if the result is wrong, or if the operands have changed.
@@ -148,21 +135,14 @@ class ResultChecker:
             a.neg_()
 
     def _require(self, verdict: CheckVerdict, when: str) -> None:
-        """Raise a WrongResultError with ``when`` in its message if the verdict is negative."""
         if not verdict.ok:
             raise WrongResultError(f"a check {when} failed: {verdict.message}")
 
     def _unchanged(self) -> bool:
-        """Return True if the operands of the first and the last set have their original norms."""
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Check results with :func:`verify`, and return the verdict.
-
-        ``results`` has the result of each set that is checked, by the set's index. A result is
-        wrong if its shape or dtype differs from that of the set's buffer. ``entries`` is passed on
-        to :func:`verify`.
-        """
+        """Return a verdict on results, each given with the index of its operand set."""
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
@@ -189,5 +169,4 @@ def _norms(operands: Operands) -> tuple[float, float]:
 
 
 def _result_view(result: Tensor, buffer: Tensor) -> Tensor:
-    """Return a view of ``buffer`` with the shape and strides of ``result``."""
     return buffer.as_strided(result.shape, result.stride(), buffer.storage_offset())

@@ -59,7 +59,7 @@ class Assignment:
 EXTRA_WORK: dict[str, Callable[..., None]] = {
     "anchor": time_anchors, "repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels,
 }  # fmt: skip
-"""Kinds of work other than measuring the plan's cases, each with the function that does it."""
+"""Kinds of work other than measuring the plan's cases, each with its function."""
 
 
 def work(connection: Connection) -> None:
@@ -68,8 +68,8 @@ def work(connection: Connection) -> None:
     The child sends these messages:
 
     - ("event", event) for each event;
-    - ("visit", ids, seconds) before any work that may crash, with the ids of the work's cases and
-      the seconds that the work is expected to take;
+    - ("visit", ids, seconds) before any work that may crash, with the arguments of
+      :data:`sweeps.measuring.bench.OnStart`;
     - ("wait", phase), after which the child waits until the parent sends a message.
 
     Its last message is one of these:
@@ -145,23 +145,17 @@ def work(connection: Connection) -> None:
 def _detach_fork(connection: Connection) -> None:
     """Close the pipe in a forked copy of the child, and make the copy end when the child ends.
 
-    If the copy kept the pipe open, the parent would not notice that the real child has died. The
-    copy must not measure, so it exits when it tries to send a message.
+    If the copy kept the pipe open, the parent would not notice that the real child has died.
     """
     connection.close()
     die_with_parent()  # Linux clears this setting in a forked copy
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or "no message" if the error has no text."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _make_bench(assignment: Assignment) -> Bench:
-    """Import and call the assignment's callable, and return the bench that it makes.
-
-    The bench is also told to prepare the assignment's careful cases one by one.
-    """
     module_name, _, callable_name = assignment.bench.partition(":")
     make = getattr(importlib.import_module(module_name), callable_name)
     cases = [entry.case for entry in assignment.planned]

@@ -1,7 +1,6 @@
 """Re-time cases, re-time pairs of cases, and name kernels, each in a separate process.
 
-In the functions below, ``worker`` is the shard's name. ``emit`` is called with every event, and
-``on_start`` before anything that may crash.
+In the functions below, ``worker`` is the shard's name.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def repeat_cases(
     """Re-time cases, to see how far their medians differ from those of an earlier process.
 
     The cases are sampled in rounds, in a new order each time. Samples become ``repeat`` events. If
-    a sample fails or shows launch gaps, an ``aside`` event reports only the time that the sample
-    took. A case that cannot be prepared is left out. A case that fails gets no further samples.
+    a sample fails or shows launch gaps, an ``aside`` event reports only how long the sample took. A
+    case that fails gets no further samples.
 
     Raises:
         PoisonedError: if the device does not recover from an error.
@@ -75,11 +74,10 @@ def confirm_pairs(
 ) -> None:
     """Re-time pairs of cases, to measure how much faster the second case of each pair is.
 
-    The samples by which the pairs were chosen must be from other processes. Every pair gets
+    The samples by which the pairs were chosen must be from other processes. A pair gets up to
     :data:`BLOCKS` blocks. In each block, the second case is timed twice between two samples of the
-    first case, so that a steady change of the machine's speed cancels out. If launch gaps show in
-    every attempt at a block, an ``aside`` event reports only the time of the attempts. A case that
-    fails gets an ``outcome`` event, and its pairs get no further blocks.
+    first case, so that a steady change of the machine's speed cancels out. A case that fails gets
+    an ``outcome`` event.
 
     ``cases`` has the two cases of the first pair, then the two cases of the second pair, and so on.
 
@@ -102,23 +100,18 @@ def _confirm_batch(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time a few pairs in rounds, as :func:`confirm_pairs` describes.
-
-    ``process`` identifies this process in the events, and is the seed of the rounds' order.
-    """
+    """Re-time a few pairs in rounds, as :func:`confirm_pairs` describes."""
     sampler = bench.sampler
     ready: dict[Case, Subject] = {}  # cases that can be timed and have not failed
 
     def fail(case: Case, status: str, message: str) -> None:
-        """Report that a case failed, and drop it."""
         ready.pop(case, None)
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
     def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
         """Return the seconds per launch of one block's samples: first, second, second, first.
 
-        The list is empty if a case fails, or if launch gaps show in every attempt. The last block
-        of a pair ends with a check of both cases.
+        The list is empty if a case fails, or if launch gaps show in every attempt.
         """
         case = first  # the case that runs, so that an error is reported for the right one
         try:
@@ -179,7 +172,6 @@ def _confirm_batch(
 
 
 def _check_after(subject: Subject, on_start: OnStart) -> None:
-    """Check a case after the last block of its pair, if the case has a checker."""
     on_start([subject.key], subject.cost + subject.checking)
     if subject.checker is not None:
         subject.checker.check_after_timing()
@@ -194,11 +186,10 @@ def name_kernels(
 ) -> None:
     """Report the names of the cases' kernels in ``facts`` events.
 
-    A case that :meth:`Bench.kernel_columns` leaves out has no event. Nothing may be timed in this
-    process afterwards, because a profiler slows launches.
+    Nothing may be timed in this process afterwards, because a profiler slows launches.
 
     Raises:
-        Exception: any error from the profiler, for example if profiling is not permitted.
+        Exception: any error from the profiler.
     """
     begin = bench.sampler.now()
     for case, facts in bench.kernel_columns(cases, on_start):

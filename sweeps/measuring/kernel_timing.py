@@ -45,7 +45,7 @@ class KernelSamples:
 
     Attributes:
         result: value that the first launch returned.
-        seconds: seconds per launch of each sample, in the order in which the samples were taken.
+        seconds: seconds per launch, for each sample.
         launches: number of launches in each sample.
         sets: number of copies of the arguments that the launches of a sample rotate through.
         rel_error: error of a launch after the samples, as :meth:`TimedKernel.checked_error` returns
@@ -131,13 +131,12 @@ class TimedKernel:
     def checked_error(self, result: Any, expected: Tensor | None) -> float | None:
         """Check a result against the expected one, and return the largest error.
 
-        ``expected`` is the result of :meth:`expected`. The error is relative to the largest
-        absolute expected value, or absolute if all expected values are 0. The error is 0 if the
-        tensors are empty, and None if ``expected`` is None.
+        The error is relative to the largest absolute expected value, or absolute if all expected
+        values are 0. Return None if ``expected`` is None.
 
         Raises:
-            WrongResultError: if the error is NaN or larger than the tolerance, or the result is not
-                a tensor with the shape of the reference's result.
+            WrongResultError: if the result is not a tensor of the expected shape, or if its error
+                is NaN or larger than the tolerance.
         """
         if expected is None:
             return None
@@ -182,10 +181,7 @@ class TimedKernel:
 
 
 def _copied_for_reference(argument: Any) -> Any:
-    """Return a copy of a tensor, in float64 if it is a floating-point tensor.
-
-    Any other argument is returned as it is.
-    """
+    """Return a copy of a tensor, in float64 if it is a floating-point tensor."""
     if not isinstance(argument, Tensor):
         return argument
     dtype = torch.float64 if argument.is_floating_point() else argument.dtype
@@ -196,11 +192,7 @@ class KernelTimer:
     """Timer of kernels on one device."""
 
     def __init__(self, gpu: int | None) -> None:
-        """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None.
-
-        Also allocate the buffer that is used to flush the device's cache. If the device is a GPU,
-        wake the GPU, and start to read its sensors.
-        """
+        """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None."""
         self._gpu = gpu
         clock: CpuClock | CudaClock = CpuClock()
         telemetry = Telemetry()
@@ -227,13 +219,12 @@ class KernelTimer:
     def time(self, kernel: TimedKernel, cache: str = "cold") -> KernelSamples:
         """Check a kernel, sample it until :attr:`Subject.finished` is true, and check it again.
 
-        With ``cache="cold"``, a launch reads its arguments from memory. With ``cache="warm"``, it
-        reads them from the cache.
+        With ``cache="cold"``, the cache does not contain a launch's arguments. With
+        ``cache="warm"``, an earlier launch has just read them.
 
         Raises:
             WrongResultError: if :meth:`TimedKernel.checked_error` refuses a result.
-            UserError: if ``cache`` is unknown, the reference does not return a tensor, or every
-                sample shows gaps between its launches.
+            UserError: if an argument is invalid, or if the kernel cannot be timed.
             Exception: any error that the kernel or the reference raises.
         """
         check_cache(cache)
@@ -268,20 +259,15 @@ class KernelTimer:
         if not subject.samples:
             raise UserError(
                 "this kernel's launches cannot be timed: gaps between them show in every sample, "
-                "because the kernel waits for the GPU. Pass a function that does not synchronise."
+                "probably because the kernel waits for the GPU. Pass a function that does not "
+                "synchronise."
             )
         # 5. Check a launch on new copies again, because a kernel may be right only at first.
         error = kernel.checked_error(kernel.launch_on_copies()(), expected)
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return the number of copies of the arguments that a cold batch needs.
-
-        Each launch gets a copy, within two limits: the number of copies is at most
-        :data:`_MAX_SETS`, and all copies together take at most the share :data:`_COPIES_SHARE` of
-        the free memory. The result is at least 1. ``nbytes`` is the size of a copy in bytes, and
-        ``seconds`` is the estimated time of a launch.
-        """
+        """Return how many copies a cold batch gets, if a launch takes about ``seconds``."""
         if self._gpu is None:
             # Other processes may use the other half. A host may report 0 bytes.
             free_bytes = self._memory_bytes // 2 or _DEFAULT_MEMORY

@@ -1,4 +1,4 @@
-"""Measuring loop of a run, which samples each new case once, and later all cases in rounds."""
+"""Measuring loop of a run, which samples each new case once, and open cases later in rounds."""
 
 from __future__ import annotations
 
@@ -60,21 +60,10 @@ class Rounds:
     ) -> None:
         """Prepare the loop; nothing is measured yet.
 
-        Args:
-            planned: the cases, in the plan's order.
-            known: histories from earlier processes. Finished cases are not measured again.
-            bench: the bench that the cases run on.
-            worker: the shard's name, for the events.
-            budget: seconds of measuring that this shard may use in total, however often the run is
-                resumed.
-            spent: seconds of the budget that are used up.
-            emit: called with every event.
-            on_start: called before anything that may crash.
-            seed: seed of the shuffles, for tests.
-            limit: seconds that this process may take, even if more of the budget is left.
-            longest: seconds that six samples of a case may take; None for the share
-                :data:`_MAX_SHARE` of the budget. A case may always take up to :data:`_MISTAKEN`
-                times its planned seconds, even beyond this limit.
+        ``known`` has histories from earlier processes. This shard may measure for ``budget``
+        seconds in total, of which ``spent`` seconds are used up. This process may take ``limit``
+        seconds, even if more of the budget is left. Six samples of a case may take ``longest``
+        seconds; None stands for the share :data:`_MAX_SHARE` of the budget.
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
@@ -116,9 +105,9 @@ class Rounds:
         self._watching = CANARY not in known or not known[CANARY].crashes
 
     def run(self) -> str:
-        """Measure, and return ``done`` if every case is finished, else ``budget``.
+        """Measure, and return ``done`` if no case is left to be measured, else ``budget``.
 
-        ``budget`` means that the budget or the time is used up, or that no further case fits.
+        ``budget`` means that the budget or the time does not suffice for the other cases.
 
         Raises:
             PoisonedError: if the device does not recover from an error.
@@ -130,7 +119,6 @@ class Rounds:
         return reason
 
     def _measure(self) -> str:
-        """Admit cases and sample them in rounds; return ``done`` or ``budget``."""
         while self._spare_seconds > 0:
             # 1. Prepare new cases, if there is still time for six samples of them.
             open_before = len(self._open)
@@ -177,10 +165,7 @@ class Rounds:
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
 
-        A case that passes is reported as ``right``, which confirms its samples. A case that fails
-        is reported with an outcome. A case without samples is skipped. A case passes without
-        another launch if it has no checker, or if this process has checked the case's eleventh
-        sample or a later one.
+        A case that passes is reported as ``right``, which confirms its samples.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -221,10 +206,10 @@ class Rounds:
         return complete or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """Return the cases that can get six samples in the time left.
+        """Return cases that can all get six samples in the time left.
 
-        Cases with the most samples have priority. If the machine has become slower, continuing all
-        cases would leave all of them without an interval.
+        If the machine has become slower, continuing every case could leave all of them without an
+        interval.
         """
         chosen: list[Subject] = []
         spare_seconds = self._spare_seconds
@@ -300,12 +285,9 @@ class Rounds:
             self._sample_seconds[result.case.id] = result.subject.cost
 
     def _too_long_seconds(self, case: Case) -> float:
-        """Return the largest number of seconds that six samples of a case may take."""
         return max(self._max_seconds, _MISTAKEN * self._planned_seconds[case.id])
 
     def _take_sample(self, subject: Subject) -> None:
-        """Take one sample of a subject and report it, or report why it failed."""
-        # 1. Take the sample.
         # 1. Take the sample.
         self._on_start([subject.key], subject.cost)
         begin = self._sampler.now()
@@ -348,10 +330,7 @@ class Rounds:
         )
 
     def _fail(self, subject: Subject, error: Exception, begin: float) -> None:
-        """Let the bench recover from an error, and report the error as the case's outcome.
-
-        The time since ``begin``, the moment when the failed work began, counts as measuring time.
-        """
+        """Let the bench recover from an error, and report the error as the case's outcome."""
         status, message = self._bench.recover_from(error)
         cost = self._sampler.now() - begin
         self._left -= cost
@@ -373,10 +352,7 @@ class Rounds:
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
 
     def _measure_ceilings(self) -> None:
-        """Measure a CPU's ceilings again, and report them; the CPU may have been slow last time.
-
-        On a GPU, which has no measured ceilings, and after a failure, only the time is reported.
-        """
+        """Measure a CPU's ceilings again, and report them; the CPU may have been slow last time."""
         ceilings = self._run_outside_cases(None, self._bench.ceilings)
         if ceilings is not None:
             peaks, bandwidth = ceilings
@@ -384,14 +360,9 @@ class Rounds:
             self._report("ceilings", "", 0.0, peaks=dict(peaks), bandwidth=bandwidth)
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
-        """Do work that belongs to no planned case, count its time, and return its result.
+        """Do work that belongs to no planned case, and return its result, or None if it fails.
 
-        If the work fails, the run continues, and the result is None. If the work crashes the
-        process, the crash is attributed to the case ``name``, such as :data:`CANARY`, or to no case
-        if ``name`` is None.
-
-        Raises:
-            PoisonedError: if the device does not recover from the failure.
+        ``name`` is the case to blame for a crash, such as :data:`CANARY`.
         """
         self._on_start([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()
@@ -406,5 +377,4 @@ class Rounds:
         return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
-        """Emit an event of this bench and worker; ``more`` has the event's further entries."""
         self._emit(make_event(self._bench, self._worker, event, case, cost, **more))

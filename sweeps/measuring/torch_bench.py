@@ -59,9 +59,8 @@ class TorchBench:
     ) -> None:
         """Open the device (``cpu`` or ``gpu``), and size the arena for ``cases``.
 
-        ``machine`` is the measured machine; the ceilings of a CPU must be known. ``gpu`` is the
-        GPU's ordinal, or None on a CPU. ``number`` is the GPU's number within the run, or None to
-        use the ordinal.
+        If ``machine`` is a CPU, its ceilings must be known. ``gpu`` is the GPU's ordinal, or None
+        on a CPU. ``number`` is the GPU's number within the run, or None to use the ordinal.
 
         Raises:
             UserError: if the device cannot be used.
@@ -110,10 +109,8 @@ class TorchBench:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
         A burst without a warm cache uses no set twice, so it needs a set for each launch, up to
-        :data:`_MAX_SETS`. Sustained work uses its sets in turn. Before a set is used again, all
-        other sets are used, so the other sets together need only be twice as large as the cache. A
-        burst with a warm cache needs one set. If memory is short, the arena holds fewer sets than
-        this method returns.
+        :data:`_MAX_SETS`. Sustained work uses its sets in turn. The other sets need only displace a
+        set from the cache before it is used again.
         """
         if case.cache == "warm":
             return 1
@@ -140,13 +137,7 @@ class TorchBench:
     def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """Yield each case with the columns that name the kernels of its launch on a GPU.
-
-        A case is left out if the profiler lost the records of its launch.
-
-        Raises:
-            Exception: any error from the profiler, for example if profiling is not permitted.
-        """
+        """Yield cases with the columns that name the kernels of their launches on a GPU."""
         traced = trace_gpu(self._warm_launches(cases, on_start))
         for case, kernels in zip(cases, traced, strict=True):
             if kernels is not None:
@@ -171,7 +162,7 @@ class TorchBench:
         return functools.partial(launch, 0)
 
     def ceilings(self) -> tuple[dict[str, float], float] | None:
-        """Measure a CPU's ceilings now, and return its peaks and bandwidth; return None on a GPU.
+        """Measure a CPU's peaks and bandwidth now; return None on a GPU.
 
         The peaks of emulated dtypes are left out, because measuring them takes a long time.
         """
@@ -185,8 +176,7 @@ class TorchBench:
         """Return the canary: a compute-bound GEMM, in fp16 on GPUs with fp16, in fp32 elsewhere.
 
         Raises:
-            ArenaFullError: if the arena cannot hold the operands of the GEMM.
-            RuntimeError: if the device cannot hold the arena.
+            Exception: if memory is short.
         """
         problem = self._canary_problem()
         self._arena.capacity(problem)  # raises an error if the arena cannot hold it
@@ -198,7 +188,6 @@ class TorchBench:
         return subject
 
     def _canary_problem(self) -> Gemm:
-        """Return the GEMM that :meth:`canary` prepares."""
         size = 512 if self.gpu is None else 4096
         dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
         return Gemm(size, size, size, dtype)
@@ -283,11 +272,7 @@ class TorchBench:
         return Ready(case, subject, facts)
 
     def _launch(self, case: Case, implementation: Implementation, set_count: int) -> Launch:
-        """Bind a case's implementation to ``set_count`` operand sets of the arena.
-
-        Raises:
-            ArenaFullError: if not even one set fits.
-        """
+        """Bind a case's implementation to ``set_count`` operand sets of the arena."""
         storage = _storage_of(case)
         self._arena.capacity(case.problem, storage=storage)  # raises an error if no set fits
         operands = self._arena.sets(case.problem, set_count, case.shared_a, storage)
@@ -298,8 +283,7 @@ class TorchBench:
     def recover_from(self, error: Exception) -> tuple[str, str]:
         """Recover from an error that a case raised. Return the case's status and a message.
 
-        The status is ``wrong``, ``oom`` or ``error``. On a GPU, wait until the GPU is idle, and
-        release the unused memory that PyTorch caches. After a wrong result, restore the operands,
+        The status is ``wrong``, ``oom`` or ``error``. After a wrong result, restore the operands,
         because the kernel may have overwritten them.
 
         Raises:
@@ -344,8 +328,8 @@ def _storage_of(case: Case) -> Storage:
 def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
     """Return the columns that name a launch's kernels; ``kernel`` is empty if none is known.
 
-    The launch runs in the CPU tracer. A profiler on a GPU slows later launches, but the CPU tracer
-    does not, so the same process may continue to measure.
+    A profiler on a GPU slows later launches, but the CPU tracer does not, so the same process may
+    continue to measure.
     """
     named: list[Kernel] = []
     # Names are optional, and a launch that fails here fails again when the case is timed.

@@ -15,7 +15,7 @@ from sweeps.running.devices import find_different_limit
 from sweeps.store import differing_software
 
 _REPORTED = ("name", "memory_bytes", "sources")
-"""Facts about a machine in which recordings that are merged may differ."""
+"""Facts about a machine that may differ between the recordings to merge."""
 _MEASURED = ("peaks", "bandwidth")
 """Facts of a CPU that every run measures again."""
 
@@ -37,14 +37,8 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
     """Check that recordings can be merged with one another.
 
     Raises:
-        UserError: in any of these cases:
-
-            - Two recordings are of different machines.
-            - The machines of two recordings differ in a fact that must be equal, such as the number
-              of SMs.
-            - Two recordings have GPUs with different limits.
-            - Two recordings have different versions of PyTorch or the driver.
-            - Two recordings have samples in common.
+        UserError: if two recordings differ in the machine, in the GPUs' limits, or in the version
+            of PyTorch or the driver, or if they have samples in common.
     """
     for first, second in combinations(sources, 2):
         if why := _why_incompatible(first, second):
@@ -97,10 +91,7 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
 
 
 def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each differing fact of two recordings' machines that forbids merging, with both values.
-
-    Facts that may differ are left out: :data:`_REPORTED` and, for a CPU, :data:`_MEASURED`.
-    """
+    """Yield the facts about the machines that must be equal but differ, each with both values."""
     ignored = (*_REPORTED, *_MEASURED) if first.machine.kind == "cpu" else _REPORTED
     other_facts = asdict(second.machine)
     for name, value in asdict(first.machine).items():
@@ -109,7 +100,6 @@ def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[
 
 
 def _formatted(fact: Any) -> str:
-    """Format a fact of a machine for a message."""
     if isinstance(fact, float):
         return f"{fact:.6g}"
     return f"{fact:,}" if isinstance(fact, int) else str(fact)

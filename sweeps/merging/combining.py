@@ -25,7 +25,7 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
     """Write the plan and the samples of all recordings into a new folder.
 
     Raises:
-        UserError: if a file cannot be written, for example because the disk is full.
+        UserError: if a file cannot be written.
     """
     count = len(sources)
     gpu_numbers = numbers_of_gpus(sources)
@@ -37,15 +37,13 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
 
 
 def _worker_name(number: int, count: int) -> str:
-    """Return the worker name of a recording, such as ``2/3`` for the second of three."""
     return f"{number}/{count}"
 
 
 def _lines(source: MergeSource, worker: str, new_numbers: Mapping[int, int]) -> Iterator[bytes]:
     """Yield a recording's sample lines, with the worker and GPUs of the merged recording.
 
-    ``new_numbers`` maps the number of each of the recording's GPUs to its new number. Damaged lines
-    are copied unchanged, so that folding counts them.
+    Damaged lines are copied unchanged, so that folding counts them.
     """
     for line in source.lines:
         if isinstance(line, bytes):
@@ -60,10 +58,7 @@ def _lines(source: MergeSource, worker: str, new_numbers: Mapping[int, int]) -> 
 def _merged_record(
     sources: Sequence[MergeSource], gpu_numbers: Sequence[Mapping[int, int]]
 ) -> dict[str, Any]:
-    """Return the run.json of the merged recording as it is before folding.
-
-    ``gpu_numbers`` is what :func:`numbers_of_gpus` returned for the recordings.
-    """
+    """Return the run.json of the merged recording as it is before folding."""
     count = len(sources)
     # All recordings have the same schema, protocol and versions of PyTorch and the driver. Other
     # software is described as in the first recording.
@@ -105,7 +100,6 @@ def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
 
 
 def _anchors(sources: Sequence[MergeSource]) -> list[PlanEntry]:
-    """Return the anchors of all recordings, each once."""
     anchors: dict[str, PlanEntry] = {}
     for source in sources:
         for entry in source.anchors:
@@ -114,7 +108,6 @@ def _anchors(sources: Sequence[MergeSource]) -> list[PlanEntry]:
 
 
 def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
-    """Return the plan of the merged recording, with the cases of all plans."""
     plans = [source.record["plan"] for source in sources]
     cases: dict[str, PlanEntry] = {}
     for i, source in enumerate(sources, 1):
@@ -139,8 +132,7 @@ def _left_out(sources: Sequence[MergeSource], case_counts: Mapping[str, int]) ->
 
     A recording stores how many cases of a sweep it left out, but not which ones. The size of a
     sweep is therefore estimated as the number of cases that a recording planned plus the number
-    that it left out. If several recordings left out cases of the sweep, the largest sum is used.
-    ``case_counts`` has the number of each sweep's cases in the merged plan.
+    that it left out.
     """
     totals: Counter[str] = Counter()
     for source in sources:

@@ -19,8 +19,7 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Name of the subfolder of the results folder that holds merged recordings, with one folder for
-each machine."""
+"""Name of the subfolder of the results folder that holds merged recordings."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
 
 
 def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
-    """Return the ids of the planned cases for which more than one recording has samples."""
     recording_counts: Counter[str] = Counter()
     for source in sources:
         planned = {entry.case.id for entry in source.planned}
@@ -68,11 +66,6 @@ def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
 
 
 def _check_target(target: Path, folders: Sequence[Path]) -> None:
-    """Check the folder that a merge will create.
-
-    Raises:
-        UserError: if the target exists, or lies inside the folder of a recording.
-    """
     if os.path.lexists(target):
         raise UserError(f"{target} already exists; move it away, or choose another --into.")
     for folder in folders:
@@ -86,11 +79,7 @@ def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> d
     """Make a folder by writing it elsewhere and renaming it, so that a failure leaves nothing.
 
     ``write`` is called with the path of a folder to create, and returns the content of that
-    folder's run.json. Until that folder is renamed, it lies inside a temporary folder, where no
-    command that looks for recordings finds it.
-
-    Raises:
-        UserError: if the folder cannot be created.
+    folder's run.json.
     """
     # A folder can only be renamed within its file system. It is therefore written next to the
     # target, or in the target's nearest parent that exists.

@@ -15,11 +15,10 @@ from sweeps.store import Event
 
 
 def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
-    """Return, for each recording, the new number of each of its GPUs.
+    """Return a mapping from old to new GPU numbers for each recording.
 
     A GPU that is also in an earlier recording has the same new number in both recordings. Any other
-    GPU keeps its old number, unless another GPU already has that number. In that case, the GPU gets
-    the number after the largest number in use.
+    GPU keeps its old number, unless another GPU already has that number.
     """
     number_of_card: dict[Hashable, int] = {}
     numbers = []
@@ -44,10 +43,7 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
 def merged_gpus(
     sources: Sequence[MergeSource], gpu_numbers: Sequence[Mapping[int, int]]
 ) -> list[dict[str, Any]]:
-    """Return the list ``gpus`` of the merged run.json, in the order of the GPUs' new numbers.
-
-    ``gpu_numbers`` is what :func:`numbers_of_gpus` returned for the recordings.
-    """
+    """Return the list ``gpus`` of the merged run.json, in the order of their new numbers."""
     number_of_node: dict[Hashable, int] = {}
     merged: dict[int, dict[str, Any]] = {}  # by new number
     for i, (source, new_numbers) in enumerate(zip(sources, gpu_numbers, strict=True)):
@@ -64,10 +60,7 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, new_numbers: Mapping[int, int]) -> Event:
-    """Return a copy of an event with the worker, GPU and place that it has in the merged recording.
-
-    ``new_numbers`` maps the old number of each of the recording's GPUs to its new number.
-    """
+    """Return a copy of an event with the worker, GPU and place of the merged recording."""
     merged_event = {**event, "worker": worker}
     if event.get("gpu") is not None:
         merged_event["gpu"] = new_numbers[event["gpu"]]

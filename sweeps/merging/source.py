@@ -1,4 +1,4 @@
-"""Read a recording that is to be merged, and check whether this recording can be merged."""
+"""Read a recording that is to be merged, and check that it can be merged."""
 
 from __future__ import annotations
 
@@ -107,11 +107,7 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _read_lines(path: Path) -> list[Event | bytes]:
-    """Return the lines of a sample file, as in :attr:`MergeSource.lines`; empty lines are left out.
-
-    Raises:
-        UserError: if the file cannot be read, or too many of its lines are damaged.
-    """
+    """Return the lines of a sample file, as in :attr:`MergeSource.lines`."""
     lines: list[Event | bytes] = []
     faults: list[str] = []
     try:

@@ -15,7 +15,7 @@ _STEADY_SHARE = 1 / 12  # share of the budget, if that is less than _STEADY_SECO
 
 
 def anchor_cases(machine: Machine) -> list[PlanEntry]:
-    """Return the plan entries of a machine's anchors, or an empty list if it has no anchors."""
+    """Return the plan entries of a machine's anchors."""
     sweeps = all_sweeps()
     cases = {name: sweep_cases(sweeps[name], machine) for name in ANCHORS if name in sweeps}
     # The budget of 1e9 seconds admits every case.

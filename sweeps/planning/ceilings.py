@@ -67,10 +67,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 
 
 def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
-    """Return the seconds of the fastest of 3 to 20 launches on operand set 0.
-
-    From the third launch on, no further launch begins once the launches took 0.5 s in total.
-    """
+    """Return the seconds of the fastest of 3 to 20 launches on operand set 0."""
     times: list[float] = []
     while len(times) < _MAX_LAUNCHES and (len(times) < _MIN_LAUNCHES or sum(times) < _SECONDS):
         times.append(clock.time(launch, [0]).seconds)

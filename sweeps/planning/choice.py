@@ -65,8 +65,7 @@ def is_file(name: str) -> bool:
 def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> list[Case]:
     """Return the cases of a sweep on a machine.
 
-    With ``dtypes``, only cases of these dtypes are returned, emulated ones included. If ``dtypes``
-    is empty, the cases have all dtypes that the sweep has on the machine.
+    If ``dtypes`` is not empty, only cases of these dtypes are returned, emulated ones included.
 
     Raises:
         UserError: if :func:`expand` refuses the sweep, for example because of an unknown
@@ -80,22 +79,11 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
 def _chosen_configs(
     sweep: str, implementation_name: str, declared: str, problem: Workload, machine: Machine
 ) -> list[str]:
-    """Return, as strings, the configs with which a sweep times a problem.
+    """Return the configs with which a sweep times a problem, as strings.
 
-    ``sweep`` is the name of the sweep, and ``declared`` is the value of its axis ``config``, such
-    as ``best 4``. An empty string stands for the implementation's default config.
-
-    The first of these conditions that holds determines the result:
-
-    - A hand-written kernel is requested, and Triton is not installed: no config. ``sweeps doctor``
-      reports that Triton is missing.
-    - ``declared`` is itself a config: only this config.
-    - The implementation does not support the problem: only an empty string.
-    - ``declared`` is ``experimental``: the experimental configs for the problem, if there are any.
-    - ``declared`` has any other value: the configs that it selects.
-
-    Raises:
-        UserError: if the implementation is unknown or the config is invalid.
+    ``declared`` is the value of the sweep's axis ``config``, such as ``best 4``. In the result, an
+    empty string stands for the implementation's default config. The result is empty if a
+    hand-written kernel is requested, but Triton is not installed.
     """
     # 1. Find the implementation.
     implementation = implementations().get(implementation_name)
@@ -130,10 +118,7 @@ def _chosen_configs(
 def _candidate_count(declared: str) -> int | None:
     """Return how many of an implementation's configs the word ``declared`` selects.
 
-    ``""`` selects one config, which the implementation chooses. ``best 4`` selects the four configs
-    that the implementation ranks first. Return None for ``all`` and ``experimental``, which do not
-    limit the number of configs. Return 0 for any other word, because such a word must itself be a
-    config.
+    None stands for no limit. 0 means that the word must itself be a config.
     """
     if declared == "":
         return 1
@@ -148,8 +133,6 @@ def plan_rows(
 ) -> list[dict[str, Any]]:
     """Plan a run without measuring, and return a row for each sweep.
 
-    The arguments are those of :func:`choose_sweeps` and :func:`make_plan`.
-
     Returns:
         Dictionaries with these entries:
 
@@ -161,8 +144,7 @@ def plan_rows(
         - ``checking_s``: the part of ``expected_s`` in which results are checked.
 
     Raises:
-        UserError: if a named sweep is unknown, its file is invalid, or :func:`sweep_cases` refuses
-            it.
+        UserError: if a named sweep is unknown, or if it cannot be used.
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)

@@ -30,7 +30,7 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
     """Return the number of processes that may compile in parallel with a run on a GPU.
 
     ``cores`` is the number of cores that these processes share with the run. None means all cores
-    that this process may use; a batch system may have limited their number.
+    that this process may use.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
     spare_cores = (usable_processors() if cores is None else cores) - _SPARED_CORES
@@ -42,8 +42,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
     Cases with equal keys are assumed to share their kernels. The assumption fails, for example, if
     the operands of only one of the cases need 64-bit addresses. The missing kernel is then compiled
-    when its case is timed. Return None if the case does not run a hand-written kernel, or if its
-    config has a block size of 0.
+    when its case is prepared. Return None if the case runs no hand-written kernel.
 
     Raises:
         UserError: if the config is invalid.
@@ -99,10 +98,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 def _specialised(size: int) -> str:
-    """Return the class into which Triton's specialisation puts a size.
-
-    The classes are ``1``, ``multiple of 16`` and ``other``.
-    """
+    """Return the class into which Triton's specialisation puts a size."""
     if size == 1:
         return "1"
     return "multiple of 16" if size % 16 == 0 else "other"
@@ -112,19 +108,11 @@ def _specialised(size: int) -> str:
 def compiling(
     bench_arguments: Mapping[str, Any], cases: Sequence[Case], workers: int = 1
 ) -> Iterator[None]:
-    """Compile the kernels of cases in the background, in order, until the block ends.
+    """Compile the kernels of cases in the background, until the block ends.
 
-    No process is started under any of these conditions:
-
-    - The run has no GPU.
-    - :func:`compilers` allows none, because the GPU's memory is small or the cores are few.
-    - No case needs a hand-written kernel.
-
-    Args:
-        bench_arguments: arguments of the run's bench. The ``machine`` and the ordinal of its
-            ``gpu`` are used, if they are given.
-        cases: the cases, in the order in which they will be timed.
-        workers: number of runs that share the host's cores, including this run.
+    Nothing is compiled without a GPU, or if :func:`compilers` allows no process. ``cases`` are in
+    the order in which they will be timed. ``workers`` is the number of runs that share the host's
+    cores, including this run.
     """
     # 1. Choose the cases. Kernels that several cases share are compiled for the first of them.
     first_cases: dict[tuple[object, ...], Case] = {}

@@ -10,8 +10,8 @@ analysis of cliffs or alignment compares them:
   a recommendation may compare them;
 - all cases of sweeps that are needed together, because a rule compares one sweep with another.
 
-A *series* contains the cases that these links connect. Two problems that are near each other are
-not linked if one series already contains both. Shards consist of whole series.
+A *series* contains the cases that these links connect. Shards consist of whole series. Problems
+that are near each other are linked by at most one case of each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SLACK = 1e-9  # tolerance of log ratios, so that two sizes exactly at the limit
 
 
 def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ()) -> list[int]:
-    """Return the number of each case's series, counted from 0 in the order of the cases.
+    """Return the number of each case's series, counted from 0.
 
     ``together`` has the groups of sweeps that are needed together.
     """
@@ -78,10 +78,9 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     """Return the lines that the cases form, as groups of positions in ``cases``.
 
     A line has the cases of one sweep whose sizes differ in only one dimension. It includes every
-    dtype, layout, implementation and other option that is timed at those sizes. The longest lines
-    are chosen first. A further line is chosen only if it has sizes that no chosen line has. Two
-    lines that cross share the cases where they meet. If a combination of sizes is on no line, the
-    cases with these sizes form a separate group.
+    dtype, layout, implementation and other option that is timed at those sizes. Two lines that
+    cross share the cases where they meet. If a combination of sizes is on no line, the cases with
+    these sizes form a separate group.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them. The points of a line are the keys of a dictionary, which is used as an ordered set.
@@ -121,14 +120,9 @@ def share_out(
     has a shard yet, the time of the busiest shard is at most 4/3 of the shortest time that any
     assignment of whole series allows (Graham 1969).
 
-    Args:
-        cases: the cases of a plan, including those that already have a shard.
-        seconds: expected seconds of each case.
-        shards: number of shards.
-        together: groups of sweeps that are needed together.
-        assigned: shards of the cases that already have a shard, by case id. These cases keep their
-            shards. The other cases of a series go to the shard of the first of its cases that
-            already has a shard.
+    ``seconds`` has the expected seconds of each case, and ``together`` the groups of sweeps that
+    are needed together. ``assigned`` has the shards of cases that already have one, by case id.
+    These cases keep their shards, and the other cases of their series follow them.
     """
     assigned = assigned or {}
     # 1. Add up the seconds of each series. A series with a case that has a shard goes to that
@@ -188,11 +182,10 @@ def _sizes(columns: Mapping[str, Any]) -> dict[str, Any]:
 def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield pairs of problems that a recommendation may compare.
 
-    Each problem is given by the positions of its cases in ``cases``. The two problems of a pair
-    differ only in sizes that a recommendation changes, each by a factor of at most :data:`NEAR`.
-    Recommendations change only GEMMs and convolutions, so other operations have no pairs.
+    Each problem is given by the positions of its cases in ``cases``.
     """
-    # 1. Group the problems that differ only in these sizes.
+    # 1. Group the problems that differ only in sizes that a recommendation changes. Recommendations
+    # change only GEMMs and convolutions.
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
     for i, case in enumerate(cases):
         problem, columns = case.problem, case.columns()

@@ -1,10 +1,10 @@
 """Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
-Cases are admitted by whole lines if possible. A line has the cases of one sweep whose sizes differ
-in only one dimension (:func:`sweeps.planning.lines.lines_of`). If cases of a line are missing, the
-line does not answer the ``question`` of its sweep. The lines of a sweep are ordered so that the
-first few lines already cover the sweep's axes. The sweeps take turns, so that each sweep gets its
-share of the time. A line is admitted if its expected cost fits the budget that is left.
+Cases are admitted in whole lines if possible. A line has the cases of one sweep whose sizes differ
+in only one dimension (:func:`sweeps.planning.lines.lines_of`). A line with missing cases may not
+answer the ``question`` of its sweep. The lines of a sweep are ordered so that the first few lines
+are spread over the sweep's axes. The sweeps take turns, so that each sweep gets its share of the
+time.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PlanEntry:
     more: float = 0.0
     """Seconds of the further samples for which the plan leaves time."""
     shard: int | None = None
-    """Number of the shard that measures the case; None if the run has only one."""
+    """Number of the shard that measures the case; None if the run is not divided into shards."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as a row of the plan's ``cases``, which are stored in plan.jsonl."""
@@ -149,11 +149,9 @@ class Costs:
     """Corrections of the estimated launch time for each kind of case (:func:`kind_of`), as pairs of
     FLOPs and a factor.
 
-    The pairs are in ascending order of FLOPs. A launch with the FLOPs of a pair takes the estimated
-    time multiplied by the pair's factor. Between two pairs, the logarithm of the factor is
-    interpolated linearly in the logarithm of the FLOPs. Launches with fewer FLOPs than the first
-    pair have the factor of the first pair, and launches with more FLOPs than the last pair have the
-    factor of the last pair."""
+    The pairs are in ascending order of FLOPs. The estimated time is multiplied by the factor.
+    Between two pairs, the logarithm of the factor is interpolated linearly in the logarithm of the
+    FLOPs. Below the first pair and above the last pair, the factor is constant."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs for run.json."""
@@ -163,8 +161,8 @@ class Costs:
     def from_json(cls, row: Mapping[str, Any] | None, kind: str) -> Costs:
         """Build the costs from ``row``, the entry ``costs`` of a plan in run.json.
 
-        If a recording has no costs, ``row`` is None, and the default costs of a machine of this
-        ``kind`` are returned. Otherwise, ``row`` must have passed the checks of :func:`read_plan`.
+        If ``row`` is None, return the default costs of a machine of this ``kind``. Any other row
+        must have passed the checks of :func:`read_plan`.
 
         Raises:
             UserError: if a correction is not a pair.
@@ -189,7 +187,6 @@ class Costs:
         ]
 
     def _factor(self, case: Case) -> float:
-        """Return the factor for a case's estimated time, or 1 if no case of its kind was probed."""
         points = self.slower.get(kind_of(case))
         if not points:
             return 1.0
@@ -241,14 +238,12 @@ def make_plan(
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
     On a GPU, up to a tenth of the budget is reserved for naming kernels. Cases fill at most 92% of
-    the remaining budget. Each sweep in :data:`_PREFERRED` gets six times as much time as any other
-    sweep, provided that it has enough cases.
+    the remaining budget. A sweep in :data:`_PREFERRED` gets about six times as much time as another
+    sweep if it has enough cases.
 
-    If no line of a sweep fits the budget, those of its problems that fit are admitted one by one.
-    All affordable implementations and configs of a problem are admitted together, because they are
-    compared. A case may take at most 2% of the budget, or 4% if its line would otherwise be
-    incomplete. If every case of a sweep takes more than 2%, the cheapest cases of the sweep may
-    take more.
+    If no line of a sweep fits the budget, single problems of the sweep are admitted. A case may
+    take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If every case of
+    a sweep takes more than 2%, the cheapest cases of the sweep may take more.
 
     Cases that are compared with each other go to one shard (:mod:`sweeps.planning.lines`).
 
@@ -320,10 +315,7 @@ def make_plan(
 
 
 class _Room:
-    """Remainder of each shard's budget, in seconds, while a plan is made.
-
-    If ``naming`` is True, time is reserved for naming kernels at the end.
-    """
+    """Remainder of each shard's budget, in seconds, while a plan is made."""
 
     def __init__(self, budget: float, naming: bool) -> None:
         self._budget = budget
@@ -337,9 +329,7 @@ class _Room:
     def take(self, entries: Sequence[PlanEntry]) -> bool:
         """Take the time of these cases from their shards' budgets, and return True.
 
-        If not all of the cases fit, take nothing and return False. The time for naming kernels is
-        subtracted from a shard's budget first. Measuring may take the share :data:`_ADMITTED` of
-        what is left.
+        If not all of the cases fit, take nothing and return False.
         """
         # 1. Add up the seconds that would then be taken from the shards of these cases.
         new_measuring: dict[int | None, float] = {}
@@ -382,7 +372,7 @@ def _by_contest(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
 
 
 def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
-    """Return the lines of a sweep. Lines, and the cases of each line, are in bit-reversal order."""
+    """Return the lines of a sweep, with lines and their cases in bit-reversal order."""
     cases = [entry.case for entry in entries]
     lines = [[entries[i] for i in positions] for positions in lines_of(cases)]
     return [_bit_reversal_order(line) for line in _bit_reversal_order(lines)]
@@ -417,8 +407,7 @@ def _cost_limit(entries: Iterable[PlanEntry], limit: float) -> float:
 
     The result is ``limit``, unless every case of the sweep costs more, as on a CPU with a large
     cache that is slow to flush. In that case, the result is twice the cost of the cheapest case, so
-    that the cheapest cases represent the sweep. Cases may cost twice the result if that keeps their
-    line whole (:func:`_affordable`).
+    that the cheapest cases represent the sweep.
     """
     cheapest = min(entry.expected for entry in entries)
     return limit if cheapest <= limit else _EXCESS_FACTOR * cheapest
@@ -448,7 +437,6 @@ def _with_costs(
 ) -> list[PlanEntry]:
     """Return a plan entry for each case, with its expected seconds.
 
-    ``compile_seconds`` is the time per kernel while all compiling processes work in parallel.
     ``compiled`` has the keys of the kernels that earlier cases need; this function adds the keys of
     the kernels that ``cases`` need.
     """
@@ -514,11 +502,10 @@ def _cudnn_seconds(case: Case) -> float:
 
 
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
-    """Return the estimated seconds of a launch of each workload, or 0 for one that cannot run.
+    """Return the estimated seconds of a launch of each workload.
 
-    The estimate uses the default constants of the time model. The time of a workload is estimated
-    as the total time of its GEMMs and convolutions or, if it has none, as the time to move its
-    bytes.
+    The estimate uses the default constants of the time model. The result is 0 for a workload whose
+    dtype the machine lacks.
     """
     products: list[Sequence[tuple[int, Problem]]] = []
     moving: list[float] = []
@@ -528,10 +515,6 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         moving.append(moving_seconds(workload, machine) if is_supported else 0.0)
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Return the estimated seconds of each problem, with one time-model call per dtype.
-
-        The first argument, the positions of the problems' workloads, is not needed.
-        """
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]

@@ -39,8 +39,8 @@ class Outcome:
     folders: tuple[Path, ...]
     """Folders of the run, one for each GPU model."""
     missing: tuple[str, ...]
-    """One sentence for each node that is unfinished, or whose GPU model is not that of the first
-    folder."""
+    """One sentence for each node that is not finished, or that has another GPU model than the
+    nodes of the first folder."""
 
 
 def submit(
