@@ -338,5 +338,5 @@ def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
 
 
 def operation_of(row: Mapping[str, Any]) -> Operation:
-    """Create the operation, one of :data:`OPERATIONS`, that a row of measurements.csv describes."""
+    """Create the operation that a row of measurements.csv describes."""
     return _KINDS[row["op"]].from_columns(row)
