@@ -77,9 +77,10 @@ def build_table(analysis: Analysis) -> list[Advice]:
 
 
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
-    """Return trials whose measurements may improve the advice in the table.
+    """Return a trial for each query that measuring may answer with a worthwhile gain.
 
-    ``count`` has the same meaning as in :func:`analysis.advice.trials.trial_of`.
+    A query is left out if another size was already re-timed for it. A trial has the best ``count``
+    candidates, and the best two that were already measured.
     """
     recording, model = analysis.recording, analysis.model
     measured = _table_measurements(recording)

@@ -209,11 +209,12 @@ def basis_after(folder: Path, request: Request) -> Basis:
 def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) -> Path:
     """Time all candidates, then re-time the best of each trial; return the recording's folder.
 
-    The request's budget covers the timing of candidates, not the re-timing. ``quickly`` is True if
-    a user is waiting.
+    The request's budget covers the timing of candidates, not the re-timing. If ``quickly`` is True,
+    because a user is waiting, the naming of kernels is left to a later call.
 
     Raises:
-        UserError: if the machine cannot be measured.
+        UserError: if the machine cannot be measured or, with ``quickly``, if no case was timed
+            within the budget.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -229,7 +230,8 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         rows = recording.products
         timed = rows[rows["sweep"] == CONFIRM]
         candidates = {problem for problem, _ in contenders}
-        if quickly and candidates.isdisjoint(problems_of(timed)):
+        nothing_timed = candidates.isdisjoint(problems_of(timed))
+        if quickly and nothing_timed:
             raise UserError(
                 f"No case was timed within {request.budget:,.0f} s. Try again when the machine is "
                 "idle.",
@@ -240,6 +242,8 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         pairs = list(pairs_to_confirm(trials, explored))
         if pairs:
             confirm_choices(run, pairs, note)
+        elif nothing_timed:
+            note("No candidate was timed within the budget, so none was re-timed.")
         else:
             note("No candidate was clearly better, so none was re-timed.")
     except KeyboardInterrupt:

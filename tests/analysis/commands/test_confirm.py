@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from analysis.advice.options import Question
-from analysis.commands.confirm import measure_questions
+from analysis.advice.trials import Trial
+from analysis.commands.confirm import measure, measure_questions
 from analysis.recordings.confirmed import confirmed_pairs
 from analysis.recordings.load import load
 from analysis.recordings.runs import load_runs
@@ -143,6 +144,17 @@ def test_no_answer_is_given_if_no_case_was_timed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"No case was timed within \d+ s\. Try again") as raised:
         measure_questions([Gemm(320, 511, 320, "fp32")], Question(), None, over)
     assert raised.value.exit_code == 1
+
+
+def test_untimed_candidates_are_not_called_slower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = Request(results=tmp_path, device="cpu", budget=10.0, stop_at=time.monotonic())
+    original, candidate = Gemm(320, 511, 320, "fp32"), Gemm(320, 512, 320, "fp32")
+    measure([Trial(original, "mkl", Question(), (candidate,))], over)
+    assert (
+        "No candidate was timed within the budget, so none was re-timed." in capsys.readouterr().err
+    )
 
 
 def test_a_published_recording_is_not_resumed(tmp_path: Path) -> None:
