@@ -12,7 +12,8 @@ from kernels.common.errors import UserError
 from kernels.common.program import command
 from kernels.problem import Problem
 
-# Commands import what they need when they run: pandas alone takes longer than printing the help.
+# A command's imports are inside its function. At the top of a module, they would slow down even
+# --help, because importing pandas takes long.
 if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from analysis.model.fitted import Analysis

@@ -123,7 +123,7 @@ class Fit:
             (:func:`kernels.timemodel.estimate.priced_alignment`).
         layout: layout of the measurements if all are unbatched GEMMs of one layout, otherwise "".
         scale: factor by which the trees' disagreement is multiplied in the spread.
-        beside: standard deviation of the error that another framework adds.
+        beside: standard deviation of the additional error for users of another framework.
         sum_low, sum_high: factors that correct the lower and the upper half of the interval of a
             sum of times (see :mod:`analysis.model.sum_errors`).
         change_low, change_high: the same factors for a sum in which neighbouring shapes replace
@@ -177,8 +177,8 @@ class Fit:
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """Return the fit for users of a framework other than the measured one.
 
-        Call this only on a fit whose ``scale`` is 1 and whose ``beside`` is 0. ``software`` has the
-        90% ranges for other frameworks, as multiples of the returned fit's spread.
+        This fit must have a ``scale`` of 1 and a ``beside`` of 0. ``software`` has the 90% ranges
+        for other frameworks, as multiples of the returned fit's spread.
         """
         # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of
         # a prediction's error. The ends are divided by it, so only ``beside`` and the range of

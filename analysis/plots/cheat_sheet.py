@@ -107,7 +107,7 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 def draw_sheet(
     rows: Sequence[RuleResult], machine: Machine, with_other_effects: bool = False
 ) -> Figure | None:
-    """Draw one page with the rules of :func:`sheet_data`, or return None if there are no rules."""
+    """Draw the rules of :func:`sheet_data` on one page; return None without rules."""
     data = sheet_data(rows, with_other_effects)
     if data.empty:
         return None

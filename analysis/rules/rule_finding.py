@@ -132,8 +132,8 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
        independent and have the same standard deviation s. The scatter around the mean then
        estimates s² without bias: E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D',
        and each row of D is the contrast of a pair. The degrees of freedom are Satterthwaite's
-       approximation. If one pair ends with the case that begins the next pair, the error of this
-       case cancels in the mean.
+       approximation. If one pair ends with the case that begins the next pair, this case's error
+       cancels out in the mean.
     3. The interval of a mean of independent ratios. This interval is needed because true
        differences between pairs do not cancel.
     4. The interval of a mean of independent ratios, after averaging the pairs whose controls share

@@ -71,7 +71,7 @@ class Gates:
         )
 
     def _next_alone(self) -> list[int]:
-        """Return a list with the next worker that may time its anchors alone, if there is one.
+        """Return the next worker that may time its anchors alone, as a list of at most one.
 
         A worker that is still preparing would disturb the times.
         """

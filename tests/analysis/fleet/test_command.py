@@ -260,6 +260,16 @@ def test_what_is_unknown_is_null(tmp_path: Path) -> None:
     assert all(math.isfinite(gpu["speed"]) for gpu in document["gpus"][:-1])
 
 
+def test_unknown_nodes_are_not_counted(tmp_path: Path) -> None:
+    report = make_report(record_fleet(tmp_path / "x", simulate(Setting(2, 2), 0)[0]), 0.05)
+    fleet = report.anchors.fleet
+    devices = tuple(replace(device, node=None) for device in fleet.devices)
+    anchors = replace(report.anchors, fleet=replace(fleet, devices=devices))
+    heading = report_text(replace(report, anchors=anchors)).splitlines()[0]
+    assert "4 GPUs, " in heading
+    assert "node" not in heading
+
+
 def test_devices_of_an_unknown_node_have_no_node_none(tmp_path: Path) -> None:
     report = make_report(record_fleet(tmp_path / "x", simulate(MAIN, 0)[0]), 0.05)
     slowed = SpeedChange(1.2, 1.1, 1.3, True)
@@ -267,7 +277,6 @@ def test_devices_of_an_unknown_node_have_no_node_none(tmp_path: Path) -> None:
     speeds = replace(report.speeds, interference=tuple(changes))
     text = report_text(replace(report, speeds=speeds))
     assert "While all GPUs of an unknown node work" in text
-    assert "of 2 nodes" not in text.splitlines()[0]
     assert "While all GPUs of node 1 work" in text
 
 
