@@ -67,7 +67,7 @@ def import_tables(files: Sequence[Path], machine: str | None, results: Path) -> 
         purpose = " as the prior of your file" if is_of_file(folder_of(results, slug)) else ""
         note(f"{slug}: {chosen[slug].source} is already imported{purpose}.")
     if missing:
-        _import_tables(missing, tables, results)
+        _import_in_parallel(missing, tables, results)
 
 
 def import_file(path: Path, machine: str, defaults: FileDefaults, results: Path) -> None:
@@ -152,7 +152,7 @@ def is_imported(table: PublicTable, folder: Path) -> bool:
     return is_same_table and imported_range == software_of(table.slug).to_json()
 
 
-def _import_tables(
+def _import_in_parallel(
     tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
     """Import tables in parallel, at most one per core, because each import keeps a core busy."""
