@@ -169,8 +169,22 @@ class TileConfig(Config):
 
 
 @dataclass(frozen=True)
-class SplitConfig(TileConfig):
-    """Config of a split-K GEMM, which divides the sum over K into at most ``split`` parts."""
+class TiledConfig(TileConfig):
+    """Config of a plain tiled GEMM.
+
+    With ``repack``, operands that are stored in a slow order are transposed by separate launches
+    before the GEMM.
+    """
+
+    repack: bool = False
+
+
+@dataclass(frozen=True)
+class SplitConfig(TiledConfig):
+    """Config of a split-K GEMM, which divides the sum over K into at most ``split`` parts.
+
+    ``repack`` is as in :class:`TiledConfig`.
+    """
 
     split: int = 1
 
@@ -266,8 +280,8 @@ class ConvConfig(SplitConfig):
         if self.ctas:
             return PersistentConfig(**tile, ctas=self.ctas, halves=self.halves)
         if self.split > 1:
-            return SplitConfig(**tile, split=self.split)
-        return TileConfig(**tile)
+            return SplitConfig(**tile, repack=self.repack, split=self.split)
+        return TiledConfig(**tile, repack=self.repack)
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
         """Return how many bytes of shared memory the convolution's kernel allocates."""
@@ -277,7 +291,7 @@ class ConvConfig(SplitConfig):
 
 
 HAND_WRITTEN: dict[str, type[TileConfig]] = {
-    "triton-tiled": TileConfig,
+    "triton-tiled": TiledConfig,
     "triton-splitk": SplitConfig,
     "triton-streamk": StreamConfig,
     "triton-persistent": PersistentConfig,

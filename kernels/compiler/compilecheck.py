@@ -29,7 +29,7 @@ from kernels.common.checks import check_word
 from kernels.common.errors import UserError
 from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.compiler.machinecode import NO_LOOP, LoopCode, disassemble, loop_code
-from kernels.config import MIN_ASYNC_ROWS, TileConfig
+from kernels.config import MIN_ASYNC_ROWS, TileConfig, TiledConfig
 from kernels.machine import Machine, known_machines, machine_of_arch, usable_processors
 from kernels.problem import (
     DTYPE_BYTES,
@@ -320,9 +320,10 @@ def _family_facts(job: _Job) -> _Facts:
     operands = meta_operands(job.problem, offset)
     calls = family.unbound_calls(job.problem, operands, job.config)
     kernels = [_inspect(call, job.config.warps) for call in calls]
-    # The first kernel is the main one, which multiplies.
+    # The main kernel is the one that multiplies. Others transpose operands, or add parts.
+    main = max(kernels, key=lambda kernel: kernel.loop.products)
     return replace(
-        kernels[0],
+        main,
         registers=max(kernel.registers for kernel in kernels),
         spill_bytes=max(kernel.spill_bytes for kernel in kernels),
         shared_bytes=max(kernel.shared_bytes for kernel in kernels),
@@ -460,9 +461,10 @@ def _expected(job: _Job) -> tuple[str, ...]:
 
 
 def _transposes_tf32(job: _Job) -> bool:
-    """Return True if a tf32 operand must be transposed, because wgmma needs K to be contiguous."""
+    """Return True if the kernel transposes a tf32 operand, because wgmma needs contiguous K."""
     problem = job.problem
-    if problem.dtype != "tf32":
+    is_transposed_before = isinstance(job.config, TiledConfig) and job.config.repack
+    if problem.dtype != "tf32" or is_transposed_before:
         return False
     return problem.layout != "nt" if isinstance(problem, Gemm) else problem.pass_ != "fprop"
 

@@ -133,6 +133,27 @@ def store(
 
 
 @triton.jit
+def transpose(
+    x_ptr, y_ptr, ROWS, COLUMNS, x_batch_stride, x_column_stride, y_batch_stride, y_row_stride,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy x (batch, ROWS, COLUMNS), contiguous along rows, into y, contiguous along columns.
+
+    Each program copies one block of BLOCK × BLOCK elements. Blocks are numbered row by row.
+    """
+    down, across = tl.cdiv(ROWS, BLOCK), tl.cdiv(COLUMNS, BLOCK)
+    block = tl.program_id(0)
+    z = (block // (down * across)).to(tl.int64)
+    row = block // across % down * BLOCK + tl.arange(0, BLOCK)
+    column = block % across * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    source = x_ptr + z * x_batch_stride + column.to(tl.int64)[None, :] * x_column_stride
+    target = y_ptr + z * y_batch_stride + row.to(tl.int64)[:, None] * y_row_stride
+    values = tl.load(source + row[:, None], mask=inside)
+    tl.store(target + column[None, :], values, mask=inside)
+
+
+@triton.jit
 def add_parts(
     parts_ptr, out_ptr, parts, D0, D1, D2, D3, out_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,

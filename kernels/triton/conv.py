@@ -151,8 +151,8 @@ class TritonConv(TritonFamily):
         parts_shape = self._parts_shape(problem, config)
         if not parts_shape:
             return [make_call(problem, operands, config, operands.out, (0, *operands.out.stride()))]
-        # Scratch may have the shape of a GEMM's parts, with the same elements in the same order.
-        parts = scratch.view(parts_shape)
+        # Scratch may be that of a GEMM kernel, which has at least as many elements.
+        parts = scratch.flatten()[: math.prod(parts_shape)].view(parts_shape)
         # Parts have the channels last. The kernels take strides with the channels second, like
         # those of the result.
         part_stride, outer_stride, row_stride, column_stride, channel_stride = parts.stride()

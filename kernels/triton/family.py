@@ -48,12 +48,17 @@ class LaunchSpec:
     options: dict[str, Any]
 
     def launch(self, scratch: Tensor | None) -> None:
-        """Launch without synchronising; ``scratch`` replaces meta tensors among the arguments."""
-        arguments = (
-            scratch if isinstance(argument, Tensor) and argument.is_meta else argument
+        """Launch without synchronising; meta tensors become the same views of ``scratch``."""
+        self.kernel[self.grid](*self.bound(scratch), **self.options)
+
+    def bound(self, scratch: Tensor | None) -> list[Any]:
+        """Return the arguments, with views of ``scratch`` in place of meta tensors."""
+        return [
+            scratch.as_strided(argument.shape, argument.stride(), argument.storage_offset())
+            if scratch is not None and isinstance(argument, Tensor) and argument.is_meta
+            else argument
             for argument in self.arguments
-        )
-        self.kernel[self.grid](*arguments, **self.options)
+        ]
 
     def warmup(self) -> Any:
         """Compile the kernel without launching it, through the JIT's usual path and cache."""
@@ -83,7 +88,7 @@ class TritonFamily(ABC):
         """Return the launches that compute ``operands.out``, in order.
 
         ``scratch`` is a meta tensor of the shape that :meth:`scratch` returns. Each launch replaces
-        it with real memory, so the arguments of a launch must not contain a view of a part of it.
+        it, and views of it, with real memory.
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ order, without atomics, so that the result has the same bits in every run.
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,7 +19,16 @@ from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
 from kernels.triton.family import LaunchSpec, add_parts_call
-from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_options
+from kernels.triton.gemm import (
+    AlignmentUnits,
+    GemmFamily,
+    Matrices,
+    gemm_options,
+    repack,
+    repacked_elements,
+    repacked_problem,
+    should_repack,
+)
 
 SPLITS = (2, 4, 8, 16, 32)
 
@@ -63,33 +74,46 @@ class TritonSplitK(GemmFamily):
         least two K steps.
         """
         assert isinstance(problem, Gemm)
+        repacks = should_repack(problem, machine)
         configs: list[TileConfig] = []
-        for tile in self.base_tiles(problem, machine):
+        for tile in self.base_tiles(repacked_problem(problem) if repacks else problem, machine):
             tiles = tile_count(problem.m, problem.n, tile.bm, tile.bn, problem.batch)
             max_split = min(problem.k // (2 * tile.bk), 4 * machine.sms // tiles)
             splits = [split for split in SPLITS if split == SPLITS[0] or split <= max_split]
-            configs += [SplitConfig(**vars(tile), split=split) for split in splits]
+            configs += [SplitConfig(**vars(tile), repack=repacks, split=split) for split in splits]
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the parts, (parts, batch, m, n)."""
+        """Return the number of elements of all parts, and of transposed operands."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
-        return config.parts(problem), problem.batch, problem.m, problem.n
+        repacked = repacked_elements(problem) if config.repack else 0
+        return (math.prod(_parts_shape(problem, config)) + repacked,)
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launch that computes the parts, and the one that adds them."""
+        """Return the launches that transpose slow operands, compute the parts and add them."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         matrices = Matrices.from_operands(operands)
+        parts_shape = _parts_shape(problem, config)
+        elements = math.prod(parts_shape)
+        parts = scratch[:elements].view(parts_shape)
+        transpositions: list[LaunchSpec] = []
+        if config.repack:
+            matrices, transpositions = repack(problem, matrices, scratch[elements:])
         batch, m, n, _ = matrices.sizes
         grid = (tile_count(m, n, config.bm, config.bn, batch), config.parts(problem))
         a, b, c = matrices
         units = AlignmentUnits.from_matrices(matrices, problem.dtype)
         sizes, a_stride, b_stride, _ = units.arguments(matrices)
-        arguments = (a, b, scratch, batch, sizes, a_stride, b_stride)
+        arguments = (a, b, parts, batch, sizes, a_stride, b_stride)
         options = gemm_options(problem, matrices, config)
         compute_parts = LaunchSpec(matmul_splitk, grid, arguments, options)
-        return [compute_parts, add_parts_call(scratch, c)]
+        return [*transpositions, compute_parts, add_parts_call(parts, c)]
+
+
+def _parts_shape(problem: Gemm, config: SplitConfig) -> tuple[int, int, int, int]:
+    """Return the shape of the parts, (parts, batch, m, n)."""
+    return config.parts(problem), problem.batch, problem.m, problem.n

@@ -2,6 +2,9 @@
 
 The loads of the next K steps run while the current step multiplies, because Triton pipelines the
 loop in ``num_stages`` stages. Sums are fp32 for every dtype.
+
+In fp32 and tf32, some layouts are slow to read. A separate launch then transposes the operand
+beforehand (:func:`kernels.triton.gemm.slow_operands`).
 """
 
 from __future__ import annotations
@@ -10,13 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.config import TileConfig, tile_count
+from kernels.config import TileConfig, TiledConfig, tile_count
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
 from kernels.triton.family import LaunchSpec
-from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_options
+from kernels.triton.gemm import (
+    AlignmentUnits,
+    GemmFamily,
+    Matrices,
+    gemm_options,
+    repack,
+    repacked_elements,
+    repacked_problem,
+    should_repack,
+)
 
 
 @triton.jit
@@ -55,18 +67,31 @@ class TritonTiled(GemmFamily):
     name = "triton-tiled"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return the base tiles unchanged."""
-        return self.base_tiles(problem, machine)
+        """Return the base tiles, with ``repack`` where an operand is stored in a slow order."""
+        assert isinstance(problem, Gemm)
+        repacks = should_repack(problem, machine)
+        tiles = self.base_tiles(repacked_problem(problem) if repacks else problem, machine)
+        return [TiledConfig(**vars(tile), repack=repacks) for tile in tiles]
+
+    def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
+        """Return the number of elements of transposed operands, or () if none are transposed."""
+        assert isinstance(problem, Gemm)
+        assert isinstance(config, TiledConfig)
+        return (repacked_elements(problem),) if config.repack else ()
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return one launch of batch × tiles CTAs."""
+        """Return one launch of batch × tiles CTAs, after those that transpose slow operands."""
         assert isinstance(problem, Gemm)
+        assert isinstance(config, TiledConfig)
         matrices = Matrices.from_operands(operands)
+        transpositions: list[LaunchSpec] = []
+        if config.repack:
+            matrices, transpositions = repack(problem, matrices, scratch)
         batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
         units = AlignmentUnits.from_matrices(matrices, problem.dtype)
         arguments = (*matrices, *units.arguments(matrices))
         options = gemm_options(problem, matrices, config)
-        return [LaunchSpec(matmul_tiled, (tiles,), arguments, options)]
+        return [*transpositions, LaunchSpec(matmul_tiled, (tiles,), arguments, options)]

@@ -19,6 +19,7 @@ from kernels.config import (
     SplitConfig,
     StreamConfig,
     TileConfig,
+    TiledConfig,
     experimental_feature,
     tile_count,
 )
@@ -29,6 +30,7 @@ from kernels.problem import GEMM_LAYOUTS, TIMED_DTYPES, Gemm
 from kernels.registry import all_implementations
 from kernels.triton import family as family_
 from kernels.triton.family import TritonFamily
+from kernels.triton.gemm import should_repack, slow_operands
 from kernels.triton.streamk import streamed_tiles
 from tests.support.bounds import guarded
 
@@ -45,9 +47,13 @@ LARGE = [
 ]  # fmt: skip
 TILES = LARGE if HAS_GPU else SMALL
 CONFIGS: dict[str, list[TileConfig]] = {
-    "triton-tiled": list(TILES),
+    "triton-tiled": [
+        TiledConfig(**vars(tile), repack=repack) for tile in TILES for repack in (False, True)
+    ],
     "triton-splitk": [
-        SplitConfig(**vars(tile), split=split) for tile in TILES for split in (2, 3, 8)
+        SplitConfig(**vars(tile), repack=split == 3, split=split)
+        for tile in TILES
+        for split in (2, 3, 8)
     ],
     "triton-streamk": [
         StreamConfig(**vars(tile), ctas=ctas) for tile in TILES for ctas in (1, 2, 3, 7)
@@ -236,6 +242,62 @@ def test_one_scratch_serves_all_operand_sets(device: str) -> None:
     launch = family("triton-splitk").prepare(problem, sets, CONFIGS["triton-splitk"][0])
     for index in (2, 0, 1):
         assert check(problem, sets[index], launch(index)).ok
+
+
+@runs
+@pytest.mark.parametrize("layout", GEMM_LAYOUTS)
+@pytest.mark.parametrize("dtype", ["fp32", "tf32"])
+@pytest.mark.parametrize(("m", "n", "batch"), [(257, 261, 1), (260, 256, 2), (256, 31, 1)])
+def test_operands_that_are_transposed_beforehand(
+    m: int, n: int, batch: int, dtype: str, layout: str, device: str
+) -> None:
+    """Sizes above the number of uses from which both dtypes transpose, odd ones among them."""
+    problem = Gemm(m, n, 19, dtype, layout, batch)
+    operands = random_operands(problem, device)
+    configs: dict[str, TiledConfig] = {
+        "triton-tiled": TiledConfig(64, 64, 16, 1, 1, repack=True),
+        "triton-splitk": SplitConfig(64, 64, 16, 1, 1, repack=True, split=2),
+    }
+    for name, config in configs.items():
+        assert check(problem, operands, run(name, problem, operands, config)).ok
+        calls = family(name).unbound_calls(problem, operands, config)
+        plain = family(name).unbound_calls(problem, operands, replace(config, repack=False))
+        assert len(calls) == len(plain) + sum(slow_operands(problem))
+
+
+@runs
+def test_an_operand_without_a_contiguous_dimension_is_not_transposed(device: str) -> None:
+    problem = Gemm(70, 34, 20, "fp32", "nt")
+    a, b, out = random_operands(problem, device)
+    spread = torch.empty(20, 2, 34, 2, device=device)[:, 0, :, 0]
+    spread.copy_(b)
+    operands = Operands(a, spread, out)
+    config = TiledConfig(**vars(TILES[0]), repack=True)
+    assert check(problem, operands, run("triton-tiled", problem, operands, config)).ok
+    assert len(family("triton-tiled").unbound_calls(problem, operands, config)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "slow"),
+    [
+        ("4096,4096,4096,fp32,nt", "nvidia-h200", (False, True)),
+        ("4096,4096,4096,fp32,tn", "nvidia-h200", (False, False)),
+        ("63,4096,4096,fp32,nt", "nvidia-h200", (False, False)),
+        ("4096,4096,4096,tf32,tn", "nvidia-h200", (True, True)),
+        ("4096,64,4096,tf32,tn", "nvidia-h200", (False, True)),
+        ("4096,4096,4096,tf32,tn", "nvidia-a100-sxm-80gb", (False, False)),
+        ("4096,4096,4096,tf32,nt", "nvidia-h200", (False, False)),
+        ("4096,4096,4096,bf16,tn", "nvidia-h200", (False, False)),
+    ],
+)
+def test_which_operands_are_transposed(text: str, slug: str, slow: tuple[bool, bool]) -> None:
+    problem, machine = Gemm.parse(text), known_machine(slug)
+    assert should_repack(problem, machine) == any(slow)
+    (config, *_) = family("triton-tiled").configs(problem, machine)
+    assert isinstance(config, TiledConfig)
+    assert config.repack == any(slow)
+    if any(slow):
+        assert slow_operands(problem) == slow
 
 
 @given(st.integers(1, 10_000), st.integers(1, 300))

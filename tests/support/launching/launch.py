@@ -81,11 +81,7 @@ def main(folder: Path, other_triton: str | None) -> int:
             scratch = torch.empty(shape, dtype=torch.float32)
             for call in family.unbound_calls(problem, operands, config):
                 kernel = call.warmup()
-                bound = [
-                    scratch if isinstance(a, torch.Tensor) and a.is_meta else a
-                    for a in call.arguments
-                ]
-                wanted = _parameters(call, kernel, bound)
+                wanted = _parameters(call, kernel, call.bound(scratch))
                 stub.expect([kind for kind, _ in wanted])
                 call.launch(scratch)
                 found = stub.differences(call, kernel, wanted)
