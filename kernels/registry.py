@@ -44,9 +44,7 @@ def library_for(problem: Workload, machine: Machine) -> str:
     from kernels.library.vendor import libraries
 
     candidates = [
-        library
-        for library in libraries()
-        if library.kind == machine.kind and problem.op in library.serves
+        library for library in libraries() if problem.op in library.serves.get(machine.kind, {})
     ]
     for library in candidates:
         if library.supports(problem, machine) is None:

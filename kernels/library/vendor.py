@@ -33,6 +33,9 @@ from kernels.operands import Operands
 from kernels.operation import LAYERS, SERIES, Layer, Series, Workload
 from kernels.problem import DTYPE_BYTES, Conv, Gemm
 
+DtypesByOp = dict[str, tuple[str, ...]]
+"""Dtypes that a library computes, by operation."""
+
 
 @dataclass(frozen=True)
 class LibraryConfig(Config):
@@ -75,30 +78,33 @@ class LibraryConfig(Config):
 
 
 class Library:
-    """Library that PyTorch calls for some operations and dtypes on one kind of device.
+    """Library that PyTorch calls for some operations and dtypes.
 
-    ``serves`` lists the dtypes of each operation.
+    ``serves`` lists the dtypes of each operation on each kind of device, ``gpu`` or ``cpu``.
     """
 
-    def __init__(self, name: str, kind: str, serves: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, name: str, serves: dict[str, DtypesByOp]) -> None:
         self.name = name
-        self.kind = kind
         self.serves = serves
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that the library computes."""
-        return tuple(self.serves)
+        """Operations that the library computes on any kind of device."""
+        return tuple(dict.fromkeys(op for served in self.serves.values() for op in served))
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
         """Return the reason why the library cannot compute the problem, or None if it can."""
-        if machine.kind != self.kind:
-            return f"{self.name} runs on a {self.kind.upper()}; this machine is {machine.name}."
+        kinds = [kind for kind, served in self.serves.items() if problem.op in served]
+        if not kinds:
+            return f"{self.name} does not compute {problem.op}."
+        if machine.kind not in kinds:
+            return (
+                f"{self.name} computes {problem.op} only on a {kinds[0].upper()}; this machine is "
+                f"{machine.name}."
+            )
         if problem.dtype not in machine.peaks:
             return f"{machine.name} has no {problem.dtype} arithmetic."
-        if problem.op not in self.serves:
-            return f"{self.name} does not compute {problem.op}."
-        if problem.dtype not in self.serves[problem.op]:
+        if problem.dtype not in self.serves[machine.kind][problem.op]:
             return f"PyTorch does not use {self.name} for {problem.dtype} {problem.op}."
         return None
 
@@ -203,16 +209,21 @@ def libraries() -> list[Library]:
     # PyTorch calls cuDNN for an LSTM in bf16 only if it was built with cuDNN 9.13 or later. Older
     # builds use PyTorch's own kernels, so bf16 is left out.
     lstm_dtypes = ("fp32", "tf32", "fp16")
-    return [
-        Library("cublas", "gpu", dict.fromkeys(("gemm", *SERIES), gpu_dtypes)),
-        Library("cudnn", "gpu", {"conv": gpu_dtypes, "lstm": lstm_dtypes}),
-        Library("aten", "gpu", dict.fromkeys(LAYERS, layer_dtypes)),
-        *_cpu_libraries(),
-    ]
+    on_gpu: dict[str, DtypesByOp] = {
+        "cublas": dict.fromkeys(("gemm", *SERIES), gpu_dtypes),
+        "cudnn": {"conv": gpu_dtypes, "lstm": lstm_dtypes},
+        "aten": dict.fromkeys(LAYERS, layer_dtypes),
+    }
+    # Implementations are found by name, so ATen is one library that serves both kinds.
+    serves: dict[str, dict[str, DtypesByOp]] = {}
+    for kind, by_name in (("gpu", on_gpu), ("cpu", _served_by_cpu())):
+        for name, dtypes_by_op in by_name.items():
+            serves.setdefault(name, {})[kind] = dtypes_by_op
+    return [Library(name, by_kind) for name, by_kind in serves.items()]
 
 
-def _cpu_libraries() -> list[Library]:
-    """Return the libraries that PyTorch uses on this CPU: a BLAS, oneDNN and ATen.
+def _served_by_cpu() -> dict[str, DtypesByOp]:
+    """Return what PyTorch uses on this CPU, by library: a BLAS, oneDNN and ATen.
 
     oneDNN computes bf16 only on CPUs with suitable vector instructions. On other CPUs, ATen
     computes bf16. fp16 is left out, because PyTorch computes fp16 in a scalar loop on CPUs without
@@ -228,7 +239,7 @@ def _cpu_libraries() -> list[Library]:
     # 2. Collect the dtypes of each library's operations.
     gemms = ("gemm", *SERIES)
     # The dtypes, by the library's name and then by operation.
-    served: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(gemms, ("fp32",))}
+    served: dict[str, DtypesByOp] = {blas: dict.fromkeys(gemms, ("fp32",))}
     # Each line has operations, a dtype, and whether oneDNN computes them in place of ATen.
     for ops, dtype, in_onednn in (
         (gemms, "bf16", fast_bf16),
@@ -240,4 +251,4 @@ def _cpu_libraries() -> list[Library]:
         dtypes_by_op = served.setdefault("onednn" if in_onednn else "aten", {})
         for op in ops:
             dtypes_by_op[op] = (*dtypes_by_op.get(op, ()), dtype)
-    return [Library(name, "cpu", dtypes_by_op) for name, dtypes_by_op in served.items()]
+    return served

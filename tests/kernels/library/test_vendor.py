@@ -8,10 +8,10 @@ from kernels.config import TileConfig
 from kernels.correctness.check import SUITE
 from kernels.correctness.reference import check
 from kernels.device import select_device, software, this_cpu
-from kernels.library.vendor import LibraryConfig, _cpu_libraries, library_settings
+from kernels.library.vendor import LibraryConfig, _served_by_cpu, library_settings
 from kernels.machine import known_machine
 from kernels.operands import random_operands
-from kernels.operation import OPERATIONS
+from kernels.operation import LAYERS, OPERATIONS, Layer
 from kernels.problem import GEMM_LAYOUTS, Conv, Gemm, Problem
 from kernels.registry import all_implementations, library_for
 
@@ -225,11 +225,20 @@ def test_bf16_goes_where_pytorch_sends_it_on_this_cpu(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
     machine = this_cpu().machine
     served = {
-        (op, dtype): library.name
-        for library in _cpu_libraries()
-        for op, dtypes in library.serves.items()
+        (op, dtype): name
+        for name, dtypes_by_op in _served_by_cpu().items()
+        for op, dtypes in dtypes_by_op.items()
         for dtype in dtypes
     }
     ops = ("gemm", "conv", *OPERATIONS)
     assert set(served) == {(op, dtype) for op in ops for dtype in machine.peaks}
     assert served["gemm", "bf16"] == served["conv", "bf16"] == ("onednn" if fast else "aten")
+
+
+@pytest.mark.parametrize("op", LAYERS)
+def test_layers_have_a_library_on_every_kind_of_device(op: str) -> None:
+    """ATen on a CPU once hid ATen on a GPU, because both have the same name."""
+    layer = Layer(op, 4, 8, 6, 6, "fp32")
+    for machine in (known_machine("nvidia-h100-sxm"), this_cpu().machine):
+        library = all_implementations()[library_for(layer, machine)]
+        assert library.supports(layer, machine) is None
