@@ -66,7 +66,7 @@ _KIND_PATTERNS = [
 ]  # fmt: skip
 
 _LIBRARY_PATTERNS = [
-    ("cudnn", r"cudnn|fprop|dgrad|wgrad|convolve_sgemm|winograd|fft2d|tensortransform"),
+    ("cudnn", r"cudnn|fprop|dgrad|wgrad|convolve_|winograd|fft2d|tensortransform"),
     ("cublas", r"cublas|nvjet|^(ampere|volta|turing|maxwell)_|^sgemm_|^gemm|dot_kernel|gemvns"),
     ("cutlass", r"cutlass\w*::kernel|cutlass7kernel|^cutlass_"),
     ("onednn", r"^(matmul|convolution|inner_product|reorder) "),
@@ -79,9 +79,12 @@ _CPU = ("onednn", "mkl")  # libraries whose kernel names do not show Tensor Core
 _TENSOR_CORES = re.compile(
     r"nvjet|tensorop|wmma|[sih]\d{3,6}(gemm|cudnn|fprop|dgrad|wgrad)|tensor16x8|gmma|warpgroupsize"
     r"|flash_fwd|flash_bwd|fmha\w*_(bf16|f16)"
+    # PyTorch's attention in fp32 multiplies three times in TF32 from Ampere on.
+    r"|fmha_cutlass[fb]_f32\w*_sm80"
 )
 _NO_TENSOR_CORES = re.compile(
     r"simt|ffma|gcgemm|\bsgemm|_sgemm|scudnn|winograd|fft2d|dot_kernel|gemv|elementwise"
+    r"|(dgrad|wgrad_alg\d)_engine\w*<float|convolve_common_engine_float"
 )
 _TILES = [
     re.compile(r"tilesize(\d+)x(\d+)x(\d+)"),

@@ -7,6 +7,7 @@ most the difference between the traced time and the expected time with the recom
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from analysis.advice.answers import answers_to
 from analysis.advice.options import Question
 from analysis.advice.recommend import Advice
-from analysis.advice.sizes import dimensions
+from analysis.advice.sizes import SizeConstraints, dimensions, role
 from analysis.advice.verdict import LEAVE_IT, verdict_text
 from analysis.audit.audit_report import duration
 from analysis.explain.expected_times import ExpectedTime, expected_times, in_tf32, sum_of
@@ -56,6 +57,7 @@ from sweeps.capture.captured import Work
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced span
 _MOST_NAMED = 3  # maximum number of operations that a finding names after the first
 _LEAST_IDLE = 0.1  # idle time is a finding if one reason causes at least this share of the span
+_MOST_PROPOSALS = 4  # maximum number of new values that are compared for one size
 _MOST_ASKED = 400  # about this many shapes get advice on sizes; 400 take about a second
 _ROUND = 8  # elements; sizes above 8 may be padded to the next multiple of 8
 _LEAST_SHAPES = 5  # fewest shapes that can show whether the whole machine was slow
@@ -80,18 +82,24 @@ class TraceFinding(NamedTuple):
         subject: the operations or the idle time, in words.
         text: reasons and remedies in words.
         saves_us: time in µs that could be saved, over all calls of the operations.
+        by_host: True if the GPU was idle because of the host.
     """
 
     subject: str
     text: str
     saves_us: float
+    by_host: bool = False
 
 
 class _Saving(NamedTuple):
-    """Time in µs that could be saved over all calls of an operation, with a remedy or a reason."""
+    """Time in µs that could be saved over all calls of an operation, with a remedy or a reason.
+
+    ``by_tf32`` is True if the remedy is to compute in TF32.
+    """
 
     us: float
     text: str
+    by_tf32: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ class ExplainedOperation:
             recommended.
         advice: the advice that recommends ``change``, or None.
         saves_us: time in µs that the best remedy could save over all calls; 0 without a finding.
+        by_tf32: True if the best remedy is to compute in TF32.
     """
 
     operation: ProfiledOperation
@@ -123,6 +132,7 @@ class ExplainedOperation:
     change: str = ""
     advice: Advice | None = None
     saves_us: float = 0.0
+    by_tf32: bool = False
 
 
 @dataclass(frozen=True)
@@ -269,20 +279,30 @@ def judge_account(
         )
     # 1. Find the expected time of each shape, and better sizes.
     times = expected_times(account, basis)
-    advice = _advice(account, basis, question)
+    queries = _queries(account, machine, question)
+    advice = _advice(queries, basis)
     # 2. Explain each operation. If the whole machine is slow, this is not counted against single
     #    operations.
     slowdown = _slowdown(account, times)
-    explained = _largest_saving_first(
-        [
-            _explained(operation, machine, times, advice, slowdown)
-            for operation in account.operations
-        ]
-    )
-    # 3. Keep large savings. Small savings are kept only if one change of a size brings several of
-    #    them, and their sum is large. The finding about a group describes its first operation,
-    #    which is the one with the largest saving.
-    groups = _grouped_by_size(explained)
+
+    def explain_all() -> list[ExplainedOperation]:
+        return _largest_saving_first(
+            [
+                _explained(operation, machine, times, advice, slowdown)
+                for operation in account.operations
+            ]
+        )
+
+    explained = explain_all()
+    # 3. A size can have only one new value, although each operation was asked by itself.
+    common = _advice_on_common_sizes(explained, queries, basis, times, slowdown)
+    if common:
+        advice |= common
+        explained = explain_all()
+    # 4. Keep large savings. Small savings are kept only if one remedy brings several of them, and
+    #    their sum is large. The finding about a group describes its first operation, which is the
+    #    one with the largest saving.
+    groups = _grouped_by_remedy(explained)
     large = [group for group in groups if _saving_of(group) >= _LEAST_SAVING * account.span_us]
     kept = {id(entry) for group in large for entry in group}
     operations = [
@@ -292,10 +312,10 @@ def judge_account(
         for entry in explained
     ]
     operations = _largest_saving_first(operations)
-    # 4. Add the idle time of the GPU to the findings.
+    # 5. Add the idle time of the GPU to the findings.
     findings = [*map(_operation_finding, large), *_idle_findings(account)]
     findings.sort(key=lambda finding: -finding.saves_us)
-    # 5. Name the source of the expected times, or the machine's basis if there are several sources.
+    # 6. Name the source of the expected times, or the machine's basis if there are several sources.
     sources = {entry.expected.source for entry in operations if entry.expected is not None}
     source = sources.pop() if len(sources) == 1 else basis.source
     return TraceVerdict(
@@ -321,20 +341,19 @@ def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> fl
     return median(traced_us / expected.time_us for traced_us, expected in traced_and_expected)
 
 
-def _grouped_by_size(
+def _grouped_by_remedy(
     explained: Sequence[ExplainedOperation],
 ) -> list[list[ExplainedOperation]]:
-    """Return the operations with a finding, grouped by the change of one size.
+    """Return the operations with a finding, grouped by their remedy.
 
-    The operations of a group have the same size to change, with the same new value and the same
-    meaning in a model. They can be the forward pass and the gradients of one layer, or belong to
-    several layers.
+    Operations belong together if TF32 saves most in all of them, or if the same size should change
+    in all of them, with the same new value and the same meaning in a model. The latter can be the
+    forward pass and the gradients of one layer, or belong to several layers.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
         if entry.finding:
-            size_change = _size_change(entry)
-            key = id(entry) if size_change is None else size_change
+            key: object = "tf32" if entry.by_tf32 else _size_change(entry) or id(entry)
             groups.setdefault(key, []).append(entry)
     return list(groups.values())
 
@@ -347,16 +366,21 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
     first, *others = group
     subject, text = subject_of(first.operation), first.finding
     size_change = _size_change(first)
-    if others and size_change is not None:
+    if not others:
+        return TraceFinding(subject, text, first.saves_us)
+    names = [subject_of(other.operation) for other in others[:_MOST_NAMED]]
+    if len(others) > _MOST_NAMED:
+        names.append(f"{len(others) - _MOST_NAMED} more")
+    listed = f"{counted(len(others), 'other operation')}: {'; '.join(names)}"
+    text = f"{text}. These figures are for {subject}. "
+    if first.by_tf32:
+        subject = f"TF32 for {len(group)} operations in fp32"
+        text += f"TF32 also saves time in {listed}"
+    else:
+        assert size_change is not None, "only these two remedies make a group"
         before, _, meaning = size_change
-        names = [subject_of(other.operation) for other in others[:_MOST_NAMED]]
-        if len(others) > _MOST_NAMED:
-            names.append(f"{len(others) - _MOST_NAMED} more")
-        text = (
-            f"{text}. These figures are for {subject}. The same size occurs in "
-            f"{counted(len(others), 'other operation')}: {'; '.join(names)}"
-        )
         subject = f"the size {before} ({meaning}) of {len(group)} operations"
+        text += f"The same size occurs in {listed}"
     return TraceFinding(subject, text, _saving_of(group))
 
 
@@ -376,12 +400,11 @@ def subject_of(operation: ProfiledOperation) -> str:
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
 
 
-def _advice(
-    account: ProfileAccount, basis: Basis, question: Question | None
-) -> dict[Problem, Advice]:
-    """Return the advice on the GEMMs and convolutions that take the longest."""
-    machine = basis.model.machine
-    # 1. Collect the problems in the order of the account, the longest operation first.
+def _queries(
+    account: ProfileAccount, machine: Machine, question: Question | None
+) -> dict[Problem, Question]:
+    """Return a query for each of the GEMMs and convolutions that take the longest."""
+    # The account has the longest operation first.
     query_of: dict[Problem, Question] = {}
     for operation in account.operations:
         for work in operation.works:
@@ -389,13 +412,92 @@ def _advice(
                 query_of.setdefault(work, question or _padding(work))
         if len(query_of) >= _MOST_ASKED:
             break
-    # 2. Answer the problems of each query together, which is faster than one at a time.
+    return query_of
+
+
+def _advice(query_of: Mapping[Problem, Question], basis: Basis) -> dict[Problem, Advice]:
+    """Return the advice on each problem."""
+    # The problems of one query are answered together, which is faster than one at a time.
     advice: dict[Problem, Advice] = {}
     for query in dict.fromkeys(query_of.values()):
         problems = [problem for problem in query_of if query_of[problem] == query]
         answers = answers_to(problems, basis, query)
         advice |= {answer.advice.problem: answer.advice for answer in answers}
     return advice
+
+
+class _SizeChange(NamedTuple):
+    """Change of one dimension, which ``name`` names, to the value ``after``."""
+
+    name: str
+    after: int
+
+
+def _size_changes(entry: ExplainedOperation) -> dict[tuple[int, str], _SizeChange]:
+    """Return the advised changes of an operation by the old size and its meaning in a model.
+
+    The result is empty if two dimensions have the same size and meaning, because they change
+    together.
+    """
+    advice = entry.advice
+    if advice is None:
+        return {}
+    changes = {
+        (getattr(advice.problem, name), role(advice.problem, name)): _SizeChange(
+            name, getattr(advice.instead, name)
+        )
+        for name in advice.changed
+    }
+    return changes if len(changes) == len(advice.changed) else {}
+
+
+def _advice_on_common_sizes(
+    explained: Sequence[ExplainedOperation],
+    queries: Mapping[Problem, Question],
+    basis: Basis,
+    times: Mapping[Work, ExpectedTime],
+    slowdown: float,
+) -> dict[Problem, Advice]:
+    """Return advice that changes a size of several operations to one new value in all of them.
+
+    Each operation was asked by itself, so the operations of one layer may have got different new
+    values. Of these values, the one that saves most in all operations is chosen. ``explained`` has
+    the largest saving first.
+    """
+    # 1. Group the operations by the size that should change. If an operation should change several
+    #    sizes, the one that most operations share counts.
+    changes = [(entry, _size_changes(entry)) for entry in explained]
+    counts = Counter(key for _, sizes in changes for key in sizes)
+    groups: dict[tuple[int, str], list[tuple[ExplainedOperation, _SizeChange]]] = {}
+    for entry, sizes in changes:
+        if sizes:
+            key = max(sizes, key=counts.__getitem__)
+            groups.setdefault(key, []).append((entry, sizes[key]))
+    # 2. Compare the new values of each group.
+    common: dict[Problem, Advice] = {}
+    for members in groups.values():
+        if len({entry.change.partition(" ")[2] for entry, _ in members}) == 1:
+            continue  # all members agree
+        proposals = list(dict.fromkeys(change.after for _, change in members))
+        best_us = 0.0
+        best: dict[Problem, Advice] = {}
+        for after in proposals[:_MOST_PROPOSALS]:
+            query_of = {}
+            for entry, change in members:
+                assert entry.advice is not None, "a change comes from advice"
+                problem = entry.advice.problem
+                # Within the query's allowance, ``after`` is its only multiple.
+                only = SizeConstraints(change=(change.name,), multiple=after, any_size=True)
+                query_of[problem] = replace(queries[problem], constraints=only)
+            advice = _advice(query_of, basis)
+            savings = [
+                _best_change(entry.operation, times, advice, slowdown) for entry, _ in members
+            ]
+            saved_us = sum(saving[1] for saving in savings if saving is not None)
+            if saved_us > best_us:
+                best_us, best = saved_us, advice
+        common |= best
+    return common
 
 
 def _padding(problem: Problem) -> Question:
@@ -458,7 +560,7 @@ def _explained(
     savings.sort(key=lambda saving: -saving.us)
     reasons = kernel_reasons(operation, explained.tensor_cores)
     finding = "; ".join([*(saving.text for saving in savings), *reasons])
-    return replace(explained, finding=finding, saves_us=savings[0].us)
+    return replace(explained, finding=finding, saves_us=savings[0].us, by_tf32=savings[0].by_tf32)
 
 
 def _savings_at_this_size(
@@ -490,7 +592,7 @@ def _savings_at_this_size(
         tf32_us = slowdown * tf32_expected.time_us
         if tf32_us < traced_us:
             text = f"TF32 is expected to take {duration(tf32_expected.time_us)}"
-            savings.append(_Saving(operation.calls * (traced_us - tf32_us), text))
+            savings.append(_Saving(operation.calls * (traced_us - tf32_us), text, by_tf32=True))
     return savings
 
 
@@ -545,5 +647,6 @@ def _idle_findings(account: ProfileAccount) -> list[TraceFinding]:
         share = idle_us / account.span_us if account.span_us else 0.0
         if share >= _LEAST_IDLE and reason in _IDLE_WORDS:
             subject = f"GPU idle for {share:.0%} of the time"
-            findings.append(TraceFinding(subject, _IDLE_WORDS[reason], idle_us))
+            by_host = reason in (LAUNCH_BOUND, HOST_BOUND)
+            findings.append(TraceFinding(subject, _IDLE_WORDS[reason], idle_us, by_host))
     return findings

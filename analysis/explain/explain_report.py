@@ -19,6 +19,7 @@ from kernels.common.counts import counted
 _MOST_ROWS = 10  # maximum number of operations in a table
 _MOST_FINDINGS = 5  # maximum number of findings
 _SHOWN_MODULES = 2  # number of innermost modules around an operation that a table names
+_LONGEST_OPERATION = 52  # maximum length of an operation's name in a table, as for a kernel's
 _LONGEST_NAME = 41  # maximum length of a kernel's name in a table; not shortened in JSON and CSV
 
 RECORDING_SHAPES = """\
@@ -32,6 +33,8 @@ _HEAD = (
     "operation", "problem", "calls", "each", "share", "expected", "of peak", "of bandwidth",
     *_OF_KERNELS,
 )  # fmt: skip
+# Namespaces of PyTorch's own kernels, which say nothing about a kernel.
+_ATEN = re.compile(r"^(?:at::native::|\(anonymous namespace\)::)+")
 # CUTLASS's template, and the kernel within it without its namespaces.
 _CUTLASS = re.compile(r"cutlass::Kernel2?<(?:\w+::)*(\w+)")
 
@@ -204,8 +207,10 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
         expected_text = f"{duration(expected.time_us)} ({interval})"
     use = entry.tensor_cores or "unknown"
     module = ".".join(operation.module.split(".")[-_SHOWN_MODULES:])
+    # An operation of torch.compile is a kernel, whose name lists all that was fused.
+    name = _cut(operation.op, _LONGEST_OPERATION)
     return [
-        f"{operation.op} ({module})" if module else operation.op,
+        f"{name} ({module})" if module else name,
         operation.shape or "–",
         str(operation.calls),
         duration(operation.each_us),
@@ -232,11 +237,16 @@ def _percent(share: float | None) -> str:
 def _shortened(kernel: str) -> str:
     """Return a kernel's name without its return type, cut to :data:`_LONGEST_NAME` characters.
 
-    If the kernel is an argument of CUTLASS's wrapper template, the argument is its name.
+    The namespaces of PyTorch's own kernels are left out, too. If the kernel is an argument of
+    CUTLASS's wrapper template, the argument is its name.
     """
     match = _CUTLASS.search(kernel)
-    name = match.group(1) if match else _without_return_type(kernel)
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    name = match.group(1) if match else _ATEN.sub("", _without_return_type(kernel))
+    return _cut(name, _LONGEST_NAME)
+
+
+def _cut(name: str, longest: int) -> str:
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def _without_return_type(kernel: str) -> str:
@@ -292,6 +302,10 @@ def notes(verdict: TraceVerdict) -> list[str]:
         )
     if not account.with_strides:
         sentences.append("The trace has no strides, so the layouts nt and nchw are assumed.")
+    if any(finding.by_host for finding in verdict.findings):
+        sentences.append(
+            "The profiler slows the host down, so the GPU is idle for less time without it."
+        )
     if account.graph_us:
         sentences.append(
             f"{account.graph_us / account.total_us:.1%} of the time is spent in kernels of CUDA "

@@ -47,7 +47,9 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
     # If the dtype is unknown, the number of bytes that a load reads is unknown, too, and no load
     # counts as too narrow.
     bytes_each = DTYPE_BYTES.get(operation.dtype, WIDE_BYTES)
-    if alignment is not None and alignment * bytes_each < WIDE_BYTES:
+    # CUTLASS's kernels for CUDA cores load one element at a time whatever the alignment.
+    on_cuda_cores = operation.kernel_name.tensor_cores is False
+    if alignment is not None and alignment * bytes_each < WIDE_BYTES and not on_cuda_cores:
         elements = "one element" if alignment == 1 else f"{alignment} elements"
         reasons.append(f"its kernel loads {elements} at a time (align{alignment})")
     converting_share = share_of_converting(operation)

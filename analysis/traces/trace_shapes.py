@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from analysis.traces.trace_events import OperationInputs
 from kernels.common.checks import check_positive
-from kernels.problem import Gemm
+from kernels.config import ceil_div
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm
 from sweeps.capture.captured import BACKWARD, FORWARD, WGRAD, Attention, GroupedGemm, Work
 from sweeps.capture.convolutions import ConvolutionSettings, StoredTensor, convolutions_of
 
@@ -73,9 +74,33 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
     *batch_of_b, rows_of_b, n = b.sizes
     if len(batch) > 1 or batch_of_b != batch or rows_of_b != k:
         raise ValueError("not a GEMM")
+    dtype = _dtype(inputs, first)
     # Without strides, a linear layer's layout is assumed, as for a GEMM on the command line.
     layout = _letter(a) + _letter(b) if inputs.strides else "nt"
-    return [Gemm(m, n, k, _dtype(inputs, first), layout, batch[0] if batch else 1)]
+    if inputs.strides:
+        along_m = [a] if layout[0] == "t" else []  # operands whose rows are as long as m
+        along_k = [
+            operand
+            for operand, is_along_k in ((a, layout[0] == "n"), (b, layout[1] == "t"))
+            if is_along_k
+        ]
+        m = _padded_size(m, along_m, dtype)
+        k = _padded_size(k, along_k, dtype)
+    return [Gemm(m, n, k, dtype, layout, batch[0] if batch else 1)]
+
+
+def _padded_size(size: int, operands: Sequence[StoredTensor], dtype: str) -> int:
+    """Return a size as long as the rows of the operands, if these rows are padded for alignment.
+
+    ``torch.compile`` stores a matrix of 50,257 columns with rows of 50,304, so that its kernels
+    load as much at a time as for aligned sizes. Such a size is rounded up to the next multiple of
+    16 bytes. The size stays if its rows are not padded, or if rounding adds more than 1%.
+    """
+    multiple = WIDE_BYTES // DTYPE_BYTES[dtype]
+    rounded = ceil_div(size, multiple) * multiple
+    row_lengths = [max(operand.strides[-2:]) for operand in operands]
+    are_padded = bool(row_lengths) and all(length % multiple == 0 for length in row_lengths)
+    return int(rounded) if are_padded and rounded <= 1.01 * size else size
 
 
 def _linear(inputs: OperationInputs) -> list[Work]:

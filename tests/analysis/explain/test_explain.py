@@ -16,7 +16,7 @@ from analysis import rooftile
 from analysis.advice.options import Question
 from analysis.advice.times import times_of
 from analysis.explain.explain import TraceVerdict, explain_traces
-from analysis.explain.explain_report import TraceExplanation, _shortened
+from analysis.explain.explain_report import TraceExplanation, _shortened, notes
 from analysis.explain.kernel_evidence import ELIGIBLE, NOT_ELIGIBLE, USED
 from analysis.model.basis import find_basis
 from kernels.common.errors import UserError
@@ -27,8 +27,11 @@ from tests.support.gpu_traces import ALIGN2, DTYPE_NAMES, NVJET, GpuTrace, train
 
 NOWHERE = Path("no-such-results")
 H100 = "nvidia-h100-sxm"
-CPU = Path(__file__).parents[3] / "results" / "published" / "cpu-intel-xeon-avx512bf16-1t"
+RESULTS = Path(__file__).parents[3] / "results"
+CPU = RESULTS / "published" / "cpu-intel-xeon-avx512bf16-1t"
 ALIGN1 = "cutlass_tensorop_bf16_s16816fprop_optimized_bf16_64x64_16x10_nhwc_align1"
+ALIGN1_GEMM = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>"
+SIMT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>"
 XMMA = (
     "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x128x64_"
     "warpgroupsize2x1x1_g1_execute_segment_k_off_kernel__5x_cudnn"
@@ -170,6 +173,59 @@ def test_a_size_of_several_operations_is_one_finding(tmp_path: Path) -> None:
     assert explain_traces([path], None, NOWHERE).findings == ()
 
 
+def test_idle_time_that_the_profiler_may_have_caused_has_a_note(tmp_path: Path) -> None:
+    idle, busy = verdict_on(tmp_path, decode), verdict_on(tmp_path, vocabulary)
+    assert [any("The profiler slows" in note for note in notes(v)) for v in (idle, busy)] == [
+        True,
+        False,
+    ]
+
+
+def test_a_size_gets_one_new_value_in_all_operations(tmp_path: Path) -> None:
+    """A real step of gpt2-xl on an H100: each operation by itself prefers another vocabulary."""
+
+    def head(made: GpuTrace) -> None:
+        made.gemm(8192, 50257, 1600, "bf16", [(ALIGN1_GEMM, 15254.0)])
+        made.gradients(8192, 50257, 1600, [(ALIGN1_GEMM, 10806.0)], [(ALIGN1_GEMM, 10016.0)])
+
+    made = GpuTrace()
+    head(made)
+    path = made.write(tmp_path / "trace.json")
+    verdict = explain_traces([path], H100, RESULTS)
+    (finding,) = verdict.findings
+    assert finding.subject == "the size 50257 (vocabulary) of 3 operations"
+    assert len({entry.change.partition(" ")[2] for entry in verdict.operations}) == 1
+    assert finding.saves_us == pytest.approx(sum(entry.saves_us for entry in verdict.operations))
+
+
+def test_tf32_for_several_operations_is_one_finding(tmp_path: Path) -> None:
+    def step(made: GpuTrace) -> None:
+        for n in (4096, 8192):
+            made.gemm(4096, n, 4096, "fp32", [(SIMT, 0.66 * n)])
+
+    (finding,) = verdict_on(tmp_path, step).findings
+    assert finding.subject == "TF32 for 2 operations in fp32"
+    assert "TF32 also saves time in 1 other operation: mm, 4096×4096×4096 fp32 nt" in finding.text
+    assert "align1" not in finding.text  # a kernel for CUDA cores is always one of align1
+
+
+def test_rows_that_torch_compile_padded_are_aligned(tmp_path: Path) -> None:
+    """The weight's gradient of a real compiled step of GPT-2, whose logits have padded rows."""
+    kind = DTYPE_NAMES["bf16"]
+
+    def wgrad(made: GpuTrace) -> None:
+        made.op(
+            "aten::addmm", [[50257, 768], [50257, 12288], [12288, 768]],
+            [[768, 1], [1, 50304], [768, 1]], [kind] * 3, [""] * 3, [(NVJET, 1823.0)],
+        )  # fmt: skip
+
+    (entry,) = verdict_on(tmp_path, wgrad).operations
+    assert entry.operation.shape == "50264×768×12288 bf16 tn"
+    assert entry.expected is not None
+    assert entry.expected.time_us < 1823.0
+    assert not entry.change
+
+
 def test_a_healthy_trace_has_no_finding(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, healthy)
     assert verdict.findings == ()
@@ -211,10 +267,12 @@ def test_a_saving_is_never_more_than_the_time_above_the_other_size(tmp_path: Pat
         ("void at::RowwiseMomentsCUDAKernel<float>", "at::RowwiseMomentsCUDAKernel<float>"),
         ("void cub::DeviceReduceKernel<cub::Policy>", "cub::DeviceReduceKernel<cub::Policy>"),
         ("ampere_sgemm_128x128_tn", "ampere_sgemm_128x128_tn"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<int>(int)",
+         "CatArrayBatchedCopy<int>(int)"),
         ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(Args<int>)",
          "internal::gemvx::kernel<int, float>(Args<int>)"[:40] + "…"),
         ("void cutlass::Kernel<cutlass::gemm::kernel::Gemm<float, int>>(Params)", "Gemm"),
-        ("void (anonymous namespace)::fill<float>(int)", "(anonymous namespace)::fill<float>(int)"),
+        ("void (anonymous namespace)::fill<float>(int)", "fill<float>(int)"),
         ("void f(int) const", "f(int) const"),
         ("", ""),
     ],
