@@ -36,6 +36,7 @@ from kernels.timemodel.estimate import Array
 from kernels.timemodel.workload_time import moving_seconds, workload_seconds
 
 _MAX_GROUPS = 6  # maximum number of groups of pairs whose effects a reason lists
+_UNCERTAIN_SPAN = 10.0  # ratio of an interval's ends above which the interval is not printed
 NOT_MEASURED = "not measured here"
 _UNUSABLE = "measured, but unusable"
 
@@ -391,7 +392,14 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pair_count: in
 def _group_effects(groups: Mapping[str, Effect]) -> str:
     """List at most six groups with their effects, the effects farthest from 1 first."""
     farthest_first = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
-    phrases = [f"{name} {groups[name]}" for name in farthest_first[:_MAX_GROUPS]]
+    phrases = [f"{name} {_group_effect(groups[name])}" for name in farthest_first[:_MAX_GROUPS]]
     if len(groups) > _MAX_GROUPS:
         phrases.append("…")
     return "; ".join(phrases)
+
+
+def _group_effect(effect: Effect) -> str:
+    """Format a group's effect; an interval that says next to nothing becomes a word."""
+    if effect.sign == 0 and effect.hi > _UNCERTAIN_SPAN * effect.lo:
+        return f"{effect.value:.2f}× (uncertain)"
+    return str(effect)

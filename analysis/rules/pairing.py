@@ -425,9 +425,20 @@ def pairs_of(
         group=groups,
         control=np.array(controls, dtype=np.intp) if controls else None,
     )
-    # 3. Compute predicted ratios like measured ones, with predicted instead of measured times.
+    # 3. Compute predicted ratios like measured ones, with predicted instead of measured times. A
+    # ratio of 1 between cases that the model cannot tell apart would not be a prediction.
     log_predicted = replace(pairs, log_time=np.log(predicted)).log_ratio
-    return replace(pairs, log_predicted=log_predicted)
+    are_alike = [_are_alike(cases[match.against], cases[match.following]) for match in matches]
+    return replace(pairs, log_predicted=np.where(are_alike, np.nan, log_predicted))
+
+
+def _are_alike(first: TimedCase, second: TimedCase) -> bool:
+    """Return True if the model cannot tell two cases apart.
+
+    Fusing a series is the only setting of a library that the model knows.
+    """
+    are_fused = ["fused=on" in case.config for case in (first, second)]
+    return first.workload == second.workload and are_fused[0] == are_fused[1]
 
 
 def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:

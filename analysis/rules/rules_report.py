@@ -53,7 +53,9 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         f"{counts_sentence(rows)} An effect is usually a ratio of times or of speeds, above 1 "
         "where following the rule pays. Its 95% interval, in brackets, decides the verdict. A rule "
         "that claims *up to* a gain is judged by its best group, whose interval has a higher "
-        "confidence level.",
+        "confidence level. A group is *uncertain* if its interval includes 1 and its ends differ "
+        "by more than a factor of 10. The model says nothing about settings that it does not know, "
+        "such as the alignment of addresses.",
         "",
     ]
     if any(row.id in SHARES for row in judged):

@@ -23,8 +23,9 @@ from analysis.plots.cheat_sheet import (
 from analysis.recordings.load import load
 from analysis.rules.catalogue import all_rules, rule_sweeps
 from analysis.rules.inputs import imported_rules, judge_inputs, rule_inputs
-from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
+from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, _group_effect, judge_all
 from analysis.rules.pairing import TimedCase
+from analysis.rules.rule_finding import Effect
 from analysis.rules.rules_report import counts_sentence, terminal_table, write_rules
 from kernels.common.errors import UserError
 from kernels.config import ceil_div, large_tile
@@ -193,6 +194,18 @@ def a_recording(results: Path) -> Path:
     gemms = [case for case in cases if isinstance(case.problem, Gemm)]
     times = [*model_law()(problems(gemms)), *(c.problem.bytes / 3e12 for c in cases[len(gemms) :])]
     return record(results / H100.slug, cases, times)
+
+
+@pytest.mark.parametrize(
+    ("effect", "text"),
+    [
+        (Effect(2.95, 0.02, 382.0, 9), "2.95× (uncertain)"),
+        (Effect(1.20, 0.90, 1.60, 9), "1.20× [0.90, 1.60]"),
+        (Effect(7.64, 1.23, 47.3, 9), "7.64× [1.23, 47.30]"),
+    ],
+)
+def test_an_interval_that_says_nothing_is_not_printed(effect: Effect, text: str) -> None:
+    assert _group_effect(effect) == text
 
 
 def test_the_files_hold_a_row_for_every_rule(tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_switch_changes_only_one_thing() -> None:
     assert (match.against, match.following, match.work) == (0, 1, 1.0)
 
 
+def test_nothing_is_predicted_between_cases_that_the_model_cannot_tell_apart() -> None:
+    series = Series("timesteps", 3, 64, 128, 128, "bf16")
+    cases = [case(series, config) for config in ("", "fused=on", "paced=on", "graph=on")]
+    matches = [
+        *switch(cases, H100, "config", "", ["fused=on"]),
+        *switch(cases, H100, "config", "paced=on", ["graph=on"]),
+    ]
+    pairs = pairs_of(cases, matches, ["dtype"], np.array([3.0, 1.0, 3.1, 3.0]))
+    assert math.exp(pairs.log_predicted[0]) == pytest.approx(3.0)
+    assert math.isnan(pairs.log_predicted[1])
+
+
 def test_another_dtype_may_use_another_library() -> None:
     cases = [case(Gemm(8, 8, 8, "fp32"), by="mkl"), case(Gemm(8, 8, 8, "bf16"), by="onednn")]
     (match,) = switch(cases, H100, "dtype", "fp32", ["bf16"])
