@@ -87,7 +87,7 @@ class Evidence:
         predicted: predicted seconds of each case; NaN for a case that the model cannot predict.
         public: True if the cases come from an imported or public table, whose sweeps and intervals
             are not used.
-        planned: sweeps that the run planned to measure; some of their cases may be missing.
+        planned: sweeps that the run planned to measure, and for which its budget was too small.
         unusable: sweeps that an unusable run measured; empty for a usable run.
     """
 
@@ -143,8 +143,7 @@ class Evidence:
         # 3. Keep the cases that rules may use. The error of a case with fewer than six samples is
         # NaN.
         kept = np.flatnonzero(_are_bursts_of_libraries(rows) & np.isfinite(error))
-        # A run.json may lack the list of planned sweeps.
-        planned = frozenset(recording.run["plan"].get("sweeps", ()))
+        planned = _cut_short(recording.run)
         kept_cases = [cases[i] for i in kept]
         return cls(recording.machine, kept_cases, predicted[kept], planned=planned)
 
@@ -203,6 +202,17 @@ class Evidence:
         cases = [self.cases[i] for i in positions]
         matches = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
         return cases, matches, self.predicted[positions]
+
+
+def _cut_short(run: Mapping[str, Any]) -> frozenset[str]:
+    """Return the planned sweeps of which some cases did not fit into a run's budget."""
+    counts = run.get("sweeps", {})
+    left_out = run["plan"].get("left_out", {})
+    return frozenset(
+        name
+        for name in run["plan"].get("sweeps", ())  # a run.json may lack this list
+        if name in left_out or counts.get(name, {}).get("open", 1)
+    )
 
 
 def _timed_cases(rows: pd.DataFrame, seconds: Array, error: Array, gpus: Array) -> list[TimedCase]:
@@ -322,7 +332,7 @@ def not_measured(
     Args:
         rule: rule that could not be judged.
         can_be_measured: True if the machine has what the rule's ``needs`` names.
-        planned: True if a run planned to measure any of the rule's sweeps.
+        planned: True if a run had too small a budget for any of the rule's sweeps.
         unusable: True if an unusable run measured any of the rule's sweeps.
     """
     run_rules = f"run {target('rules', 'record')}"

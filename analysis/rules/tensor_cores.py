@@ -28,6 +28,7 @@ from sweeps.schema import SCHEMA
 from sweeps.timing.statistics import median, median_interval
 
 _EXACT_FP32 = "exact FP32, because TF32 is not allowed"
+_FP32_IN_PARTS = "FP32, computed as three products in TF32"
 _NOT_MATRIX = "not a matrix operation"
 _REWRITE = target("rules FRESH=1", "profile --fresh")
 _MAX_OPERATIONS = 25  # maximum number of operations in a step's table
@@ -86,7 +87,8 @@ class TimedStep:
         if not operation.matrix:
             return _NOT_MATRIX
         if operation.dtype == "fp32" and self.dtype != "tf32":
-            return _EXACT_FP32
+            # PyTorch's attention in fp32 uses Tensor Cores, whether TF32 is allowed or not.
+            return _FP32_IN_PARTS if operation.uses_tensor_cores else _EXACT_FP32
         return ""
 
 

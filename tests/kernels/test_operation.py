@@ -12,7 +12,7 @@ from kernels import implementations
 from kernels.common.errors import UserError
 from kernels.config import Storage
 from kernels.correctness.reference import check
-from kernels.device import this_cpu
+from kernels.device import select_device, this_cpu
 from kernels.library.vendor import LibraryConfig
 from kernels.operands import random_operands
 from kernels.operation import (
@@ -64,6 +64,18 @@ def test_the_libraries_compute_what_the_reference_does(operation: Operation) -> 
         if operation.dtype == "bf16" and _normalised_values(operation) < 8:
             continue
         assert check(operation, operands, result).ok, (config, operation)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("op", LAYERS)
+def test_a_gpu_computes_layers_as_the_reference_does(op: str, dtype: str) -> None:
+    device = select_device("gpu")
+    layer = Layer(op, 8, 64, 6, 6, dtype)
+    library = implementations()[library_for(layer, device.machine)]
+    assert library.supports(layer, device.machine) is None
+    operands = random_operands(layer, device.torch_name)
+    assert check(layer, operands, library.prepare(layer, [operands])(0)).ok
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -168,8 +180,6 @@ def test_a_paced_launch_says_that_its_gaps_count() -> None:
 
 @pytest.mark.gpu
 def test_a_graph_computes_what_its_launches_do() -> None:
-    from kernels.device import select_device
-
     device = select_device("gpu")
     series = Series("timesteps", 5, 16, 32, 64, "bf16")
     sets = [random_operands(series, device.torch_name, seed) for seed in (0, 1)]

@@ -1,6 +1,7 @@
 """Are the times that ``explain`` expects those of real steps? Traces of two models on this CPU.
 
     python -m tests.studies.traced_steps [TRACE …] [--budget 150s] [--results DIR] [--write FILE]
+    python -m tests.studies.traced_steps TRACE … --machine NAME [--results DIR] [--write FILE]
 
 1. The default sweeps are measured within the budget, unless ``--results`` has a recording of this
    CPU, and the model is calibrated.
@@ -11,7 +12,8 @@
 
 Prints a line of JSON for each trace, and ``--write`` appends it. ``load`` is the load average when
 a new trace was recorded. Shapes that the sweeps timed have the interval of a second run, which is
-narrow.
+narrow. With ``--machine``, the given traces of a GPU are compared with its recording, and nothing
+is measured.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import torch
 import typer
 
 from analysis.explain.explain import explain_traces
+from analysis.recordings.load import find_recording
 from kernels.device import Device, this_cpu
 from kernels.machine import cpu_model
 from sweeps.folding.health import health_sentence
@@ -70,7 +73,18 @@ def compared(trace: Path, results: Path) -> dict[str, Any]:
             sum(operation.time_us for operation, _ in known) / verdict.account.total_us, 3
         ),
         "findings": len(verdict.findings),
+        "largest_saving": [verdict.findings[0].subject, round(verdict.findings[0].saves_us)]
+        if verdict.findings
+        else None,
     }  # fmt: skip
+
+
+def append(line: dict[str, Any], write: Path | None) -> None:
+    """Print a line of JSON, and append it to a file if one is given."""
+    print(json.dumps(line), flush=True)
+    if write is not None:
+        with open(write, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def main(
@@ -80,8 +94,21 @@ def main(
     budget: Annotated[str, typer.Option(help="Measuring time of the sweeps.")] = "150s",
     results: Annotated[Path | None, typer.Option(help="Folder with a recording to use.")] = None,
     write: Annotated[Path | None, typer.Option(help="Append lines of JSON to it.")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="Machine of the given traces [default: this CPU].")
+    ] = None,
 ) -> None:
     """Trace the models, and compare their operations with expected times."""
+    if machine is not None:
+        place = results or ROOT / "results"
+        run = read_run(find_recording(machine, place))
+        common = {
+            "machine": machine, "torch": run["software"]["torch"],
+            "date": f"{datetime.now(UTC):%Y-%m-%d}", "run": health_sentence(run),
+        }  # fmt: skip
+        for trace in traces or []:
+            append({"trace": trace.name, "load": None, **common, **compared(trace, place)}, write)
+        return
     device = this_cpu()
     torch.set_num_threads(device.machine.sms)
     with tempfile.TemporaryDirectory() as folder:
@@ -95,11 +122,7 @@ def main(
         }  # fmt: skip
         for trace in traces or new_traces(device, Path(folder)):
             load = None if traces else round(os.getloadavg()[0], 1)
-            line = {"trace": trace.name, "load": load, **common, **compared(trace, place)}
-            print(json.dumps(line), flush=True)
-            if write is not None:
-                with open(write, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+            append({"trace": trace.name, "load": load, **common, **compared(trace, place)}, write)
 
 
 if __name__ == "__main__":

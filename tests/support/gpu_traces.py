@@ -1,15 +1,13 @@
 """Simulated traces of GPUs as PyTorch's profiler writes them: the keys are real, the times are not.
 
 A step is written as operations that launch kernels. The host launches them one after another, and
-each stream of the GPU computes its kernels in order. ``python -m tests.support.gpu_traces FILE``
-writes the step that a page explains.
+each stream of the GPU computes its kernels in order.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,7 +231,3 @@ def training_step(layers: int = 12, tokens: int = 8192, vocabulary: int = 50257)
             made.op("aten::_log_softmax", kernels=[("cunn_SoftMaxForward", 900.0)])
             made.gradients(tokens, vocabulary, 768, [(ALIGN2, 3300.0)], [(ALIGN2, 3500.0)])
     return made
-
-
-if __name__ == "__main__":
-    training_step().write(Path(sys.argv[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -139,13 +138,6 @@ def test_small_savings_of_one_size_are_a_finding_together(tmp_path: Path) -> Non
     first = verdict_on(tmp_path, step).findings[0]
     assert first.subject == "the size 50257 (vocabulary) of 124 operations"
     assert first.text.endswith("; 120 more")
-
-
-def test_the_page_explains_the_trace_that_the_tests_do(tmp_path: Path) -> None:
-    tracked = Path(__file__).parents[2] / "support" / "traces" / "gpt2-simulated-h100.json.gz"
-    written = training_step().write(tmp_path / "trace.json.gz")
-    documents = [json.loads(gzip.decompress(path.read_bytes())) for path in (tracked, written)]
-    assert documents[0] == documents[1]
 
 
 def test_images_that_are_stored_channels_last_need_not_be(tmp_path: Path) -> None:

@@ -23,7 +23,14 @@ from analysis.plots.cheat_sheet import (
 from analysis.recordings.load import load
 from analysis.rules.catalogue import all_rules, rule_sweeps
 from analysis.rules.inputs import imported_rules, judge_inputs, rule_inputs
-from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, _group_effect, judge_all
+from analysis.rules.judge import (
+    NOT_MEASURED,
+    Evidence,
+    RuleResult,
+    _cut_short,
+    _group_effect,
+    judge_all,
+)
 from analysis.rules.pairing import TimedCase
 from analysis.rules.rule_finding import Effect
 from analysis.rules.rules_report import counts_sentence, terminal_table, write_rules
@@ -386,6 +393,16 @@ def test_a_run_that_planned_a_sweep_and_had_no_time_for_it_needs_more_budget(
     how = "needs pairs of the sweeps sources, steps: run `make rules` with a larger budget"
     assert rows["wave"].reason == how
     assert rows["nhwc"].reason.endswith(": run `make rules`")  # its sweep was not planned
+
+
+def test_a_sweep_that_was_refused_needs_no_larger_budget() -> None:
+    """An error once refused all layers on a GPU."""
+    counts = {"open": 0, "measured": 0, "planned": 84}
+    run = {
+        "plan": {"sweeps": ["layers", "lstm", "square"], "left_out": {"lstm": 5}},
+        "sweeps": {"layers": counts, "lstm": counts, "square": {**counts, "open": 3}},
+    }
+    assert _cut_short(run) == {"lstm", "square"}
 
 
 def test_a_stranger_s_slug_makes_nothing_be_written_elsewhere(tmp_path: Path) -> None:

@@ -124,6 +124,14 @@ def test_a_cpus_profile_has_shares_and_a_bound_but_judges_no_rule(tmp_path: Path
     assert "at most 2.00×" in page
 
 
+def test_attention_in_fp32_says_how_it_uses_tensor_cores(tmp_path: Path) -> None:
+    kernel = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)"
+    step = model(tmp_path, "fp32", 1e-3, gemm("fp32", 100.0, kernel))
+    (timed,) = read_profiled_steps(profiled(tmp_path, step))
+    line = next(line for line in step_markdown(timed).splitlines() if "64×64×64" in line)
+    assert "| no: FP32, computed as three products in TF32 | yes |" in line
+
+
 def test_steps_without_matrix_operations_are_left_out(tmp_path: Path) -> None:
     """The second step has a matrix operation, but the profiler lost the record of its kernel."""
     entry = model(tmp_path, "bf16", 1e-3, relu)
