@@ -126,9 +126,18 @@ def test_a_cpus_profile_has_shares_and_a_bound_but_judges_no_rule(tmp_path: Path
 
 def test_attention_in_fp32_says_how_it_uses_tensor_cores(tmp_path: Path) -> None:
     kernel = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)"
-    step = model(tmp_path, "fp32", 1e-3, gemm("fp32", 100.0, kernel))
+
+    def attention(made: GpuTrace) -> None:
+        shape, stride = [8, 12, 1024, 64], [786432, 65536, 64, 1]
+        made.op(
+            "aten::_scaled_dot_product_efficient_attention", [*[shape] * 3, [], [], [], []],
+            [*[stride] * 3, [], [], [], []], ["float"] * 3 + [""] * 4,
+            ["", "", "", "", "True", "0.", "True"], [(kernel, 487.0)],
+        )  # fmt: skip
+
+    step = model(tmp_path, "fp32", 1e-3, attention)
     (timed,) = read_profiled_steps(profiled(tmp_path, step))
-    line = next(line for line in step_markdown(timed).splitlines() if "64×64×64" in line)
+    line = next(line for line in step_markdown(timed).splitlines() if "heads of 64" in line)
     assert "| no: FP32, computed as three products in TF32 | yes |" in line
 
 
