@@ -1,13 +1,14 @@
-"""How well are the times of a GPU that we measured predicted, before and after calibration?
+"""How well are the times of GPUs that we measured predicted, before and after calibration?
 
     python -m tests.studies.own_gpu
 
-reads the published recording of an H100 and writes results/accuracy/own-gpu.json. Two predictions
-are judged:
+reads the published recordings of GPUs and writes results/accuracy/own-gpu.json. Two predictions are
+judged:
 
 - ``shipped``: constants as they are shipped, fitted to warm bf16 times of another program. No time
-  of the recording went into them, except for the price of misaligned rows, which was learned from
-  its bf16 GEMMs (:mod:`tests.studies.misalignment`). Only GEMMs of cuBLAS have shipped constants.
+  of the recordings went into them, except for the price of misaligned rows, which was learned from
+  the H100's bf16 GEMMs (:mod:`tests.studies.misalignment`). Only GEMMs of cuBLAS have shipped
+  constants.
 - ``calibrated``: the model as it is fitted to the recording. Each case is predicted by a fit to the
   other folds.
 
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ from kernels.timemodel.estimate import priced_alignment
 from tests.studies.evidence import ROOT
 
 RECORD = ROOT / "results" / "accuracy" / "own-gpu.json"
-RECORDING = ROOT / "results" / "published" / "nvidia-h100-sxm"
-SLUG = "nvidia-h100-sxm"
+PUBLISHED = ROOT / "results" / "published"
+SLUGS = ("nvidia-h100-sxm", "nvidia-h200")
 
 
 def errors(rows: pd.DataFrame, **names: str) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def errors(rows: pd.DataFrame, **names: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def judged_table() -> pd.DataFrame:
-    """The recording's cases of the vendor libraries, with the calibrated, held-out predictions."""
-    table = analyse(load(RECORDING)).table
+def judged_table(slug: str) -> pd.DataFrame:
+    """A recording's cases of the vendor libraries, with the calibrated, held-out predictions."""
+    table = analyse(load(PUBLISHED / slug)).table
     table = table[table["implementation"].isin(["cublas", "cudnn"]) & (table["mode"] == "burst")]
     table = table.rename(
         columns={
@@ -62,12 +62,12 @@ def judged_table() -> pd.DataFrame:
     return table
 
 
-def shipped_errors(table: pd.DataFrame) -> list[dict[str, Any]]:
+def shipped_errors(table: pd.DataFrame, slug: str) -> list[dict[str, Any]]:
     """Errors of the shipped constants, by dtype, state of the cache and alignment of rows."""
     gemms = table[table["op"] == "gemm"].copy()
     with tempfile.TemporaryDirectory() as nothing:  # without any recording or import
         shapes = [problem for problem in gemms["problem"] if isinstance(problem, Gemm)]
-        answers = rooftile.predict(shapes, SLUG, results=nothing)
+        answers = rooftile.predict(shapes, slug, results=nothing)
     for ours, theirs in (("predicted", "time_us"), ("lo", "lo_us"), ("hi", "hi_us")):
         gemms[ours] = answers[theirs].to_numpy()
     found = []
@@ -115,14 +115,16 @@ def calibrated_markdown(document: dict[str, Any]) -> str:
 
 def main() -> None:
     """Judge, write and print."""
-    table = judged_table()
-    document = {
-        "recording": str(RECORDING.relative_to(ROOT)),
-        "shipped": shipped_errors(table),
-        "calibrated": calibrated_errors(table),
-    }
-    Path(RECORD).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(shipped_markdown(document), calibrated_markdown(document), sep="\n\n")
+    judged = {}
+    for slug in SLUGS:
+        table = judged_table(slug)
+        judged[slug] = {
+            "recording": str((PUBLISHED / slug).relative_to(ROOT)),
+            "shipped": shipped_errors(table, slug),
+            "calibrated": calibrated_errors(table),
+        }
+        print(slug, calibrated_markdown(judged[slug]), shipped_markdown(judged[slug]), sep="\n\n")
+    RECORD.write_text(json.dumps(judged, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

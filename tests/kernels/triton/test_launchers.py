@@ -33,5 +33,5 @@ def test_launchers_pass_on_what_was_asked_for(tmp_path: Path) -> None:
     kernels = {row["kernel"] for row in rows}
     assert {"matmul_tiled", "matmul_splitk", "add_parts", "matmul_streamk", "add_shared",
             "matmul_persistent", "matmul_persistent_plain", "conv_data",
-            "conv_filter"} <= kernels  # fmt: skip
+            "conv_filter", "transpose"} <= kernels  # fmt: skip
     assert all(row["parameters"] >= 4 for row in rows)

@@ -19,7 +19,7 @@ from typing import Any
 
 ARCH = "sm_90"
 PROBLEMS = {
-    "triton-tiled": ("160,96,64,bf16", "33,70,129,fp32,tn,3"),
+    "triton-tiled": ("160,96,64,bf16", "33,70,129,fp32,tn,3", "290,270,129,tf32,tn,2"),
     "triton-splitk": ("64,64,2048,fp16", "40,24,8,bf16"),
     "triton-streamk": ("300,500,129,bf16,nn,2",),
     "triton-persistent": (
