@@ -31,12 +31,17 @@ _KINDS = (
 
 def kind_of(operation: TracedOperation) -> str:
     """Return the kind of an operation, judging by its name and its module."""
-    name = operation.name.removeprefix("aten::")
+    kind = kind_of_name(operation.name)
+    is_in_norm = re.search(r"norm|(^|\.)ln_?\w*$", operation.module.lower())
+    return "normalisation" if kind == "elementwise" and is_in_norm else kind
+
+
+def kind_of_name(name: str) -> str:
+    """Return the kind of an operation that is not a product, judging only by its name."""
+    short_name = name.removeprefix("aten::")
     for kind, pattern in _KINDS:
-        if re.search(pattern, name):
+        if re.search(pattern, short_name):
             return kind
-    if re.search(r"norm|(^|\.)ln_?\w*$", operation.module.lower()):
-        return "normalisation"
     return "elementwise"
 
 
