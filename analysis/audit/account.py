@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.advice.times import times_of
+from analysis.audit.bandwidth import reached_bandwidth
+from analysis.audit.padding import with_padding
 from analysis.audit.runtime import COMPILE, RECOMPUTED, Runtime, optimizer_bytes
 from analysis.audit.step_totals import summed
 from analysis.model.attention_basis import AttentionBasis, AttentionTime, find_attention
@@ -223,6 +225,9 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     """
     machine = basis.model.machine
     products = runtime.products(captured)
+    padding_bytes = 0
+    if runtime.kind == COMPILE:
+        products, padding_bytes = with_padding(products, basis)
     # 1. Predict each distinct problem once.
     problem_of = {product.work: as_problem(product.work) for product in products}
     distinct = list(
@@ -264,6 +269,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     if any(product.pass_ not in (FORWARD, RECOMPUTED) for product in products):
         optimizer = f"optimizer ({runtime.optimizer})"
         moved = (*moved, MovedBytes(optimizer, optimizer_bytes(captured, runtime)))
+    moved = (*moved, MovedBytes("padded copies", padding_bytes))
     bandwidth = reached_bandwidth(basis)
     other = tuple(
         OtherOperations(entry.what, entry.bytes, entry.bytes / bandwidth * 1e6)
@@ -381,18 +387,3 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
         lo=BACKWARD * time.lo / ATTENTION_RANGE,
         hi=BACKWARD * time.hi * ATTENTION_RANGE,
     )
-
-
-def reached_bandwidth(basis: Basis) -> float:
-    """Return the memory bandwidth that large GEMMs reach, in bytes per second.
-
-    Raises:
-        UserError: if the machine supports none of bf16, fp16 and fp32.
-    """
-    machine = basis.model.machine
-    for dtype in ("bf16", "fp16", "fp32"):
-        if dtype in machine.peaks:
-            large_gemm = Gemm(8192, 8192, 8192, dtype)
-            fit = basis.model.fit_of(group_of(basis.library(large_gemm), large_gemm))
-            return machine.bandwidth * fit.constants.dram
-    raise UserError(f"{machine.name} supports none of bf16, fp16 and fp32; give another --machine.")

@@ -281,8 +281,8 @@ def _assumptions(
     traffic = "each operation reads and writes memory"
     if runtime.kind == COMPILE:
         traffic = (
-            "operations between two GEMMs are fused, and Inductor may pad a vocabulary itself "
-            "(`shape_padding`)"
+            "operations between two GEMMs are fused, and Inductor pads misaligned GEMMs where that "
+            "is faster (`shape_padding`)"
         )
     assumptions = [step.dtype, f"{runtime.kind}: {traffic}"]
     if step.autocast:

@@ -1,0 +1,98 @@
+"""Find the GEMMs that Inductor, the compiler of ``torch.compile``, pads to aligned sizes.
+
+The rules are those of PyTorch 2.11 (``torch/_inductor/fx_passes/pad_mm.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analysis.advice.times import times_of
+from analysis.audit.bandwidth import reached_bandwidth
+from analysis.model.basis import Basis
+from kernels.config import ceil_div
+from kernels.machine import Machine
+from kernels.problem import DTYPE_BYTES, Gemm
+from sweeps.capture.captured import DGRAD, FORWARD, Product
+
+_LEAST_RATIO = 1.1
+"""Smallest ratio of the time as it is to the padded time at which Inductor pads."""
+
+_BALANCE_SHARE = 0.5
+"""Share of the machine's ridge point that a GEMM's FMAs per element must exceed.
+
+Inductor does not try to pad other GEMMs, because memory limits them."""
+
+
+def with_padding(products: Sequence[Product], basis: Basis) -> tuple[list[Product], int]:
+    """Pad the GEMMs that Inductor pads on a machine.
+
+    Returns:
+        The products, with the sizes that are really computed, and the bytes that copying operands
+        into padded ones moves in a step.
+
+    Raises:
+        UserError: if measurements cannot be read.
+    """
+    machine = basis.model.machine
+    # 1. Find the GEMMs that Inductor tries to pad. It never pads on a CPU.
+    padded_of = {
+        product.work: padded
+        for product in products
+        if isinstance(product.work, Gemm)
+        and machine.kind == "gpu"
+        and (padded := _padded(product.work, machine)) != product.work
+    }
+    problems = list(dict.fromkeys([*padded_of, *padded_of.values()]))
+    if not problems:
+        return list(products), 0
+    # 2. Keep the padded GEMM if it is faster, including its copies.
+    answers = times_of(problems, basis)
+    seconds_of = {
+        problem: answer["time_us"] * 1e-6 for problem, answer in zip(problems, answers, strict=True)
+    }
+    bandwidth = reached_bandwidth(basis)
+    computed = []
+    total_copied = 0
+    for product in products:
+        padded_work = padded_of.get(product.work)
+        if padded_work is not None:
+            copied = _copied_bytes(product, padded_work)
+            seconds = seconds_of[padded_work] + copied / bandwidth
+            if seconds_of[product.work] > _LEAST_RATIO * seconds:
+                product = replace(product, work=padded_work)
+                total_copied += product.count * copied
+        computed.append(product)
+    return computed, total_copied
+
+
+def _padded(gemm: Gemm, machine: Machine) -> Gemm:
+    """Return a GEMM with sizes of whole 16 bytes, or the same GEMM if Inductor does not try."""
+    if gemm.dtype not in ("bf16", "fp16", "fp32", "tf32"):
+        return gemm
+    elements = gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n
+    if gemm.m * gemm.n * gemm.k / elements <= _BALANCE_SHARE * machine.ridge(gemm.dtype):
+        return gemm
+    multiple = 16 // DTYPE_BYTES[gemm.dtype]
+    # A size of 1 is not padded.
+    sizes = {
+        name: multiple * int(ceil_div(size, multiple)) if size > 1 else size
+        for name, size in (("m", gemm.m), ("n", gemm.n), ("k", gemm.k))
+    }
+    return replace(gemm, **sizes)
+
+
+def _copied_bytes(product: Product, padded: Gemm) -> int:
+    """Return the bytes that padding the operands of one GEMM reads and writes.
+
+    A weight is copied in every step. Other operands are written padded by the operation that
+    computes them, so they are not copied.
+    """
+    gemm = product.work
+    assert isinstance(gemm, Gemm)
+    has_weight = product.pass_ in (FORWARD, DGRAD) and gemm.batch == 1
+    is_padded = (gemm.n, gemm.k) != (padded.n, padded.k)
+    if not has_weight or not is_padded:
+        return 0
+    return (gemm.n * gemm.k + padded.n * padded.k) * DTYPE_BYTES[gemm.dtype]
