@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.advice.times import times_of
-from analysis.audit.bandwidth import reached_bandwidth
+from analysis.audit.bandwidth import moving_seconds
 from analysis.audit.padding import with_padding
 from analysis.audit.runtime import COMPILE, RECOMPUTED, Runtime, optimizer_bytes
 from analysis.audit.step_totals import summed
@@ -270,9 +270,10 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         optimizer = f"optimizer ({runtime.optimizer})"
         moved = (*moved, MovedBytes(optimizer, optimizer_bytes(captured, runtime)))
     moved = (*moved, MovedBytes("padded copies", padding_bytes))
-    bandwidth = reached_bandwidth(basis)
     other = tuple(
-        OtherOperations(entry.what, entry.bytes, entry.bytes / bandwidth * 1e6)
+        OtherOperations(
+            entry.what, entry.bytes, moving_seconds(entry.what, entry.bytes, basis) * 1e6
+        )
         for entry in moved
         if entry.bytes
     )

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kernels.common.errors import UserError
 from sweeps.capture.attention import OneAttention
 from sweeps.capture.captured import Attention, Captured, Dimension, Product
+from sweeps.capture.norms import OneRmsNorm
 from sweeps.capture.products import products_of
 from sweeps.capture.step import (
     DECODE,
@@ -59,7 +60,7 @@ def capture(
     with fake_tensors(), _autocast(step):
         try:
             started = source.start(step, changes or {})
-            with OneAttention(), torch.set_grad_enabled(step.mode == TRAIN):
+            with OneAttention(), OneRmsNorm(), torch.set_grad_enabled(step.mode == TRAIN):
                 operations, saved = trace(started.model, started.call, backward=step.mode == TRAIN)
         except UserError:
             raise

@@ -27,12 +27,14 @@ class TensorAccess:
     """An operation's access to a tensor.
 
     ``storage`` is an address that identifies the tensor's storage, and ``offset`` is the tensor's
-    offset in the storage, in elements.
+    offset in the storage, in elements. ``in_order`` is True if the tensor's elements lie in memory
+    without gaps in the order of its dimensions, or channels last.
     """
 
     storage: int
     offset: int
     bytes: int
+    in_order: bool
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         # 1. Run the operation on fake tensors.
         result = func(*args, **(kwargs or {}))
-        inputs = _tensors((args, kwargs or {}))
-        outputs = _tensors(result)
+        inputs = tensors_in((args, kwargs or {}))
+        outputs = tensors_in(result)
         if not outputs:
             return result  # the operation only queries a property of a tensor, such as its device
         # 2. Find the operation's place in the model: the module and the layers. A gradient has the
@@ -169,22 +171,26 @@ class Trace(TorchDispatchMode):
         storage = tensor.untyped_storage()
         self._kept[storage._cdata] = storage
         # Elements along a dimension of stride 0 share their memory, so they count once.
-        elements = math.prod(
-            size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
+        distinct = tensor[tuple(slice(None) if stride else 0 for stride in tensor.stride())]
+        in_order = distinct.is_contiguous() or (
+            distinct.dim() == 4 and distinct.is_contiguous(memory_format=torch.channels_last)
         )
         return TensorAccess(
-            storage._cdata, tensor.storage_offset(), elements * tensor.element_size()
+            storage._cdata,
+            tensor.storage_offset(),
+            distinct.numel() * tensor.element_size(),
+            in_order,
         )
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors_in(tree: Any) -> list[Tensor]:
     """Return the tensors in arguments or results, which may be nested."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, list | tuple):
-        return [tensor for value in tree for tensor in _tensors(value)]
+        return [tensor for value in tree for tensor in tensors_in(value)]
     return []
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sweeps.capture.captured import MovedBytes
 from sweeps.capture.products import is_product
-from sweeps.capture.trace import TensorAccess, TracedOperation
+from sweeps.capture.trace import TensorAccess, TracedOperation, tensors_in
 
 # Kinds of operations, each with a pattern of the operations' names. The first match decides.
 _KINDS = (
@@ -22,18 +22,50 @@ _KINDS = (
     ("embedding", r"embedding"),
     ("loss", r"log_softmax|nll_loss|cross_entropy"),
     ("softmax", r"softmax"),
-    ("activation", r"gelu|silu|relu|sigmoid|tanh|hardtanh|leaky|elu|softplus"),
+    ("activation", r"gelu|silu|relu|sigmoid|tanh|hardtanh|leaky|elu|softplus|threshold|clamp"),
     ("pooling", r"pool|upsample|interpolate"),
     ("dropout", r"dropout|bernoulli"),
+    ("reduction", r"^(sum|mean|var|std|prod|amax|amin|max|min|argmax|logsumexp)\b"),
     ("copies and casts", r"copy|clone|cat|stack|contiguous|repeat|index|gather|scatter|sort|pad"),
+)
+
+ELEMENTWISE, STRIDED = "elementwise", "strided access"
+_IN_ANY_ORDER = ("activation", "copies and casts", ELEMENTWISE)
+"""Kinds whose operations accept tensors in any order, at the cost of a slower kernel."""
+
+_LOOKUPS = (
+    "aten::embedding", "aten::index", "aten::gather", "aten::nll_loss_forward",
+    "aten::nll_loss2d_forward",
+)  # fmt: skip
+"""Operations that read only the entries that indices choose."""
+
+# Pattern of the names of normalisations that read their inputs twice: once for sums, and once for
+# the results that depend on these sums. The gradients of a layer norm's input and weight are
+# computed by two kernels.
+_READS_TWICE = re.compile(
+    r"::(native_batch_norm|native_group_norm|native_batch_norm_backward"
+    r"|native_group_norm_backward|native_layer_norm_backward|rms_norm_backward)$"
 )
 
 
 def kind_of(operation: TracedOperation) -> str:
-    """Return the kind of an operation, judging by its name and its module."""
+    """Return the kind of an operation, judging by its name and its tensors."""
     kind = kind_of_name(operation.name)
-    is_in_norm = re.search(r"norm|(^|\.)ln_?\w*$", operation.module.lower())
-    return "normalisation" if kind == "elementwise" and is_in_norm else kind
+    accesses = (*operation.reads, *operation.writes)
+    shapes = {tensor.shape for tensor in tensors_in(operation.args) if tensor.numel() > 1}
+    in_order = all(access.in_order for access in accesses)
+    return kind_with_order(kind, in_order, len(shapes) > 1)
+
+
+def kind_with_order(kind: str, in_order: bool, has_several_shapes: bool) -> str:
+    """Return the kind of an operation, given its kind by name and facts about its tensors.
+
+    ``has_several_shapes`` is True if the arguments differ in shape, apart from single numbers. An
+    elementwise operation then broadcasts an argument, which needs the same kernel as other orders.
+    """
+    broadcasts = kind == ELEMENTWISE and has_several_shapes
+    is_slower = kind in _IN_ANY_ORDER and (broadcasts or not in_order)
+    return STRIDED if is_slower else kind
 
 
 def kind_of_name(name: str) -> str:
@@ -42,7 +74,7 @@ def kind_of_name(name: str) -> str:
     for kind, pattern in _KINDS:
         if re.search(pattern, short_name):
             return kind
-    return "elementwise"
+    return ELEMENTWISE
 
 
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
@@ -62,9 +94,10 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
     else:
         for operation in operations:
             if not is_product(operation):
-                accesses = [*_distinct(_reads(operation)), *_distinct(operation.writes)]
-                moved = sum(access.bytes for access in accesses)
-                total[kind_of(operation)] += operation.count * moved
+                read = sum(access.bytes for access in _distinct(_reads(operation)))
+                written = sum(access.bytes for access in _distinct(operation.writes))
+                times_read = 2 if _READS_TWICE.search(operation.name) else 1
+                total[kind_of(operation)] += operation.count * (times_read * read + written)
     del total["nothing"]
     return tuple(MovedBytes(kind, moved) for kind, moved in total.most_common() if moved)
 
@@ -147,9 +180,13 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the reads of an operation.
 
-    A lookup, such as an embedding, is assumed to read no more bytes of a tensor than it writes.
+    A lookup, such as an embedding, is assumed to read no more bytes of a tensor than it writes. The
+    gradient of a likelihood does not depend on the values of the logarithms.
     """
-    if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
+    if operation.name in ("aten::nll_loss_backward", "aten::nll_loss2d_backward"):
+        gradient, _, *others = operation.reads
+        return [gradient, *others]
+    if operation.name not in _LOOKUPS:
         return operation.reads
     written_bytes = sum(access.bytes for access in operation.writes)
     return [replace(access, bytes=min(access.bytes, written_bytes)) for access in operation.reads]

@@ -11,8 +11,9 @@ clock's drift affects both alike. Each block is timed with the GPU idle before a
 ``judge`` needs no GPU. It audits each measured case from the published recording and the shipped
 constants, neither of which has seen a step. It records predicted next to real times, gains and
 memory. If a case was traced, the kernels' times are added up by the kind of the operation that
-launched them: matrix operations, attention, or a kind of other operations. ``FILE`` may also be an
-earlier record, which already has the times of its traces.
+launched them: matrix operations, attention, or a kind of other operations. The shares of the
+bandwidth that these kinds reach are fitted to all models but one, and judged on that one. ``FILE``
+may also be an earlier record, which already has the times of its traces.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ import typer
 from torch.nn import functional
 
 from analysis.audit.audit import Audit, LeverSearch, audit
+from analysis.audit.bandwidth import reached_bandwidth
 from analysis.audit.runtime import Runtime
 from analysis.model.basis import Basis, find_basis
 from kernels.common.program import RESULTS
@@ -42,7 +44,7 @@ from kernels.device import select_device, software
 from sweeps.capture.known import IMAGES, KNOWN
 from sweeps.capture.sources import find_source
 from sweeps.capture.step import IMAGE_SIZE, PREFILL, TRAIN, ModelStep
-from sweeps.capture.traffic import kind_of_name
+from sweeps.capture.traffic import ELEMENTWISE, kind_of_name, kind_with_order
 from sweeps.timing.profiler_trace import profile_document
 
 WARM_UPS = 3
@@ -77,6 +79,9 @@ CASES = (
     StepCase("unet", 8, 0),
     StepCase("gpt2", 12, runtime="compile", change={"vocab": 50304}),
 )
+
+LEAST_MS = 0.1
+"""Shortest time of a kind of operations in a step that counts towards its share."""
 
 MATRIX, ATTENTION, OPTIMIZER = "matrix operations", "attention", "optimizer (adamw)"
 _SPECIAL_KINDS = (
@@ -260,7 +265,7 @@ def traced_kinds(path: Path) -> dict[str, Any]:
         operation = operations.get(event["args"].get("External id"))
         if operation is None:
             continue
-        kind = traced_kind(operation["name"])
+        kind = traced_kind(operation, events)
         times[kind] = times.get(kind, 0.0) + event["dur"] / 1e3
         ends.append((event["ts"], event["ts"] + event["dur"]))
     return {
@@ -270,12 +275,63 @@ def traced_kinds(path: Path) -> dict[str, Any]:
     }
 
 
-def traced_kind(name: str) -> str:
-    """Return the kind of an operation of a trace."""
+def traced_kind(operation: dict[str, Any], events: list[dict[str, Any]]) -> str:
+    """Return the kind of an operation of a trace, in the words of an audit.
+
+    Filling a tensor has the kind of the operation that needs it, such as a loss's gradient.
+    """
+    name = operation["name"]
+    if name == "aten::fill_":
+        around = [event["name"] for event in events if is_within(operation, event)]
+        return next((kind for kind in map(kind_of_name, around) if kind == "loss"), ELEMENTWISE)
     for kind, pattern in _SPECIAL_KINDS:
         if re.search(pattern, name):
             return kind
-    return kind_of_name(name)
+    arguments = operation["args"]
+    shapes = list(tensors(arguments["Input Dims"]))
+    strides = list(tensors(arguments["Input Strides"]))
+    in_order = all(map(is_in_order, shapes, strides))
+    several = {tuple(shape) for shape in shapes if math.prod(shape) > 1}
+    return kind_with_order(kind_of_name(name), in_order, len(several) > 1)
+
+
+def is_within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    """True if one operation of a trace called the other."""
+    return (
+        outer.get("cat") == "cpu_op"
+        and outer["tid"] == inner["tid"]
+        and outer["ts"] <= inner["ts"]
+        and outer["ts"] + outer["dur"] >= inner["ts"] + inner["dur"]
+    )
+
+
+def tensors(entries: list[Any]) -> Iterator[list[int]]:
+    """Sizes or strides of each tensor in the arguments, including those in lists of tensors."""
+    for entry in entries:
+        if entry and isinstance(entry[0], list):
+            yield from entry
+        else:
+            yield entry
+
+
+def is_in_order(shape: list[int], strides: list[int]) -> bool:
+    """True for contiguous tensors and channels last, apart from dimensions of stride 0."""
+    orders: list[Sequence[int]] = [range(len(shape))]
+    if len(shape) == 4:
+        orders.append((0, 2, 3, 1))
+    return any(is_dense([(shape[d], strides[d]) for d in order]) for order in orders)
+
+
+def is_dense(dimensions: list[tuple[int, int]]) -> bool:
+    """True if elements follow each other, the last of the dimensions (size, stride) fastest."""
+    expected = 1
+    for size, stride in reversed(dimensions):
+        if size == 1 or stride == 0:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def judged(line: dict[str, Any], traces: Path | None, basis: Basis) -> dict[str, Any]:
@@ -312,6 +368,51 @@ def rounded(value: Any) -> Any:
     return value
 
 
+def shares_of(cases: list[dict[str, Any]], bandwidth: float) -> dict[str, dict[str, float]]:
+    """Share of the bandwidth that each kind of other operations reaches, by kind and model.
+
+    A share counts if the kind takes at least :data:`LEAST_MS`, predicted and in the trace.
+    """
+    shares: dict[str, dict[str, float]] = {}
+    for case in cases:
+        traced = case["traced"]["ms"]
+        for kind, moved in case["predicted"]["bytes"].items():
+            at_full_ms = moved / bandwidth * 1e3
+            if min(at_full_ms, traced.get(kind, 0.0)) >= LEAST_MS:
+                shares.setdefault(kind, {})[case["model"]] = at_full_ms / traced[kind]
+    return shares
+
+
+def other_ms(case: dict[str, Any], bandwidth: float, shares: dict[str, float]) -> float:
+    """Predicted time of all other operations of a case, at given shares of the bandwidth."""
+    return sum(
+        moved / (bandwidth * shares.get(kind, 1.0)) * 1e3
+        for kind, moved in case["predicted"]["bytes"].items()
+    )
+
+
+def held_out(cases: list[dict[str, Any]], bandwidth: float) -> list[dict[str, Any]]:
+    """Predict the other operations of each traced case by the shares of all other models.
+
+    Only eager steps teach shares, because a compiled step has kernels of several kinds.
+    """
+    results = []
+    for case in cases:
+        rest = [each for each in cases
+                if each["model"] != case["model"] and each["runtime"] == "eager"]  # fmt: skip
+        shares = {
+            kind: median(by_model.values()) for kind, by_model in shares_of(rest, bandwidth).items()
+        }
+        traced = case["traced"]["ms"]
+        results.append({
+            "model": case["model"], "runtime": case["runtime"],
+            "real_ms": sum(ms for kind, ms in traced.items() if kind not in (MATRIX, ATTENTION)),
+            "without_shares_ms": other_ms(case, bandwidth, {}),
+            "with_shares_ms": other_ms(case, bandwidth, shares),
+        })  # fmt: skip
+    return results
+
+
 @app.command()
 def judge(
     file: Annotated[Path, typer.Argument(help="Lines of `measure`, or an earlier record.")],
@@ -339,8 +440,26 @@ def judge(
                 f"    {case['change']}: {prediction['gain']:+.1%} ({prediction['gain_lo']:+.1%} to "
                 f"{prediction['gain_hi']:+.1%}), real {median(case['gains']):+.1%}"
             )
+    # The cases of a model and a runtime share one trace.
+    traced = list({(case["model"], case["runtime"]): case
+                   for case in cases if "traced" in case}.values())  # fmt: skip
+    bandwidth = reached_bandwidth(basis)
+    eager = [case for case in traced if case["runtime"] == "eager"]
+    shares = {
+        kind: {"median": median(by_model.values()), **by_model}
+        for kind, by_model in shares_of(eager, bandwidth).items()
+    }
+    others = held_out(traced, bandwidth)
+    for entry in others:
+        print(
+            f"Other operations of {entry['model']}, {entry['runtime']}: "
+            f"{entry['with_shares_ms']:.2f} ms by the shares of other models, "
+            f"{entry['without_shares_ms']:.2f} ms without, real {entry['real_ms']:.2f} ms"
+        )
     if write is not None:
-        document = rounded({"cases": cases})
+        document = rounded(
+            {"bandwidth": bandwidth, "shares": shares, "other": others, "cases": cases}
+        )
         write.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -93,6 +93,17 @@ def test_the_step_is_the_sum_of_its_lines(gpt2: Captured, h100: Basis) -> None:
     assert account.step_us - without.step_us == pytest.approx(optimizer.time_us)
 
 
+def test_kinds_of_other_operations_reach_their_share_of_the_bandwidth(
+    gpt2: Captured, h100: Basis
+) -> None:
+    other = {each.what: each for each in account_of(gpt2, Runtime(), h100).other}
+    rates = {what: each.bytes / each.time_us for what, each in other.items()}
+    shares = {what: rate / rates["activation"] for what, rate in rates.items()}
+    assert shares["elementwise"] == pytest.approx(1)
+    assert shares["strided access"] == pytest.approx(0.37)
+    assert shares["optimizer (adamw)"] == pytest.approx(0.52)
+
+
 def test_the_shares_by_role_add_up_if_a_module_has_an_unknown_name(
     gpt2: Captured, h100: Basis
 ) -> None:

@@ -91,7 +91,12 @@ def test_an_operand_is_cast_before_it_is_broadcast() -> None:
     moved = {moved.what: moved.bytes for moved in captured.moved}
     # For each of the three images, the query is one vector. The keys and the values are 15 vectors
     # each. A cast reads 4 bytes per element, and writes 2.
-    assert moved["copies and casts"] == 3 * (1 + 15 + 15) * 8 * (4 + 2)
+    vectors = 3 * (1 + 15 + 15)
+    # The queries of two images are a slice. The results of 3 heads for each image are added, too.
+    sliced = 2 * 8 * (4 + 2)
+    added = 3 * (2 + 1 + 2) * 8 * 2
+    assert moved["copies and casts"] == vectors * 8 * (4 + 2) - sliced
+    assert moved["strided access"] == sliced + added
 
 
 def test_sizes_of_attention_are_positive() -> None:
