@@ -228,9 +228,9 @@ def memory_line(memory: Memory) -> str:
     """Format the memory that a step needs for each use."""
     uses = {
         "weights": memory.weights,
-        "gradients": memory.gradients,
         "optimizer": memory.optimizer,
         "activations": memory.activations,
+        "then gradients": memory.gradients,
         "KV cache": memory.kv_cache,
     }
     texts = [f"{name} {three_digits(size / 1e9)} GB" for name, size in uses.items() if size]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.audit.runtime import Runtime
+from analysis.audit.runtime import EAGER, Runtime
 from kernels.common.errors import UserError
 from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES
@@ -29,8 +29,9 @@ class Memory:
 
     ``available`` is 0 if the machine did not report its memory.
 
-    In training, ``activations`` are the tensors that the forward pass keeps for the backward pass.
-    Without a backward pass, they are the tensors of the largest operation.
+    In training, ``activations`` are the tensors that the forward pass keeps for the backward pass
+    and, in eager mode, the temporary tensors next to them. Without a backward pass, they are the
+    tensors of the largest operation.
     """
 
     weights: int
@@ -42,8 +43,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes that the step needs for all uses."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
+        """Largest number of bytes that the step needs at any time.
+
+        Gradients take the place of activations that are freed, so only the larger of both counts.
+        """
+        larger = max(self.gradients, self.activations)
+        return self.weights + self.optimizer + larger + self.kv_cache
 
     @property
     def fits(self) -> bool | None:
@@ -67,7 +72,9 @@ class Memory:
 def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bool) -> Memory:
     """Return the memory that a step needs on each of ``runtime.tp`` GPUs.
 
-    Gradients and the optimizer's state are assumed to have the parameters' dtype. Tensor
+    Gradients and the optimizer's state are assumed to have the parameters' dtype. The gradients of
+    the previous step are assumed to be freed (``zero_grad``'s default). Compiled code is assumed to
+    fuse temporary tensors away, such as the gradients within a loss. Tensor
     parallelism is assumed to divide all memory evenly. Dividing activations evenly requires
     sequence parallelism (Korthikanti et al. 2022). The memory of the framework and its kernels is
     not counted.
@@ -82,12 +89,14 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
             kv_cache=kv_cache_bytes(captured) // runtime.tp,
             available=machine.memory_bytes,
         )
-    saved = captured.saved_recomputed if runtime.recompute else captured.saved
+    activations = captured.saved_recomputed if runtime.recompute else captured.saved
+    if runtime.kind == EAGER:
+        activations += captured.peak - captured.saved
     return Memory(
         weights=weights,
         gradients=weights,
         optimizer=_STATES[runtime.optimizer] * weights,
-        activations=saved // runtime.tp,
+        activations=activations // runtime.tp,
         kv_cache=0,
         available=machine.memory_bytes,
     )
@@ -132,11 +141,11 @@ def what_fits(
     # 1. Only activations and the KV cache grow with the batch, nearly in proportion to it.
     if batch is not None:
         memory = memory_of(captured, runtime, machine, trains)
-        fixed_bytes = memory.weights + memory.gradients + memory.optimizer
-        bytes_per_sequence = (memory.total - fixed_bytes) / batch
+        free_bytes = memory.available - memory.weights - memory.optimizer
+        bytes_per_sequence = (memory.activations + memory.kv_cache) / batch
         # The lower limit of 1 byte avoids a division by 0 if no memory grows with the batch.
-        largest_batch = int((memory.available - fixed_bytes) // max(bytes_per_sequence, 1.0))
-        if largest_batch >= 1:
+        largest_batch = int(free_bytes // max(bytes_per_sequence, 1.0))
+        if largest_batch >= 1 and memory.gradients <= free_bytes:
             options.append(f"--batch {largest_batch}")
     # 2. Only training keeps activations that can be recomputed.
     if trains and not runtime.recompute:

@@ -202,6 +202,8 @@ class Captured:
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
             and are recomputed one by one.
+        peak: largest number of bytes of saved and temporary tensors at any time in the backward
+            pass, if each operation is a separate kernel.
         largest_operation_bytes: largest number of bytes that one operation reads and writes,
             without parameters.
         uncounted: names of operations that multiply matrices but cannot be read as products.
@@ -215,6 +217,7 @@ class Captured:
     parameter_bytes: int
     saved: int = 0
     saved_recomputed: int = 0
+    peak: int = 0
     largest_operation_bytes: int = 0
     uncounted: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()

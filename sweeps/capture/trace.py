@@ -199,10 +199,12 @@ class SavedTensor:
     """A tensor that the forward pass keeps for the backward pass.
 
     Attributes:
+        storage: address that identifies the tensor's storage, as in :class:`TensorAccess`.
         bytes: size of the tensor's storage in bytes.
         layers: traced layers in which the tensor was saved, the outermost one first.
     """
 
+    storage: int
     bytes: int
     layers: tuple[TracedLayer, ...]
 
@@ -231,7 +233,7 @@ class SavedTensors:
         if storage._cdata not in self._kept:
             self._kept[storage._cdata] = tensor
             layers = tuple(self._layers.stack)
-            self.tensors[storage._cdata] = SavedTensor(storage.nbytes(), layers)
+            self.tensors[storage._cdata] = SavedTensor(storage._cdata, storage.nbytes(), layers)
         return tensor
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sweeps.capture.captured import MovedBytes
 from sweeps.capture.products import is_product
-from sweeps.capture.trace import TensorAccess, TracedOperation, tensors_in
+from sweeps.capture.trace import SavedTensor, TensorAccess, TracedOperation, tensors_in
 
 # Kinds of operations, each with a pattern of the operations' names. The first match decides.
 _KINDS = (
@@ -117,6 +117,36 @@ def largest_operation_bytes(
         return sum(access.bytes for access in accesses if access.storage not in parameter_storages)
 
     return max(map(bytes_of, operations), default=0)
+
+
+def peak_bytes(
+    operations: Sequence[TracedOperation],
+    saved: Sequence[SavedTensor],
+    parameter_storages: Collection[int],
+) -> int:
+    """Return the largest number of bytes of activations at any time in the backward pass.
+
+    They consist of the saved tensors that are still needed, and of the other tensors that one
+    operation reads or writes, such as a gradient of logits. Parameters do not count.
+    """
+    # 1. Find where each saved tensor is needed last. Those that no operation reads are needed only
+    # until the backward pass begins.
+    backward = [operation for operation in operations if operation.backward]
+    last_read = {
+        access.storage: position
+        for position, operation in enumerate(backward)
+        for access in operation.reads
+    }
+    ends = [(last_read.get(tensor.storage, -1), tensor) for tensor in saved]
+    kept = {tensor.storage for tensor in saved}.union(parameter_storages)
+    # 2. Add up the bytes at each operation.
+    peak = sum(tensor.count * tensor.bytes for tensor in saved)
+    for position, operation in enumerate(backward):
+        accesses = _distinct([*operation.reads, *operation.writes])
+        temporary = sum(access.bytes for access in accesses if access.storage not in kept)
+        needed = sum(tensor.count * tensor.bytes for end, tensor in ends if end >= position)
+        peak = max(peak, needed + temporary)
+    return peak
 
 
 def _groups_between_products(
