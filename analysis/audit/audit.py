@@ -18,19 +18,25 @@ from analysis.audit.audit_report import (
     as_markdown,
     as_text,
     audit_json,
+    duration,
     levers_frame,
     products_frame,
 )
 from analysis.audit.levers import Lever, find_levers, try_levers
 from analysis.audit.memory import memory_of, what_fits
-from analysis.audit.runtime import COMPILE, Runtime
+from analysis.audit.runtime import COMPILE, EAGER, Runtime
 from analysis.model.basis import Basis
 from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
-from sweeps.capture.captured import Captured, Dimension, with_names
+from sweeps.capture.captured import FORWARD, Captured, Dimension, with_names
 
 if TYPE_CHECKING:
     from sweeps.capture.step import ModelSource, ModelStep
+
+
+# Time in µs that a slow host takes for each operation of an eager training step. It was measured on
+# ResNet-50 and a U-Net, whose kernels need less time (results/accuracy/gpu-steps.json).
+_SLOW_HOST_US = 53.0
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,7 @@ def audit(
             fits_with=remedies,
             levers=levers,
             refused=refused,
-            warnings=_warnings(source, step),
+            warnings=[*_warnings(source, step), *_host_warnings(captured, runtime, account, basis)],
             assumptions=_assumptions(captured, varied, step, runtime),
             source=basis.source,
         )
@@ -255,6 +261,23 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
     return [
         f"Warning: the model has {source.positions:,} positions, but each sequence has {tokens:,} "
         f"tokens; give a smaller {option}."
+    ]
+
+
+def _host_warnings(
+    captured: Captured, runtime: Runtime, account: Account, basis: Basis
+) -> list[str]:
+    """Return a list with a warning if a slow host may limit an eager training step, else []."""
+    trains = any(product.pass_ != FORWARD for product in captured.products)
+    if basis.model.machine.kind != "gpu" or runtime.kind != EAGER or not trains:
+        return []
+    host_us = captured.operations * _SLOW_HOST_US
+    if host_us <= account.step_us:
+        return []
+    return [
+        f"Warning: a slow host may limit this step. Launching its {captured.operations:,} "
+        f"operations takes {duration(host_us)} at {_SLOW_HOST_US:g} µs each; --runtime compile "
+        "needs fewer launches."
     ]
 
 

@@ -31,7 +31,7 @@ from sweeps.capture.step import (
     first_line,
 )
 from sweeps.capture.trace import SavedTensor, trace
-from sweeps.capture.traffic import bytes_moved, largest_operation_bytes, peak_bytes
+from sweeps.capture.traffic import bytes_moved, largest_operation_bytes, launched, peak_bytes
 
 # Pattern of the names of configuration entries that are sizes.
 _SIZE = re.compile(
@@ -84,6 +84,7 @@ def capture(
         saved_recomputed=_saved_recomputed(saved),
         peak=peak_bytes(operations, saved, parameter_storages),
         largest_operation_bytes=largest_operation_bytes(operations, parameter_storages),
+        operations=launched(operations),
         uncounted=tuple(unknown),
         assumptions=started.assumptions,
     )

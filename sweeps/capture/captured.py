@@ -206,6 +206,7 @@ class Captured:
             pass, if each operation is a separate kernel.
         largest_operation_bytes: largest number of bytes that one operation reads and writes,
             without parameters.
+        operations: number of operations that eager mode launches in a step, without the optimizer.
         uncounted: names of operations that multiply matrices but cannot be read as products.
         assumptions: assumptions about the model and its input, in words.
     """
@@ -219,6 +220,7 @@ class Captured:
     saved_recomputed: int = 0
     peak: int = 0
     largest_operation_bytes: int = 0
+    operations: int = 0
     uncounted: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 

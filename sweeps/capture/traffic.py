@@ -102,6 +102,15 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
     return tuple(MovedBytes(kind, moved) for kind, moved in total.most_common() if moved)
 
 
+def launched(operations: Sequence[TracedOperation]) -> int:
+    """Return the number of operations that launch at least one kernel on a GPU."""
+    return sum(
+        operation.count
+        for operation in operations
+        if is_product(operation) or kind_of(operation) != "nothing"
+    )
+
+
 def largest_operation_bytes(
     operations: Sequence[TracedOperation], parameter_storages: Collection[int]
 ) -> int:

@@ -41,6 +41,7 @@ from analysis.audit.runtime import Runtime
 from analysis.model.basis import Basis, find_basis
 from kernels.common.program import RESULTS
 from kernels.device import select_device, software
+from sweeps.capture.capture import capture
 from sweeps.capture.known import IMAGES, KNOWN
 from sweeps.capture.sources import find_source
 from sweeps.capture.step import IMAGE_SIZE, PREFILL, TRAIN, ModelStep
@@ -80,6 +81,8 @@ CASES = (
     StepCase("gpt2", 12, runtime="compile", change={"vocab": 50304}),
 )
 
+LEAST_WAIT = 1.2
+"""Smallest ratio of a step's time to that of its kernels at which the host limits the step."""
 LEAST_MS = 0.1
 """Shortest time of a kind of operations in a step that counts towards its share."""
 
@@ -236,6 +239,12 @@ def predicted(case: StepCase, basis: Basis) -> Audit:
     return result
 
 
+def captured_operations(case: StepCase) -> int:
+    """Number of operations that an eager step launches, without the optimizer."""
+    step = ModelStep(case.mode, case.batch, case.seq or ModelStep.seq)
+    return capture(find_source(case.model), step).operations
+
+
 def predicted_by_kind(result: Audit) -> dict[str, float]:
     """Predicted times in ms by kind of operation."""
     times = {other.what: other.time_us / 1e3 for other in result.account.other}
@@ -343,6 +352,7 @@ def judged(line: dict[str, Any], traces: Path | None, basis: Basis) -> dict[str,
         "step_ms": result.account.step_us / 1e3,
         "lo_ms": lo_us / 1e3,
         "hi_ms": hi_us / 1e3,
+        "operations": captured_operations(case),
         "memory_gb": result.report.memory.total / 1e9,
         "ms": predicted_by_kind(result),
         "bytes": {other.what: other.bytes for other in result.account.other},
@@ -389,6 +399,11 @@ def other_ms(case: dict[str, Any], bandwidth: float, shares: dict[str, float]) -
         moved / (bandwidth * shares.get(kind, 1.0)) * 1e3
         for kind, moved in case["predicted"]["bytes"].items()
     )
+
+
+def waits_for_host(case: dict[str, Any]) -> bool:
+    """True if a step takes clearly longer than its kernels."""
+    return median(case["step_ms"]) > LEAST_WAIT * sum(case["traced"]["ms"].values())
 
 
 def held_out(cases: list[dict[str, Any]], bandwidth: float) -> list[dict[str, Any]]:
@@ -449,6 +464,11 @@ def judge(
         kind: {"median": median(by_model.values()), **by_model}
         for kind, by_model in shares_of(eager, bandwidth).items()
     }
+    host_us = {
+        case["model"]: median(case["step_ms"]) / case["predicted"]["operations"] * 1e3
+        for case in eager
+        if case["mode"] == TRAIN and waits_for_host(case)
+    }
     others = held_out(traced, bandwidth)
     for entry in others:
         print(
@@ -458,7 +478,13 @@ def judge(
         )
     if write is not None:
         document = rounded(
-            {"bandwidth": bandwidth, "shares": shares, "other": others, "cases": cases}
+            {
+                "bandwidth": bandwidth,
+                "shares": shares,
+                "other": others,
+                "host_us_per_operation": host_us,
+                "cases": cases,
+            }
         )
         write.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -65,6 +65,19 @@ def test_too_long_a_sequence_is_warned_of_with_the_options_that_shorten_it() -> 
     assert prefill.endswith("has 2,000 tokens; give a smaller --seq.")
 
 
+def test_a_step_of_many_small_operations_may_wait_for_the_host(h100: Basis) -> None:
+    source = find_source("gpt2")
+    for step, runtime, is_warned in (
+        (ModelStep(batch=1, seq=128), Runtime(), True),
+        (ModelStep(batch=1, seq=128), Runtime(kind="compile"), False),
+        (ModelStep("prefill", batch=1, seq=128), Runtime(), False),
+        (ModelStep(batch=32, seq=1024), Runtime(), False),
+    ):
+        search = LeverSearch(tries={"vocab": [50304]})
+        (result,) = audit(source, step, runtime, [h100], search)
+        assert any("slow host" in warning for warning in result.report.warnings) == is_warned
+
+
 def levers_of(basis: Basis, vary: tuple[str, ...], vocab: int = 50257) -> list[Lever]:
     source = find_source("gpt2", {"vocab": vocab})
     captured = capture(source, STEP)
