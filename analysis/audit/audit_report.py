@@ -33,7 +33,8 @@ class AuditReport:
         levers: changes of dimensions, in the order of :func:`analysis.audit.levers.find_levers` or,
             if the user gave the changes, in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
-        warnings: sentences about arguments that are probably mistakes.
+        warnings: sentences about arguments that are probably mistakes, and about what may slow the
+            step down.
         source: description of the measurements or constants that the times are based on.
     """
 
@@ -277,8 +278,8 @@ def sources(report: AuditReport) -> str:
 def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role.
 
-    All reports are about the same step, so the warnings and assumptions of the first report apply
-    to every report.
+    All reports are about the same step, so the assumptions of the first report apply to every
+    report.
     """
     # 1. Build the table, with one column for each machine.
     accounts = [report.account for report in reports]
@@ -301,14 +302,13 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     lines = []
     for report in reports:
         lines += [f"{report.title} on {report.account.machine}", *summary_lines(report)]
+        lines += report.warnings
         lines += _lever_lines(report.levers[:_COMPARED_LEVERS])
         left_out = len(report.levers) - _COMPARED_LEVERS
         if left_out > 0:
             more = counted(left_out, "more change is", "more changes are")
             lines.append(f"{more} left out; --json lists all {len(report.levers)}.")
         lines += [*_refused_lines(report), ""]
-    if reports[0].warnings:
-        lines += [*reports[0].warnings, ""]
     lines += [*aligned_lines(table), ""]
     lines += [
         f"Not counted on {account.machine}: {'; '.join(account.not_counted)}."
