@@ -56,12 +56,13 @@ def with_padding(products: Sequence[Product], basis: Basis) -> tuple[list[Produc
     computed = []
     total_copied = 0
     for product in products:
-        padded_work = padded_of.get(product.work)
-        if padded_work is not None:
-            copied = _copied_bytes(product, padded_work)
-            seconds = seconds_of[padded_work] + copied / bandwidth
-            if seconds_of[product.work] > _LEAST_RATIO * seconds:
-                product = replace(product, work=padded_work)
+        work = product.work
+        if isinstance(work, Gemm) and work in padded_of:
+            padded = padded_of[work]
+            copied = _copied_bytes(product, padded)
+            seconds = seconds_of[padded] + copied / bandwidth
+            if seconds_of[work] > _LEAST_RATIO * seconds:
+                product = replace(product, work=padded)
                 total_copied += product.count * copied
         computed.append(product)
     return computed, total_copied
@@ -75,12 +76,12 @@ def _padded(gemm: Gemm, machine: Machine) -> Gemm:
     if gemm.m * gemm.n * gemm.k / elements <= _BALANCE_SHARE * machine.ridge(gemm.dtype):
         return gemm
     multiple = 16 // DTYPE_BYTES[gemm.dtype]
+
     # A size of 1 is not padded.
-    sizes = {
-        name: multiple * int(ceil_div(size, multiple)) if size > 1 else size
-        for name, size in (("m", gemm.m), ("n", gemm.n), ("k", gemm.k))
-    }
-    return replace(gemm, **sizes)
+    def whole(size: int) -> int:
+        return multiple * int(ceil_div(size, multiple)) if size > 1 else size
+
+    return replace(gemm, m=whole(gemm.m), n=whole(gemm.n), k=whole(gemm.k))
 
 
 def _copied_bytes(product: Product, padded: Gemm) -> int:
