@@ -368,15 +368,17 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
 
 
 def _reason(stderr: str) -> str:
+    """Return why pip failed, from what it printed to stderr."""
     errors = [line for line in stderr.splitlines() if line.startswith("ERROR")]
     if not errors:
         return "pip failed"
     # The constraints are exact versions that fit each other. If pip says that they conflict, it
-    # found no file of such a version, usually because the package index did not answer.
+    # found no file of such a version, usually because the package index did not answer. pip says
+    # that a connection broke only if it may retry.
     if "conflicting dependencies" in errors[0]:
         if "connection broken" in stderr:
             return "pip could not reach the package index"
-        return "pip found no suitable version of a package"
+        return "pip found no suitable version of a package, or the index did not answer"
     return errors[0].removeprefix("ERROR: ")
 
 

@@ -90,11 +90,11 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _padded_size(size: int, operands: Sequence[StoredTensor], dtype: str) -> int:
-    """Return a size as long as the rows of the operands, if these rows are padded for alignment.
+    """Return a size, rounded up to a multiple of 16 bytes if the operands' rows are padded.
 
     ``torch.compile`` stores a matrix of 50,257 columns with rows of 50,304, so that its kernels
-    load as much at a time as for aligned sizes. Such a size is rounded up to the next multiple of
-    16 bytes. The size stays if its rows are not padded, or if rounding adds more than 1%.
+    load as much at a time as for aligned sizes. The size is returned unchanged if the rows are not
+    padded, or if rounding would add more than 1%.
     """
     multiple = WIDE_BYTES // DTYPE_BYTES[dtype]
     rounded = ceil_div(size, multiple) * multiple

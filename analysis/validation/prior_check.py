@@ -190,8 +190,8 @@ def _validate_once(
     trees = fitted_all(machine, remaining)  # a collection with too few shapes has none
     if named and not trees:
         raise UserError(
-            "the tables of --prior have too few shapes besides those tested and calibrated on; add "
-            "another table to --prior."
+            "the tables of --prior have too few shapes that are neither held out nor calibrated "
+            "on; add another table to --prior."
         )
     # 3. Calibrate with the collections as the prior, or predict with the prior only.
     if count:

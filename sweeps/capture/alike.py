@@ -176,7 +176,7 @@ class _SkippedLayer(torch.autograd.Function):
 
 
 def _input_kind(value: Any) -> Any:
-    """Return the properties of an input in which a skipped call must agree with a traced one."""
+    """Return the properties that an input of a call must share with that of a skipped call."""
     if isinstance(value, Tensor):
         return _kind(value)
     if isinstance(value, _SCALARS):

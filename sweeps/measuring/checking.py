@@ -1,9 +1,9 @@
 """Check the results of a case's launches before, during and after its samples.
 
 A kernel may be wrong from the start, or only after many launches. It may be wrong only now and
-then, only on certain operand sets, or only in a corner of the result. It may also return a result
-that it did not compute. The checks are designed to detect all of these faults. The sampler decides
-which batches are checked.
+then, only on certain operand sets, or only in a corner of the result. It may also compute nothing,
+and return the result of an earlier launch. The checks are designed to detect all of these faults.
+The sampler decides which batches are checked.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ _BROKEN = (
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([_CONFLICT], "pip found no suitable version of a package"),
+        ([_CONFLICT], "pip found no suitable version of a package, or the index did not answer"),
         ([_BROKEN, _CONFLICT], "pip could not reach the package index"),
         ([_BROKEN, "ERROR: [Errno 28] No space left on device"], "[Errno 28] No space left"),
         ([], "pip failed"),
