@@ -231,10 +231,12 @@ def memory_line(memory: Memory) -> str:
         "weights": memory.weights,
         "optimizer": memory.optimizer,
         "activations": memory.activations,
-        "then gradients": memory.gradients,
+        "gradients": memory.gradients,
         "KV cache": memory.kv_cache,
     }
     texts = [f"{name} {three_digits(size / 1e9)} GB" for name, size in uses.items() if size]
+    if memory.gradients:
+        texts[-1] += " (later, in place of activations)"  # a training step has no KV cache
     return f"Memory by use: {', '.join(texts) or 'none'}."
 
 
@@ -300,9 +302,14 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     # 2. Write the paragraphs, each with the first levers and all refused changes, and then the
     #    table.
     lines = []
+    shared = [
+        warning
+        for warning in reports[0].warnings
+        if all(warning in report.warnings for report in reports)
+    ]
     for report in reports:
         lines += [f"{report.title} on {report.account.machine}", *summary_lines(report)]
-        lines += report.warnings
+        lines += [warning for warning in report.warnings if warning not in shared]
         lines += _lever_lines(report.levers[:_COMPARED_LEVERS])
         left_out = len(report.levers) - _COMPARED_LEVERS
         if left_out > 0:
@@ -310,6 +317,8 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
             lines.append(f"{more} left out; --json lists all {len(report.levers)}.")
         lines += [*_refused_lines(report), ""]
     lines += [*aligned_lines(table), ""]
+    if shared:
+        lines += [*shared, ""]
     lines += [
         f"Not counted on {account.machine}: {'; '.join(account.not_counted)}."
         for account in accounts

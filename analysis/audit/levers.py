@@ -238,6 +238,10 @@ class _Baseline:
             else:
                 pairs.append((before, after))
         if not pairs:
+            works_before = [product.work for product in self.captured.products]
+            works_after = [product.work for product in changed.products]
+            if works_before != works_after and not has_uncounted:
+                raise UserError("compiled code pads its GEMMs to these sizes without a change.")
             raise UserError(
                 "the change affects no GEMM, convolution or attention whose time is counted."
             )

@@ -175,8 +175,8 @@ _MIN_USES = {"fp32": 64, "tf32": 256}
 
 A transposition moves 8 bytes per element, which take 3 ps at 2.7 TB/s. A use in the slow order
 takes 0.1 ps longer in fp32 (14 instead of 43 TFLOP/s) and 0.02 ps longer in tf32 (89 instead of
-370), as results/published/families/ shows for 4096³ on Hopper. So a transposition pays from about
-30 and 180 uses; the next powers of two also cover its launch."""
+381), as ``triton-tiled`` shows for 4096³ in results/published/families/ (fp32 ``nt``; tf32 ``nn``
+and ``nt``). So a transposition pays from about 30 and 180 uses, plus its launch."""
 
 _TRANSPOSED_BLOCK = 64  # rows and columns of the block that one program transposes
 
@@ -184,8 +184,8 @@ _TRANSPOSED_BLOCK = 64  # rows and columns of the block that one program transpo
 def slow_operands(problem: Gemm) -> tuple[bool, bool]:
     """Return whether A and B are stored in a slow order, and used often enough to be transposed.
 
-    - fp32: if K is contiguous in B, the threads of a warp read elements of B that lie in the same
-      banks of shared memory.
+    - fp32: reading B is slow if K is contiguous. The likely cause: threads of a warp read elements
+      of B that lie in the same banks of shared memory.
     - tf32: wgmma and tcgen05 need K to be contiguous. Triton transposes other blocks while it
       copies them, 4 bytes at a time. Other instructions read all orders equally fast.
     """
@@ -220,7 +220,15 @@ def repacked_problem(problem: Gemm) -> Gemm:
 def repacked_elements(problem: Gemm) -> int:
     """Return the number of fp32 elements of scratch memory that :func:`repack` needs."""
     a_slow, b_slow = slow_operands(problem)
-    return problem.batch * problem.k * (a_slow * problem.m + b_slow * problem.n)
+    a_elements = _aligned(problem.batch * problem.m * problem.k) if a_slow else 0
+    b_elements = _aligned(problem.batch * problem.k * problem.n) if b_slow else 0
+    return a_elements + b_elements
+
+
+def _aligned(elements: int) -> int:
+    """Return a number of fp32 elements, rounded up so that the next element is at 16 bytes."""
+    unit = WIDE_BYTES // DTYPE_BYTES["fp32"]
+    return ceil_div(elements, unit) * unit
 
 
 def repack(problem: Gemm, matrices: Matrices, scratch: Tensor) -> tuple[Matrices, list[LaunchSpec]]:
@@ -239,7 +247,7 @@ def repack(problem: Gemm, matrices: Matrices, scratch: Tensor) -> tuple[Matrices
         # 2. Copy it to scratch memory, contiguous along columns.
         batch, rows, columns = source.shape
         copy = scratch[used : used + source.numel()].view(batch, rows, columns)
-        used += source.numel()
+        used += _aligned(source.numel())
         blocks = batch * ceil_div(rows, _TRANSPOSED_BLOCK) * ceil_div(columns, _TRANSPOSED_BLOCK)
         strides = (source.stride(0), source.stride(2), copy.stride(0), copy.stride(1))
         arguments = (source, copy, rows, columns, *strides)

@@ -84,11 +84,11 @@ class TritonSplitK(GemmFamily):
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the number of elements of all parts, and of transposed operands."""
+        """Return the number of elements of transposed operands, and of all parts."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         repacked = repacked_elements(problem) if config.repack else 0
-        return (math.prod(_parts_shape(problem, config)) + repacked,)
+        return (repacked + math.prod(_parts_shape(problem, config)),)
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
@@ -97,12 +97,12 @@ class TritonSplitK(GemmFamily):
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         matrices = Matrices.from_operands(operands)
-        parts_shape = _parts_shape(problem, config)
-        elements = math.prod(parts_shape)
-        parts = scratch[:elements].view(parts_shape)
         transpositions: list[LaunchSpec] = []
+        repacked = 0
         if config.repack:
-            matrices, transpositions = repack(problem, matrices, scratch[elements:])
+            matrices, transpositions = repack(problem, matrices, scratch)
+            repacked = repacked_elements(problem)
+        parts = scratch[repacked:].view(_parts_shape(problem, config))
         batch, m, n, _ = matrices.sizes
         grid = (tile_count(m, n, config.bm, config.bn, batch), config.parts(problem))
         a, b, c = matrices

@@ -39,12 +39,12 @@ _LOOKUPS = (
 )  # fmt: skip
 """Operations that read only the entries that indices choose."""
 
-# Pattern of the names of normalisations that read their inputs twice: once for sums, and once for
-# the results that depend on these sums. The gradients of a layer norm's input and weight are
-# computed by two kernels.
+# Pattern of the names of normalisations that always read their inputs twice: once for sums, and
+# once for the results that depend on these sums. The gradients of a layer norm's input and weight
+# are computed by two kernels.
 _READS_TWICE = re.compile(
-    r"::(native_batch_norm|native_group_norm|native_batch_norm_backward"
-    r"|native_group_norm_backward|native_layer_norm_backward|rms_norm_backward)$"
+    r"::(native_group_norm|native_batch_norm_backward|native_group_norm_backward"
+    r"|native_layer_norm_backward|rms_norm_backward)$"
 )
 
 
@@ -96,10 +96,18 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
             if not is_product(operation):
                 read = sum(access.bytes for access in _distinct(_reads(operation)))
                 written = sum(access.bytes for access in _distinct(operation.writes))
-                times_read = 2 if _READS_TWICE.search(operation.name) else 1
+                times_read = 2 if _reads_twice(operation) else 1
                 total[kind_of(operation)] += operation.count * (times_read * read + written)
     del total["nothing"]
     return tuple(MovedBytes(kind, moved) for kind, moved in total.most_common() if moved)
+
+
+def _reads_twice(operation: TracedOperation) -> bool:
+    """Return True if an operation reads its inputs once for sums, and once for its result."""
+    if operation.name == "aten::native_batch_norm":
+        is_training = operation.args[5]  # otherwise it applies recorded statistics
+        return bool(is_training)
+    return _READS_TWICE.search(operation.name) is not None
 
 
 def launched(operations: Sequence[TracedOperation]) -> int:

@@ -9,11 +9,12 @@ a prefill. If the case has a change, blocks of steps with and without it take tu
 clock's drift affects both alike. Each block is timed with the GPU idle before and after it.
 
 ``judge`` needs no GPU. It audits each measured case from the published recording and the shipped
-constants, neither of which has seen a step. It records predicted next to real times, gains and
-memory. If a case was traced, the kernels' times are added up by the kind of the operation that
-launched them: matrix operations, attention, or a kind of other operations. The shares of the
-bandwidth that these kinds reach are fitted to all models but one, and judged on that one. ``FILE``
-may also be an earlier record, which already has the times of its traces.
+constants, neither of which has seen a step, and the shares of the bandwidth, which were learned
+from traces of these steps. It records predicted next to real times, gains and memory. If a case was
+traced, the kernels' times are added up by the kind of the operation that launched them: matrix
+operations, attention, or a kind of other operations. The shares of the bandwidth that these kinds
+reach are fitted to all models but one, and judged on that one. ``FILE`` may also be an earlier
+record, which already has the times of its traces.
 """
 
 from __future__ import annotations

@@ -368,6 +368,21 @@ def test_the_reason_says_what_the_rows_become_multiples_of(
     assert f"Operands become aligned to {bytes_} bytes." in lever.reason
 
 
+def test_a_size_that_inductor_pads_to_needs_no_change(h100: Basis) -> None:
+    runtime = Runtime(kind="compile")
+    step = ModelStep(batch=4, seq=512)
+    (compiled,) = audit(GPT2, step, runtime, [h100], LeverSearch(tries={"vocab": (50264,)}))
+    (reason,) = compiled.report.refused.values()
+    assert reason == "compiled code pads its GEMMs to these sizes without a change."
+
+
+def test_machines_share_a_warning_about_the_model(h100: Basis) -> None:
+    """GPT-2 has 1,024 positions, and every machine warns of a longer sequence."""
+    audits = audit(GPT2, ModelStep(batch=4, seq=2048), Runtime(), [h100, h100])
+    (warning, *_) = audits[0].report.warnings
+    assert as_comparison([result.report for result in audits]).count(warning) == 1
+
+
 def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
     tries = {"layers": (24,), "hidden": (960,)}
     audits = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))

@@ -261,6 +261,8 @@ def test_operands_that_are_transposed_beforehand(
     for name, config in configs.items():
         assert check(problem, operands, run(name, problem, operands, config)).ok
         calls = family(name).unbound_calls(problem, operands, config)
+        views = [a for call in calls for a in call.arguments if isinstance(a, Tensor) and a.is_meta]
+        assert all(view.storage_offset() % 4 == 0 for view in views)  # at 16 bytes
         plain = family(name).unbound_calls(problem, operands, replace(config, repack=False))
         assert len(calls) == len(plain) + sum(slow_operands(problem))
 

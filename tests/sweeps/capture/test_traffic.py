@@ -76,6 +76,9 @@ def test_normalisations_with_sums_read_their_inputs_twice() -> None:
     # one matrix. The rest are vectors of statistics and of parameters.
     many = moved("batch", "train")["normalisation"]
     assert 8 * BYTES < many < 8 * BYTES + 60 * WIDTH * 4
+    # In inference, a batch norm applies recorded statistics, so it reads x once.
+    inference = moved("batch", "prefill")["normalisation"]
+    assert 2 * BYTES < inference < 2 * BYTES + 60 * WIDTH * 4
     # An RMS norm reads x once in the forward pass.
     fewer = moved("rms", "train")["normalisation"]
     assert 7 * BYTES < fewer < 7 * BYTES + 10 * WEIGHT
