@@ -461,7 +461,7 @@ def _advice_on_common_sizes(
     """Return advice that changes a size of several operations to one new value in all of them.
 
     Each operation was asked by itself, so the operations of one layer may have got different new
-    values. Of these values, the one that saves most in all operations is chosen. ``explained`` has
+    values. The value that saves most in all operations together is chosen. ``explained`` has
     the largest saving first.
     """
     # 1. Group the operations by the size that should change. If an operation should change several

@@ -173,10 +173,11 @@ def read_alignment(problem: Gemm) -> int:
 _MIN_USES = {"fp32": 64, "tf32": 256}
 """Number of uses of each element of an operand, by dtype, from which a transposition pays.
 
-A transposition moves 8 bytes per element, which take 3 ps at 2.7 TB/s. A use in the slow order
-takes 0.1 ps longer in fp32 (14 instead of 43 TFLOP/s) and 0.02 ps longer in tf32 (89 instead of
-381), as ``triton-tiled`` shows for 4096³ in results/published/families/ (fp32 ``nt``; tf32 ``nn``
-and ``nt``). So a transposition pays from about 30 and 180 uses, plus its launch."""
+A transposition moves 8 bytes per element, which take 3 ps at 80% of an H100's bandwidth. A use in
+the slow order takes 0.1 ps longer in fp32 (14 instead of 43 TFLOP/s), and 0.02 ps longer in tf32
+(89 instead of 381), as ``triton-tiled`` shows for 4096³ in results/published/families/ (fp32
+``nt``; tf32 ``nn`` and ``nt``). So a transposition pays from about 30 and 180 uses, plus its
+launch."""
 
 _TRANSPOSED_BLOCK = 64  # rows and columns of the block that one program transposes
 
