@@ -19,6 +19,9 @@ assumed to have no momentum."""
 _DEGREES = (2, 4, 8, 16)
 """Tensor-parallel degrees that are tried if a step does not fit in memory."""
 
+_CHUNKS = 8
+"""Number of chunks of tokens for the loss that is tried if a step does not fit in memory."""
+
 # Multi-head latent attention keeps one compressed vector per token (DeepSeek-AI 2024).
 _COMPRESSED = re.compile(r"kv_a_proj\w*$")
 
@@ -89,9 +92,12 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
             kv_cache=kv_cache_bytes(captured) // runtime.tp,
             available=machine.memory_bytes,
         )
-    activations = captured.saved_recomputed if runtime.recompute else captured.saved
+    saved, peak = _in_chunks(captured, runtime.loss_chunks)
+    activations = saved
+    if runtime.recompute:
+        activations -= captured.saved - captured.saved_recomputed
     if runtime.kind == EAGER:
-        activations += captured.peak - captured.saved
+        activations += max(0, peak - saved)
     return Memory(
         weights=weights,
         gradients=weights,
@@ -100,6 +106,21 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
         kv_cache=0,
         available=machine.memory_bytes,
     )
+
+
+def _in_chunks(captured: Captured, chunks: int) -> tuple[int, int]:
+    """Return the saved bytes and the peak of a training step with a loss in chunks of tokens.
+
+    The chunks are assumed to run one after the other, each with its backward pass, so the head and
+    the loss keep the tensors of one chunk (Hsu et al. 2024, arXiv:2410.10989). The gradients of the
+    head's input and parameters are needed in full, next to the tensors that the layers save.
+    """
+    if chunks == 1:
+        return captured.saved, captured.peak
+    loss = captured.loss
+    saved_by_layers = captured.saved - loss.saved
+    during_loss = saved_by_layers + loss.gradients + loss.peak // chunks
+    return saved_by_layers + loss.saved // chunks, max(during_loss, loss.peak_elsewhere)
 
 
 def kv_cache_bytes(captured: Captured) -> int:
@@ -152,7 +173,12 @@ def what_fits(
         recomputing = replace(runtime, recompute=True)
         if memory_of(captured, recomputing, machine, trains).fits:
             options.append("--recompute")
-    # 3. Try more GPUs than the step uses now.
+    # 3. Only training computes a loss, which chunks of tokens make smaller.
+    if trains and runtime.loss_chunks == 1 and captured.loss.saved:
+        chunked = replace(runtime, loss_chunks=_CHUNKS)
+        if memory_of(captured, chunked, machine, trains).fits:
+            options.append(f"--loss-chunks {_CHUNKS}")
+    # 4. Try more GPUs than the step uses now.
     for degree in _DEGREES:
         if degree <= runtime.tp:
             continue

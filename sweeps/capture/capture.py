@@ -17,6 +17,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels.common.errors import UserError
+from sweeps.capture.activation_bytes import (
+    largest_operation_bytes,
+    peak_bytes,
+    saved_bytes,
+    saved_recomputed,
+)
 from sweeps.capture.attention import OneAttention
 from sweeps.capture.captured import Attention, Captured, Dimension, Product
 from sweeps.capture.norms import OneRmsNorm
@@ -30,8 +36,8 @@ from sweeps.capture.step import (
     ModelStep,
     first_line,
 )
-from sweeps.capture.trace import SavedTensor, trace
-from sweeps.capture.traffic import bytes_moved, largest_operation_bytes, launched, peak_bytes
+from sweeps.capture.trace import trace
+from sweeps.capture.traffic import bytes_moved, launched
 
 # Pattern of the names of configuration entries that are sizes.
 _SIZE = re.compile(
@@ -72,6 +78,7 @@ def capture(
     parameters = list(started.model.parameters())
     parameter_storages = {parameter.untyped_storage()._cdata for parameter in parameters}
     products, unknown = products_of(operations)
+    peak, loss = peak_bytes(operations, saved, parameter_storages)
     return Captured(
         products=tuple(_in_context(product, step) for product in products),
         moved=bytes_moved(operations, fused=False),
@@ -80,9 +87,10 @@ def capture(
         parameter_bytes=sum(
             parameter.numel() * parameter.element_size() for parameter in parameters
         ),
-        saved=sum(tensor.count * tensor.bytes for tensor in saved),
-        saved_recomputed=_saved_recomputed(saved),
-        peak=peak_bytes(operations, saved, parameter_storages),
+        saved=saved_bytes(saved),
+        saved_recomputed=saved_recomputed(saved),
+        peak=peak,
+        loss=loss,
         largest_operation_bytes=largest_operation_bytes(operations, parameter_storages),
         operations=launched(operations),
         uncounted=tuple(unknown),
@@ -134,30 +142,6 @@ def dimensions(
         if dimension is not None:
             effects.append(dimension)
     return effects
-
-
-def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
-    """Return the bytes kept for the backward pass if repeated layers keep only their inputs.
-
-    Layers are recomputed one at a time, and the layer that is being recomputed keeps all its
-    tensors. The peak is therefore the sum of the bytes saved outside of layers, the bytes of the
-    inputs of all calls to all layers, and the bytes that the largest layer saves in one call.
-
-    The result can be too large, because an input that several layers share, such as the output of
-    an encoder, is counted once for each of these layers.
-    """
-    outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
-    # Bytes by the id of a layer: those saved by one call, and those of the inputs of all calls.
-    call_bytes: dict[int, int] = {}
-    input_bytes: dict[int, int] = {}
-    for tensor in saved:
-        if tensor.layers:
-            layer = tensor.layers[0]  # the outermost one
-            count_per_call = tensor.count // layer.calls
-            call_bytes.setdefault(id(layer), 0)
-            call_bytes[id(layer)] += count_per_call * tensor.bytes
-            input_bytes[id(layer)] = layer.calls * layer.input_bytes
-    return outside_bytes + sum(input_bytes.values()) + max(call_bytes.values(), default=0)
 
 
 def _dimension(

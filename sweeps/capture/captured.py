@@ -191,6 +191,27 @@ class MovedBytes:
 
 
 @dataclass(frozen=True)
+class LossMemory:
+    """Bytes that the output head and the loss need, and the peak of the rest of a training step.
+
+    All are 0 if the model has no output head, or if the step does not train.
+
+    Attributes:
+        saved: bytes that the head and the loss keep for the backward pass, such as the logits.
+        peak: largest number of bytes of the saved and temporary tensors of the head and the loss at
+            any time in their backward pass, without ``gradients``.
+        gradients: bytes of the gradients of the head's input and parameters.
+        peak_elsewhere: largest number of bytes of all saved and temporary tensors after the
+            backward pass of the head.
+    """
+
+    saved: int = 0
+    peak: int = 0
+    gradients: int = 0
+    peak_elsewhere: int = 0
+
+
+@dataclass(frozen=True)
 class Captured:
     """One step of a model: its products in the order in which they run, and the bytes moved.
 
@@ -204,6 +225,7 @@ class Captured:
             and are recomputed one by one.
         peak: largest number of bytes of saved and temporary tensors at any time in the backward
             pass, if each operation is a separate kernel.
+        loss: part of ``saved`` and ``peak`` that the output head and the loss need.
         largest_operation_bytes: largest number of bytes that one operation reads and writes,
             without parameters.
         operations: number of operations that eager mode launches in a step, without the optimizer.
@@ -219,6 +241,7 @@ class Captured:
     saved: int = 0
     saved_recomputed: int = 0
     peak: int = 0
+    loss: LossMemory = LossMemory()
     largest_operation_bytes: int = 0
     operations: int = 0
     uncounted: tuple[str, ...] = ()

@@ -48,6 +48,15 @@ def role_of(path: str, work: Work) -> str:
         return "experts"
     if isinstance(work, Conv):
         return "convolution"
+    return _role_by_path(path)
+
+
+def is_head(path: str) -> bool:
+    """Return True if the module at a path is an output head, judging by its name."""
+    return _role_by_path(path) == "head"
+
+
+def _role_by_path(path: str) -> str:
     path_without_numbers = re.sub(r"\.\d+\b", "", path)
     parent_path, _, name = path_without_numbers.rpartition(".")
     for role, name_pattern, parent_pattern in _NAMES:

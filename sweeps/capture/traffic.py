@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sweeps.capture.captured import MovedBytes
 from sweeps.capture.products import is_product
-from sweeps.capture.trace import SavedTensor, TensorAccess, TracedOperation, tensors_in
+from sweeps.capture.trace import TensorAccess, TracedOperation, tensors_in
 
 # Kinds of operations, each with a pattern of the operations' names. The first match decides.
 _KINDS = (
@@ -94,8 +94,8 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
     else:
         for operation in operations:
             if not is_product(operation):
-                read = sum(access.bytes for access in _distinct(_reads(operation)))
-                written = sum(access.bytes for access in _distinct(operation.writes))
+                read = sum(access.bytes for access in distinct(reads_of(operation)))
+                written = sum(access.bytes for access in distinct(operation.writes))
                 times_read = 2 if _reads_twice(operation) else 1
                 total[kind_of(operation)] += operation.count * (times_read * read + written)
     del total["nothing"]
@@ -117,53 +117,6 @@ def launched(operations: Sequence[TracedOperation]) -> int:
         for operation in operations
         if is_product(operation) or kind_of(operation) != "nothing"
     )
-
-
-def largest_operation_bytes(
-    operations: Sequence[TracedOperation], parameter_storages: Collection[int]
-) -> int:
-    """Return the largest number of bytes that one operation reads and writes, without parameters.
-
-    Without a backward pass, this number is an estimate of the memory that activations need, because
-    earlier activations are freed. ``parameter_storages`` has the addresses of the parameters'
-    storages.
-    """
-
-    def bytes_of(operation: TracedOperation) -> int:
-        accesses = _distinct([*_reads(operation), *operation.writes])
-        return sum(access.bytes for access in accesses if access.storage not in parameter_storages)
-
-    return max(map(bytes_of, operations), default=0)
-
-
-def peak_bytes(
-    operations: Sequence[TracedOperation],
-    saved: Sequence[SavedTensor],
-    parameter_storages: Collection[int],
-) -> int:
-    """Return the largest number of bytes of activations at any time in the backward pass.
-
-    They consist of the saved tensors that are still needed, and of the other tensors that one
-    operation reads or writes, such as a gradient of logits. Parameters do not count.
-    """
-    # 1. Find where each saved tensor is needed last. Those that no operation reads are needed only
-    # until the backward pass begins.
-    backward = [operation for operation in operations if operation.backward]
-    last_read = {
-        access.storage: position
-        for position, operation in enumerate(backward)
-        for access in operation.reads
-    }
-    ends = [(last_read.get(tensor.storage, -1), tensor) for tensor in saved]
-    kept = {tensor.storage for tensor in saved}.union(parameter_storages)
-    # 2. Add up the bytes at each operation.
-    peak = sum(tensor.count * tensor.bytes for tensor in saved)
-    for position, operation in enumerate(backward):
-        accesses = _distinct([*operation.reads, *operation.writes])
-        temporary = sum(access.bytes for access in accesses if access.storage not in kept)
-        needed = sum(tensor.count * tensor.bytes for end, tensor in ends if end >= position)
-        peak = max(peak, needed + temporary)
-    return peak
 
 
 def _groups_between_products(
@@ -211,12 +164,12 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
         kind = kind_of(operation)
         if kind == "nothing":
             continue
-        for access in _reads(operation):
+        for access in reads_of(operation):
             start = (access.storage, access.offset)
             if access.storage not in written and start not in read:
                 read.add(start)
                 moved_bytes[kind] += operation.count * access.bytes
-        for access in _distinct(operation.writes):
+        for access in distinct(operation.writes):
             written.add(access.storage)
             if access.storage in results_to_write:
                 moved_bytes[kind] += operation.count * access.bytes
@@ -224,7 +177,7 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
     return moved_bytes
 
 
-def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
+def reads_of(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the reads of an operation.
 
     A lookup, such as an embedding, is assumed to read no more bytes of a tensor than it writes. The
@@ -239,7 +192,7 @@ def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     return [replace(access, bytes=min(access.bytes, written_bytes)) for access in operation.reads]
 
 
-def _distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:
+def distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:
     """Return, for each storage and offset, the largest access that begins there."""
     largest: dict[tuple[int, int], TensorAccess] = {}
     for access in accesses:

@@ -111,6 +111,31 @@ def test_an_eager_loss_needs_two_gradients_in_fp32_next_to_what_is_saved() -> No
     assert compiled.activations == captured.saved
 
 
+def test_a_loss_in_chunks_keeps_the_logits_of_one_chunk() -> None:
+    captured = capture(find_source("gpt2"), ModelStep(batch=4, seq=256))
+
+    def activations(kind: str, chunks: int) -> int:
+        runtime = Runtime(kind=kind, loss_chunks=chunks)
+        return memory_of(captured, runtime, H100, trains=True).activations
+
+    logits = 4 * 256 * 50257 * 4  # in fp32, as the loss keeps them
+    fewer = activations("compile", 1) - activations("compile", 8)
+    assert fewer == pytest.approx(logits * 7 / 8, rel=0.01)
+    # In eager mode, two gradients of the logits shrink, too. The gradients of the head's weight and
+    # input exist in full, and at the same time as the logits.
+    whole = (50257 + 4 * 256) * 768 * 2
+    fewer = activations("eager", 1) - activations("eager", 8)
+    assert fewer == pytest.approx(3 * logits * 7 / 8 - whole, rel=0.01)
+    # With very many chunks, the rest of the backward pass needs the most.
+    assert activations("eager", 1024) >= captured.loss.peak_elsewhere
+
+
+def test_a_model_without_an_output_head_keeps_its_memory_in_chunks() -> None:
+    captured = capture(find_source("resnet-50"), ModelStep(batch=2))
+    whole = memory_of(captured, Runtime(), H100, trains=True)
+    assert memory_of(captured, Runtime(loss_chunks=8), H100, trains=True) == whole
+
+
 def test_gradients_take_the_place_of_activations() -> None:
     memory = Memory(
         weights=10, gradients=10, optimizer=20, activations=30, kv_cache=0, available=100
