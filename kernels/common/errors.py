@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -45,10 +46,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"use one of {', '.join(words)}."
 
 
+# Start of the text of a CompilationError of Triton: the line and column in the kernel's source.
+_QUOTES_SOURCE = re.compile(r"at \d+:\d+:")
+
+
 def error_summary(error: Exception) -> str:
-    """Return an error's type and the first line of its text, such as ``KeyError: 'bf61'``."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    """Return an error's type and the line of its text that says most, as in ``KeyError: 'bf61'``.
+
+    This is the first line, except in two errors of Triton. One quotes the kernel's source before
+    the reason. The other quotes all messages of ``ptxas``, of which the first is the reason.
+    """
+    text = str(error).strip()
+    _, _, ptxas_messages = text.partition("`ptxas` stderr:\n")
+    if ptxas_messages:
+        _, _, line = ptxas_messages.partition("; ")  # after the name of a temporary file
+        line = " ".join((line or ptxas_messages).splitlines()[0].split())
+    elif _QUOTES_SOURCE.match(text):
+        line = text.splitlines()[-1].strip()
+    else:
+        line = text.partition("\n")[0]
+    return f"{type(error).__name__}: {line or 'no message'}"
 
 
 class WrongResultError(Exception):

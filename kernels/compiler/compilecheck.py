@@ -26,7 +26,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime.cache import get_cache_manager
 
 from kernels.common.checks import check_word
-from kernels.common.errors import UserError
+from kernels.common.errors import UserError, error_summary
 from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.compiler.machinecode import NO_LOOP, LoopCode, disassemble, loop_code
 from kernels.config import MIN_ASYNC_ROWS, TileConfig, TiledConfig
@@ -264,6 +264,7 @@ class _TargetDriver(DriverBase):
 
 
 def _compile(job: _Job) -> CompileRow:
+    """Compile the kernels of a job, and describe the main one; a failure becomes the message."""
     machine = machine_of_arch(job.arch)
     triton.runtime.driver.set_active(_TargetDriver(machine))
     facts = _NO_FACTS
@@ -271,10 +272,7 @@ def _compile(job: _Job) -> CompileRow:
         facts = _family_facts(job)
         complaints = _complaints(job, machine, facts)
     except Exception as error:  # the row reports the failure, and the other rows are still compiled
-        # The last line of a compiler's message says what is wrong. An assertion may have no text.
-        lines = str(error).strip().splitlines()
-        reason = f": {lines[-1]}" if lines else ""
-        complaints = [f"{type(error).__name__}{reason}"]
+        complaints = [error_summary(error)]
     problem, loop = job.problem, facts.loop
     products, copied = _loop_shares(job, loop)
     operation = problem.pass_ if isinstance(problem, Conv) else problem.op
@@ -404,7 +402,7 @@ def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
 
 def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     """Return a sentence for each unexpected property of the code."""
-    expected = _expected(job)
+    expected = _expected_instructions(job)
     complaints = []
     if facts.loop.instruction not in expected:
         instruction = facts.loop.instruction or "no matrix instruction"
@@ -450,13 +448,20 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     return complaints
 
 
-def _expected(job: _Job) -> tuple[str, ...]:
+_ASYNC_INSTRUCTIONS = {9: "wgmma", 10: "tcgen05"}
+"""Matrix instructions that read their operands from shared memory, by major compute capability."""
+
+
+def _expected_instructions(job: _Job) -> tuple[str, ...]:
+    """Return the instructions of which the kernel's inner loop should use one."""
     if job.problem.dtype == "fp32":
         return ("fma",)
     machine = machine_of_arch(job.arch)
-    best = {9: "wgmma", 10: "tcgen05"}.get(machine.major, "mma.sync")
-    if best == "mma.sync" or job.config.bm < MIN_ASYNC_ROWS:
+    best = _ASYNC_INSTRUCTIONS.get(machine.major)
+    # The asynchronous instructions need tiles of at least MIN_ASYNC_ROWS rows.
+    if best is None or job.config.bm < MIN_ASYNC_ROWS:
         return ("mma.sync",)
+    # For a tf32 operand that has to be transposed, Triton uses one or the other.
     return (best, "mma.sync") if _transposes_tf32(job) else (best,)
 
 

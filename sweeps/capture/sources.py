@@ -183,7 +183,7 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
             f"the inputs of the nn.Module that {name} returns are missing; give each with --input, "
             "for example --input 'int64[8,2048]'."
         )
-    sys.path.insert(0, "")  # also look for the module in the current folder
+    sys.path.insert(0, "")  # look for the module in the current folder first
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
@@ -192,7 +192,11 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
             "folder that contains the module, or correct the module."
         ) from None
     finally:
+        # The factory may import further modules of this folder when it is called. At the end of the
+        # path, they do not take the place of installed modules that are imported later.
         sys.path.remove("")
+        if "" not in sys.path:
+            sys.path.append("")
     build = getattr(module, function_name, None)
     if build is None:
         raise UserError(

@@ -18,7 +18,7 @@ from kernels.compiler.compilecheck import (
     ARCHES,
     CompileRow,
     _complaints,
-    _expected,
+    _expected_instructions,
     _Facts,
     _Job,
     _jobs,
@@ -196,13 +196,13 @@ def test_what_counts_as_not_ok(job: _Job, facts: dict[str, Any], words: str | No
 )
 def test_which_instruction_is_expected(dtype: str, layout: str, wanted: tuple[str, ...]) -> None:
     problem = Gemm(4096, 4096, 4096, dtype, layout)
-    assert _expected(replace(JOB, problem=problem)) == wanted
+    assert _expected_instructions(replace(JOB, problem=problem)) == wanted
 
 
 def test_both_kinds_of_datacenter_blackwell_are_expected_to_use_tcgen05() -> None:
     for arch in ("sm_100", "sm_103"):
-        assert _expected(replace(JOB, arch=arch)) == ("tcgen05",)
-    assert _expected(replace(JOB, arch="sm_120")) == ("mma.sync",)
+        assert _expected_instructions(replace(JOB, arch=arch)) == ("tcgen05",)
+    assert _expected_instructions(replace(JOB, arch="sm_120")) == ("mma.sync",)
 
 
 def test_all_architectures_of_the_contract_have_jobs() -> None:
@@ -286,6 +286,48 @@ def test_the_sm_clock_reads_its_counters_in_order(tmp_path: Path) -> None:
     answer = outside_the_interpreter(script)
     wanted = [f"{arch} True True 3" for arch in ("sm_80", "sm_90", "sm_120")]
     assert answer.stdout.splitlines() == wanted, answer.stderr
+
+
+BROKEN = """
+import contextlib
+import io
+
+import triton
+import triton.language as tl
+from kernels.common.errors import error_summary
+from triton.backends.compiler import GPUTarget
+
+@triton.jit
+def unknown_instruction(out):
+    value = tl.inline_asm_elementwise(
+        "no.such.instruction $0;", "=r", [], dtype=tl.int32, is_pure=True, pack=1
+    )
+    tl.store(out, value)
+
+@triton.jit
+def unknown_name(out):
+    tl.store(out, nowhere)
+
+if __name__ == "__main__":
+    for kernel in (unknown_instruction, unknown_name):
+        source = triton.compiler.ASTSource(kernel, {"out": "*i32"})
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                triton.compile(source, target=GPUTarget("cuda", 90, 32))
+        except Exception as error:
+            print(error_summary(error))
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_the_compiler_is_summarised_by_its_reason(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    answer = outside_the_interpreter(script)
+    assert answer.stdout.splitlines() == [
+        "PTXASError: error : Unknown modifier '.such'",
+        "CompilationError: NameError('nowhere is not defined')",
+    ], answer.stderr
 
 
 CACHED = """

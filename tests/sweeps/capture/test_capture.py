@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -524,6 +526,24 @@ def test_what_is_no_model_gets_a_sentence(
 ) -> None:
     with pytest.raises(UserError, match=words.replace("(", r"\(")):
         find_source(model, given, inputs)
+
+
+def test_a_factory_may_import_modules_of_its_folder_when_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the current folder on the path, as for the command ``rooftile``."""
+    (tmp_path / "sizes_of_a_factory.py").write_text("WIDTH = 24\n")
+    (tmp_path / "a_lazy_factory.py").write_text(
+        "def build():\n"
+        "    from sizes_of_a_factory import WIDTH\n"
+        "    from torch import nn\n"
+        "    return nn.Linear(16, WIDTH)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    source = find_source("a_lazy_factory:build", {}, ("x[8,16]",))
+    (product,) = capture(source, ModelStep("prefill")).products
+    assert product.work == Gemm(8, 24, 16, "bf16")
 
 
 def test_sizes_that_do_not_fit_get_a_sentence() -> None:
