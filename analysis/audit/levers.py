@@ -146,7 +146,7 @@ def find_levers(
     best += [max(rivals, key=lambda lever: lever.expected_gain) for rivals in paired.values()]
     best.sort(key=lambda lever: -lever.expected_gain)
     # 3. Combine the worthwhile changes.
-    joint = _joint(best, baseline, more_parameters)
+    joint = _combined_lever(best, baseline, more_parameters)
     return [joint, *best] if joint is not None else best
 
 
@@ -486,10 +486,14 @@ def _resized(
     return [(problem, count) for problem, count in problems if problem is not None]
 
 
-def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
-    """Combine the worthwhile levers one by one, and keep each lever that raises the expected gain.
+def _combined_lever(
+    best: Sequence[Lever], baseline: _Baseline, more_parameters: float
+) -> Lever | None:
+    """Return a combination of worthwhile levers, or None if no combination is better than one.
 
-    ``more_parameters`` is the largest increase of the number of parameters, as a fraction.
+    The levers in ``best`` are added one by one, in their order. Each stays in the combination if it
+    raises the expected gain. ``more_parameters`` is the largest increase of the number of
+    parameters, as a fraction.
     """
     chosen: Lever | None = None
     for lever in best:
@@ -506,7 +510,8 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
             continue
         if combined.expected_gain > chosen.expected_gain:
             chosen = combined
-    if chosen is None or any(chosen is lever for lever in best):
+    is_single_lever = any(chosen is lever for lever in best)
+    if chosen is None or is_single_lever:
         return None
     return replace(chosen, reason=f"This change combines several other changes. {chosen.reason}")
 

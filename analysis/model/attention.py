@@ -200,8 +200,11 @@ class AttentionFit:
         """Return the fit as a JSON document, with constants rounded to six significant digits."""
         constants = {name: float(f"{value:.6g}") for name, value in vars(self.constants).items()}
         document: dict[str, Any] = {
-            "constants": constants, "low": self.low, "high": self.high, "calls": self.calls,
-        }  # fmt: skip
+            "constants": constants,
+            "low": self.low,
+            "high": self.high,
+            "calls": self.calls,
+        }
         if self.forest is not None:
             document["forest"] = self.forest.to_json()
         return document

@@ -200,9 +200,9 @@ def slow_operands(problem: Gemm) -> tuple[bool, bool]:
 
 
 def should_repack(problem: Gemm, machine: Machine) -> bool:
-    """Return True if A or B should be transposed beforehand on a machine.
+    """Return True if A or B should be transposed before the GEMM runs on this machine.
 
-    :func:`slow_operands` says which.
+    :func:`slow_operands` says which of the two.
     """
     is_slow_here = problem.dtype == "fp32" or machine.multiplies_from_shared
     return is_slow_here and any(slow_operands(problem))
@@ -235,27 +235,31 @@ def _aligned(elements: int) -> int:
 def repack(problem: Gemm, matrices: Matrices, scratch: Tensor) -> tuple[Matrices, list[LaunchSpec]]:
     """Return the matrices with transposed copies of slow operands, and the launches that copy.
 
-    The copies are views of ``scratch``, which has :func:`repacked_elements` fp32 elements. An
-    operand without a contiguous dimension stays.
+    The copies are views of ``scratch``, which has :func:`repacked_elements` fp32 elements. A slow
+    operand without a contiguous dimension is not copied.
     """
-    read, launches, used = [matrices.a, matrices.b], [], 0
+    operands = [matrices.a, matrices.b]
+    launches = []
+    used_elements = 0
     for index, is_slow in enumerate(slow_operands(problem)):
+        if not is_slow:
+            continue
         # 1. View the operand such that its elements are contiguous along rows.
-        is_turned = read[index].stride(1) != 1
-        source = read[index].mT if is_turned else read[index]
-        if not is_slow or source.stride(1) != 1:
+        is_turned = operands[index].stride(1) != 1
+        source = operands[index].mT if is_turned else operands[index]
+        if source.stride(1) != 1:
             continue
         # 2. Copy it to scratch memory, contiguous along columns.
         batch, rows, columns = source.shape
-        copy = scratch[used : used + source.numel()].view(batch, rows, columns)
-        used += _aligned(source.numel())
+        copy = scratch[used_elements : used_elements + source.numel()].view(batch, rows, columns)
+        used_elements += _aligned(source.numel())
         blocks = batch * ceil_div(rows, _TRANSPOSED_BLOCK) * ceil_div(columns, _TRANSPOSED_BLOCK)
         strides = (source.stride(0), source.stride(2), copy.stride(0), copy.stride(1))
         arguments = (source, copy, rows, columns, *strides)
         options = {"BLOCK": _TRANSPOSED_BLOCK, "num_warps": 4}
         launches.append(LaunchSpec(transpose, (blocks,), arguments, options))
-        read[index] = copy.mT if is_turned else copy
-    a, b = read
+        operands[index] = copy.mT if is_turned else copy
+    a, b = operands
     return Matrices(a, b, matrices.c), launches
 
 
