@@ -83,7 +83,7 @@ class TimedKernel:
 
     @property
     def gpu(self) -> int | None:
-        """Ordinal of the GPU of the first CUDA tensor argument, or None if there is none."""
+        """Ordinal of the first CUDA tensor's GPU, or None if no argument is a CUDA tensor."""
         cuda_tensors = [
             argument
             for argument in self.arguments
@@ -181,7 +181,10 @@ class TimedKernel:
 
 
 def _copied_for_reference(argument: Any) -> Any:
-    """Return a copy of a tensor, in float64 if it is a floating-point tensor."""
+    """Return a copy of a tensor, in float64 if it has a floating-point dtype.
+
+    Return any other argument unchanged.
+    """
     if not isinstance(argument, Tensor):
         return argument
     dtype = torch.float64 if argument.is_floating_point() else argument.dtype
@@ -287,13 +290,13 @@ class _Launches:
         return self._launches[index]()
 
 
-@functools.cache
 def check_cache(cache: str) -> None:
     """Refuse a cache state other than those in :data:`CACHES`."""
     if cache not in CACHES:
         raise UserError(f"cache is {cache!r}; use {' or '.join(map(repr, CACHES))}.")
 
 
+@functools.cache
 def timer_for(gpu: int | None) -> KernelTimer:
     """Return the timer of the GPU with the ordinal ``gpu``, or of the CPU if ``gpu`` is None."""
     return KernelTimer(gpu)

@@ -43,6 +43,10 @@ def test_a_batch_has_as_many_copies_as_launches_if_they_fit() -> None:
     assert timer._set_count(0, 1.0) == 1
 
 
+def test_kernels_of_one_device_share_a_timer() -> None:
+    assert timer_for(None) is timer_for(None)
+
+
 def test_a_warm_kernel_has_one_copy() -> None:
     samples = timer_for(None).time(TimedKernel(torch.matmul, (A, B)), "warm")
     assert (samples.sets, samples.rel_error) == (1, None)
