@@ -10,8 +10,8 @@ from kernels.timemodel.estimate import Array
 
 CONTEXT, FULL, DECODE = "context", "full", "decode"
 KINDS = (CONTEXT, FULL, DECODE)
-"""Kinds of calls: causal attention over a prompt, attention without a mask, and decoding, with one
-or a few queries per sequence."""
+"""Kinds of calls: causal attention over a prompt, attention without a mask, and decoding (with one
+or a few queries per sequence)."""
 
 _BYTES = 2  # bytes of a 16-bit element
 

@@ -10,8 +10,8 @@ from kernels.common.errors import UserError
 def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     """Return the names in comma-separated text such as ``N`` or ``M,K``.
 
-    ``words`` may also be a sequence of names. ``option`` is the name of the command-line option in
-    error messages, without dashes.
+    ``words`` may also be a sequence of names, or None for no names. ``option`` is the name of the
+    command-line option in error messages, without dashes.
 
     Raises:
         UserError: if a name is empty.
@@ -28,7 +28,7 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
 
 
 def share_of(value: str | float, option: str, most: float = 1.0) -> float:
-    """Read ``12.5%``, ``0.125`` or a number as a fraction from 0 to ``most``.
+    """Read text such as ``12.5%`` or ``0.125``, or a number, as a fraction from 0 to ``most``.
 
     ``option`` is the name of the command-line option in error messages, without dashes.
 

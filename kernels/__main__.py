@@ -178,8 +178,8 @@ def compile_command(
 ) -> None:
     """Compile the Triton kernels for GPU architectures; no GPU is needed.
 
-    The exit code is 1 if a kernel has a problem, if the new table differs from the table given to
-    ``--compare``, or if nothing was compiled.
+    The exit code is 1 if a kernel has a problem, if a cell of the new table differs from the table
+    given to ``--compare``, or if nothing was compiled.
     """
     from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
     from kernels.compiler.compiletable import compile_markdown, differing_cells
@@ -235,7 +235,7 @@ def compile_command(
 
 
 def _check_names(names: list[str], known: Collection[str]) -> None:
-    """Refuse names that are not in ``known``, or whose implementation is not installed."""
+    """Refuse names that are not in ``known``, and Triton families if Triton is not installed."""
     for name in names:
         if name in HAND_WRITTEN and name not in implementations():
             raise UserError(needs_extra("triton"))

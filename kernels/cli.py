@@ -67,7 +67,8 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     """Parse a time such as ``90s``, ``10m``, ``1.5h`` or ``90`` (seconds) into seconds.
 
-    ``option`` is the name of the command-line option in error messages, without dashes.
+    If ``text`` is None or empty, return None. ``option`` is the name of the command-line option,
+    without its leading dashes, for error messages.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.

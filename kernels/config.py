@@ -249,7 +249,7 @@ class PersistentConfig(TileConfig):
         return self.bn // 2 if self.halves else self.bn
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Return how many bytes of shared memory the stages and the block that TMA stores need."""
+        """Return the bytes of shared memory for the stages and for the block that TMA stores."""
         stored = self.bm * self.stored_columns * DTYPE_BYTES[dtype] if self.tma else 0
         return super().shared_bytes(dtype, machine) + stored
 

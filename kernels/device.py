@@ -34,8 +34,8 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
     """Select a GPU or the CPU; ``auto`` selects the CPU only if no NVIDIA GPU is found.
 
     Raises:
-        UserError: if an argument or the variable ``THREADS`` is invalid, or if PyTorch cannot use
-            the GPU.
+        UserError: if an argument or the environment variable ``THREADS`` is invalid, if ``kind`` is
+            ``gpu`` and no GPU is found, or if PyTorch cannot use the GPU or is built for ROCm.
     """
     if kind not in ("auto", "gpu", "cpu"):
         raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")
@@ -156,7 +156,10 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
 
 
 def nvidia_driver() -> str | None:
-    """Return the NVIDIA driver's version or ``unknown``, or None if Linux lists no NVIDIA GPU."""
+    """Return the NVIDIA driver's version, or None if Linux lists no NVIDIA GPU.
+
+    The version is ``unknown`` if it cannot be read.
+    """
     if not glob.glob("/dev/nvidia[0-9]*") and not Path("/proc/driver/nvidia/gpus").is_dir():
         return None
     try:

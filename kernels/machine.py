@@ -443,7 +443,7 @@ def _derived_bandwidth(properties: DeviceProperties, similar: Machine) -> tuple[
 
 
 def cpu_model() -> str:
-    """Return the name of the CPU's model as the system reports it, or an empty string."""
+    """Return the CPU's model name as the system reports it, or "" if none is reported."""
     text = _cpuinfo()
     if not text:
         return platform.processor()
@@ -461,7 +461,7 @@ def _cpuinfo() -> str:
 def instruction_set(cpuinfo: str | None = None) -> str:
     """Return the CPU's widest instruction set, such as ``avx2``, or ``base`` if none is known.
 
-    ``cpuinfo`` is the text of Linux's ``/proc/cpuinfo``, by default this machine's.
+    ``cpuinfo`` is the text of a ``/proc/cpuinfo`` file; by default, this machine's file is read.
     """
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
@@ -487,7 +487,8 @@ def cpu_threads() -> int:
     delay one of the threads, and all other threads would wait for it.
 
     Raises:
-        UserError: if ``THREADS`` is not a whole number from 1 to the number of logical CPUs.
+        UserError: if ``THREADS`` is set, but not to a whole number from 1 to the number of logical
+            processors.
     """
     override = os.environ.get("THREADS", "")
     if override:
@@ -531,7 +532,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return the container's quota (cgroup v2), in cores, or infinity without a quota."""
+    """Return the container's CPU quota (cgroup v2) in cores, or infinity if it has no quota."""
     # The file may be missing, and without a quota its first word is "max".
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

@@ -28,7 +28,7 @@ TORCH_DTYPES = {
 _CONV_TENSORS = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("x", "y", "w")}
 """Names of the two operands and the result of each pass, as in :func:`conv_shapes`.
 
-A gradient has the name of its tensor, because both have the same shape.
+The gradient of a tensor has the tensor's name, because both have the same shape.
 """
 
 

@@ -19,8 +19,8 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes that one element of an operand takes in memory, by dtype.
 
 ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has a 16-bit
-result. Its time includes quantising the activations A from 16 bits, which a model does in every
-run.
+result. The time of such a GEMM includes quantising the activations A from 16 bits, because a
+neural network quantises them in every run.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
@@ -49,7 +49,7 @@ _NARROW_CHANNELS = 64  # fewer channels are narrow; tuning guides advise multipl
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
-    """Return the largest power of two, at most 16, that divides the bytes of every size."""
+    """Return the largest power of two, at most 16, that divides each of the sizes in bytes."""
     return math.gcd(WIDE_BYTES, *(size * DTYPE_BYTES[dtype] for size in sizes))
 
 
@@ -84,7 +84,10 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic in bytes: A, B and C, each read or written once, without quantising A."""
+        """Minimum traffic in bytes: A, B and C, each read or written once.
+
+        The traffic of quantising A is not included.
+        """
         a, b, c = self.operand_elements
         return self.batch * ((a + b) * DTYPE_BYTES[self.dtype] + c * self.result_bytes)
 
@@ -160,7 +163,7 @@ class Gemm:
         """Parse ``M,N,K,dtype[,layout[,batch]]``.
 
         Raises:
-            UserError: if the text is not in this form, or if a value is invalid.
+            UserError: if the text is not in this form, or does not describe a valid GEMM.
         """
         form = "M,N,K,dtype[,layout[,batch]]"
         parts = [part.strip() for part in text.split(",")]
@@ -289,8 +292,8 @@ class Conv:
     def implied_gemm(self) -> Gemm:
         """GEMM to which an implicit-GEMM kernel maps this convolution (CUTLASS's convention).
 
-        The GEMM's ``batch`` is the number of groups. If c and kout are the channels of one group,
-        the GEMM's (m, n, k) is:
+        The GEMM's ``batch`` is the number of groups. If c and kout are the numbers of channels in
+        one group, the GEMM's (m, n, k) is:
 
         - (n·p·q, kout, c·r·s) for fprop,
         - (n·h·w, c, kout·r·s) for dgrad,
@@ -338,7 +341,7 @@ class Conv:
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of one group's channels.
 
-        The channels of an input pixel and those of an output pixel both count.
+        It divides the bytes of these channels in an input pixel and in an output pixel.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
@@ -383,7 +386,7 @@ class Conv:
         """Parse ``N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]``.
 
         Raises:
-            UserError: if the text is not in this form, or if a value is invalid.
+            UserError: if the text is not in this form, or does not describe a valid convolution.
         """
         form = "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
         parts = [part.strip() for part in text.split(",")]
@@ -452,7 +455,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     """Parse ``2`` or ``2x1`` into (vertical, horizontal); the error message contains ``name``.
 
     Raises:
-        UserError: if the text is neither one whole number nor two.
+        UserError: if the text is neither a whole number nor two whole numbers joined by ``x``.
     """
     parts = text.split("x")
     if len(parts) > 2 or not all(map(is_whole, parts)):

@@ -38,8 +38,8 @@ def _triton_families() -> list[Implementation]:
 def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the vendor library that PyTorch calls for a problem.
 
-    If none supports the problem on the machine, return the first library that computes the
-    operation on this kind of machine.
+    If no library supports the problem on the machine, return the name of the first one that
+    computes the operation on this kind of machine.
     """
     from kernels.library.vendor import libraries
 

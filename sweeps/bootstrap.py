@@ -90,8 +90,8 @@ def main(extras: list[str]) -> int:
     without access to a package index, the interpreter may lack it.
 
     Returns:
-        The exit code: 0, 1 if no interpreter with the required extras could be set up, or 2 if an
-        extra does not exist.
+        The exit code: 0 for success, 1 if no interpreter with the required extras could be set up,
+        or 2 if an extra does not exist.
     """
     declared = _project()["optional-dependencies"]
     for extra in extras:
@@ -163,7 +163,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
         wanted: requirements as ``name>=version``.
         optional: True if the caller can do without the requirements. A new ``.venv`` is then made
             on top of this interpreter, and pip does not wait long for the package index.
-        offline: True to install nothing.
+        offline: True to install nothing, and to return None if an installation would be needed.
 
     Raises:
         OSError, subprocess.CalledProcessError: if a file cannot be read or written, or if an
@@ -290,10 +290,11 @@ def needs_gpu() -> bool:
 
 
 def make_venv(on_top_of: str | None = None) -> bool:
-    """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
+    """Make ``.venv``, which contains pip and a module that points to the checkout.
 
-    If ``.venv`` cannot be created, print what to do and return False. ``on_top_of`` is the path of
-    an interpreter whose packages ``.venv`` also sees, or None for an isolated ``.venv``.
+    ``import rooftile`` loads the checkout through this module. If ``.venv`` cannot be created,
+    print what to do and return False. ``on_top_of`` is the path of an interpreter whose packages
+    ``.venv`` also sees, or None for an isolated ``.venv``.
     """
     _say("Setting up .venv (once) …")
     try:

@@ -44,7 +44,7 @@ class Claim:
             path: the file to claim. The claim itself is a second file in the same folder, with
                 :data:`SUFFIX` added to the name.
             refusal: error message if another process has claimed the file.
-            wait: True to wait up to 15 minutes until the other process releases the file. If False,
+            wait: True to wait up to 15 minutes for the other process to release the file. If False,
                 wait only for a process on another node, for up to 90 s.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Handle signals and the end of a parent, and look up a process's state and descendants."""
+"""Handle signals and the exit of the parent process, and find a process's state and descendants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def die_with_parent() -> None:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Return True if a process is stopped (SIGSTOP, Ctrl-Z), and False on systems without /proc."""
+    """Return True if a process is stopped, for example by SIGSTOP or Ctrl-Z.
+
+    Return False if ``pid`` is None, and on systems without /proc.
+    """
     if pid is None:
         return False
     try:

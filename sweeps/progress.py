@@ -1,4 +1,4 @@
-"""Show the progress of a run: a bar on a terminal, otherwise at most a line every ten seconds."""
+"""Show the progress of a run: a bar on a terminal, otherwise at most one line every ten seconds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reporter(Protocol):
 class LiveReporter:
     """Show a progress bar, or print a line at most every ten seconds if stderr is not a terminal.
 
-    The bar and the line show the phase, its progress and, if it is known, the longest time left.
+    The bar and the line show the phase, its progress and the maximum time left, if it is known.
     """
 
     def __init__(self, unit: str = "cases") -> None:

@@ -1,4 +1,4 @@
-"""Formats of a run's files: run.json, samples, and the columns of ``measurements.csv``."""
+"""Formats of a run's files: run.json, the sample files and ``measurements.csv``."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ RUN = {
         "framework": str, "version": str,
     },
 }  # fmt: skip
-"""Format of run.json with the cases of its plan, for :func:`kernels.common.documents.misfit`."""
+"""Format of run.json and the cases of its plan, as one document for
+:func:`kernels.common.documents.misfit`."""
 
 _MOMENT = Number(0, 1e11)  # seconds since 1970, up to the year 5138
 _SAMPLE = {
@@ -233,7 +234,8 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
     Raises:
         KeyError, TypeError, ValueError, OverflowError: if a column is missing or has an invalid
             value.
-        UserError: if the columns describe a problem that cannot exist.
+        UserError: if the columns describe a problem that cannot exist, or if the text of a
+            stride, padding or dilation is malformed.
     """
     if row["op"] == "gemm":
         m = _size(row["m"])
@@ -264,5 +266,5 @@ def fault_of_event(event: Any) -> str:
         return "it is not an event"
     # A block of a re-timed pair has two samples of each case. misfit() does not check lengths.
     if kind == "confirm" and isinstance(event.get("s"), list) and len(event["s"]) != 4:
-        return "its list 's' does not have four times"
+        return "its list 's' does not have four entries"
     return misfit(event, _EVENTS.get(kind, _ANY))

@@ -4,10 +4,10 @@
     plan.jsonl           the planned cases, one per line
     samples/I-of-N.jsonl samples and other events of shard I, one per line; lines are only appended
     measurements.csv     one row per case, with the median of its samples
-    rounds.csv           the samples behind each median, by round
-    confirmed.csv        pairs of cases that were re-timed together, one row per process
+    rounds.csv           the samples behind each median, with the numbers of their rounds
+    confirmed.csv        pairs of cases that were re-timed together, one row per pair and process
     anchors.csv          times of the anchors, which are the same few cases on every GPU
-    steady.csv           anchors that run continuously, one row per batch
+    steady.csv           times of the anchors that run continuously, one row per batch
 
 All files but the samples are replaced atomically. Each sample file has one writer at a time, which
 appends each line with a single write. If a crash cuts a line short, readers skip the line and
@@ -153,13 +153,16 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def why_software_differs(recorded: Mapping[str, str], current: Mapping[str, str]) -> str:
-    """Return a clause about a changed version of PyTorch or the driver, or "" if none changed."""
+    """Return a clause about a changed version of PyTorch or the driver; "" if neither changed."""
     name = differing_software(recorded, current)
     if not name:
         return ""
     current_version = current.get(name, "(version unknown)")
     recorded_version = recorded.get(name, "(version unknown)")
-    return f"{name} is {current_version}, but the recorded run used {recorded_version}"
+    return (
+        f"{name} {current_version} is installed, but the recorded run used {name} "
+        f"{recorded_version}"
+    )
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
@@ -216,7 +219,7 @@ def samples_path(folder: Path, shard: tuple[int, int]) -> Path:
 
 
 class SampleLog:
-    """Append-only sample file of one shard, which only one process at a time can open."""
+    """Append-only sample file of one shard. Only one process at a time can write to it."""
 
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
         """Claim and open the file of a shard.
@@ -252,7 +255,7 @@ class SampleLog:
             raise
 
     def _end_last_line(self) -> None:
-        """Append a line end if a crash cut the last line short."""
+        """Append a newline if a crash cut the last line short."""
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             self._write(b"\n")
@@ -368,8 +371,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv.
 
-    A row has the logarithm of a ratio for each block of samples. The ratio is the first case's
-    geometric mean time divided by the second case's.
+    A row has the logarithm of a ratio for each block of samples. The ratio is the geometric mean of
+    the first case's times, divided by that of the second case's times.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 

@@ -56,12 +56,18 @@ def rewritten(source: str) -> str:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if in_namespace(alias.name) != alias.name:
-                    raise ValueError(f"line {node.lineno}: write `from … import` for {alias.name}.")
+                    raise ValueError(
+                        f"line {node.lineno}: `import {alias.name}` cannot be rewritten. "
+                        "Write `from … import` instead."
+                    )
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             index = node.lineno - 1
             statement = f"from {node.module} import"
             if statement not in lines[index]:
-                raise ValueError(f"line {node.lineno}: write `{statement}` on one line.")
+                raise ValueError(
+                    f"line {node.lineno}: this import cannot be rewritten. "
+                    f"Write `{statement}` on one line."
+                )
             lines[index] = lines[index].replace(
                 statement, f"from {in_namespace(node.module)} import", 1
             )

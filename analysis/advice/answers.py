@@ -37,7 +37,7 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
 
     Raises:
         UserError: for an unreadable recording, an unsupported dtype, or constraints that do not
-            fit.
+            fit a problem.
     """
     measured = measurements_near(basis, problems, question.farthest_factor)
     answers = []

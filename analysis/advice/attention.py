@@ -61,8 +61,8 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     ``framework`` is the framework that computes the attention; None if it is unknown.
 
     Raises:
-        UserError: if the machine, the dtype or the framework is not supported, or if the file with
-            the fits cannot be read.
+        UserError: if the machine or the dtype is not supported, if the framework is unknown or has
+            no fits, or if the file with the fits cannot be read.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.attention_folder)

@@ -65,7 +65,8 @@ def from_processes(
 
     All samples of a process share an error, which shows only in the differences between processes.
     One pair is not enough to estimate this error, so the estimates from all pairs are averaged. The
-    average includes ``between``, because consecutive processes do not show slow changes.
+    average includes ``between``, because a slow drift of the machine does not show between
+    consecutive processes.
 
     Args:
         pairs: log ratios by pair, process and block, with at least two processes per pair and three
@@ -130,7 +131,7 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
     All ratios have to come from one machine, because one distribution is fitted to all of them.
-    Only log ratios from −5 to 5 are considered.
+    The true log ratios are assumed to lie between −5 and 5.
     """
     if not measured:
         return []

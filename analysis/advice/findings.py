@@ -85,7 +85,7 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides all new sizes."""
+        """Return the largest of :data:`_STEPS` that divides all new sizes; None if none does."""
         new_sizes = [
             getattr(answer.instead, name) for answer in self.advice for name in _dimensions(answer)
         ]

@@ -105,7 +105,7 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 def peak(analysis: Analysis) -> Headline | None:
     """Report the fastest GEMM of each dtype that has enough cases, and every raised peak.
 
-    ``value`` is the largest of these speeds.
+    ``value`` is the speed of the fastest of these GEMMs.
     """
     plotted = roofline_series(analysis.table, analysis.recording.cache)
     fastest = fastest_gemms(plotted, analysis.recording.machine)
@@ -206,7 +206,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
     """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
-    ``rows`` come from :func:`alignment_series`, and include the round sizes.
+    ``rows`` come from :func:`alignment_series`, and include the rows of the base sizes.
     """
     mean_log_speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())

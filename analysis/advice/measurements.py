@@ -83,8 +83,8 @@ class Measurements:
     def with_older(self, older: Measurements) -> Measurements:
         """Return these measurements together with older ones from another recording.
 
-        If a contender was measured in both, :meth:`times_of` returns the newer time. Older times
-        still count in :meth:`ratio`.
+        If a contender was measured in both recordings, :meth:`times_of` returns the newer time.
+        Older times still count in :meth:`ratio`.
         """
         times = {
             problem: {**older.times_of(problem), **self.times_of(problem)}
@@ -128,7 +128,7 @@ class Measurements:
         """Return the time ratio of a re-timed pair (``problem`` over ``option``) with its interval.
 
         The ratio is an expected value, given all re-timed pairs that answer this kind of query
-        (``pad`` or ``choose``).
+        (``pad`` or ``choose``). Return None if the pair is not one of them.
         """
         return self._confirmed.get((kind, problem, option))
 
@@ -172,7 +172,10 @@ class Measurements:
     def _fastest_common(
         self, problem: Problem, option: Problem
     ) -> tuple[Contender, Contender] | None:
-        """Return each problem with the fastest of the implementations that computed both."""
+        """Return each problem with the fastest of the implementations that computed both problems.
+
+        Return None if no implementation computed both.
+        """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
         if not common:
@@ -182,7 +185,10 @@ class Measurements:
         return (problem, before_name), (option, after_name)
 
     def _compared(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the ratio of two contenders' times from the same place, with its interval."""
+        """Return the ratio of two contenders' times from the same place, with its interval.
+
+        Return None if no two times come from the same place, or if the interval is unknown.
+        """
         pairs = [
             (before_time, after_time)
             for before_time in self._all_times(before)
@@ -199,7 +205,11 @@ class Measurements:
         return self._repeats.get(contender) or [self.times_of(problem)[implementation]]
 
     def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the time of ``before`` over the time of ``after``, with an interval."""
+        """Return the time of ``before`` over the time of ``after``, with the ratio's interval.
+
+        Return None if a time is missing, if the times cannot be compared, or if the interval is
+        unknown.
+        """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
         return self._compared(before, after)

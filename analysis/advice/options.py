@@ -81,7 +81,8 @@ def question_of(
     """Return the query for a pad or a choose allowance; by default, pad by up to 12.5%.
 
     Raises:
-        UserError: if both allowances are given, or if the given one is ambiguous or out of range.
+        UserError: if both allowances are given, or if the given one is not a number, is ambiguous,
+            or is out of range.
     """
     if pad is not None and choose is not None:
         raise UserError("--pad and --choose are different queries; give one of them, not both.")
@@ -168,7 +169,7 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return the options of a problem that are predicted first, and whether they are complete."""
+    """Return the options of a problem to predict first, and whether these are all its options."""
     smallest_growth = -question.allowance if question.choose else 0.0
     near = [
         option
@@ -199,7 +200,7 @@ def _first_options(
 def _combinations_of_best(
     options: Sequence[Problem], frame: pd.DataFrame, question: Question
 ) -> list[Problem]:
-    """Return the combinations of the best sizes that are not yet options."""
+    """Return the combinations of the best sizes, except those that are already options."""
     problem = options[0]
     time_us_of = dict(zip(options, frame["time_us"], strict=True))
 

@@ -36,7 +36,7 @@ def why(
     measured: bool = False,
     kind: str = "gpu",
 ) -> str:
-    """Explain a gain: name its causes, such as fuller tiles or alignment, and the points of each.
+    """Explain a gain: name its causes, such as fuller tiles, and the percentage points from each.
 
     The logarithm of one plus the gain is a sum of parts. The model computes the parts that are due
     to tiles, waves or bytes, and the remainder is attributed to one other cause. Small parts are
@@ -150,7 +150,7 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
     also = f" and the change of {enumerated(other_names)}" if other_names else ""
     verb = "is not a multiple" if len(misaligned_names) == 1 else "are not multiples"
     fact = f"{enumerated(misaligned_names)} {verb} of {aligned_multiple(problem)}"
-    caveat = "; the price is assumed, because no such sizes were measured" if assumed else ""
+    caveat = "; the price of misalignment is assumed, not measured" if assumed else ""
     return f"alignment{also} ({fact}{caveat})"
 
 

@@ -1,6 +1,6 @@
 """Recommend other sizes of a GEMM or convolution, another implementation, or no change.
 
-A query has one of two kinds:
+There are two kinds of queries:
 
 - *pad*: "I need at least these sizes. Which slightly larger sizes take less time?"
 - *choose*: "I may pick sizes within ±15%. Which sizes compute the most per second?"
@@ -224,7 +224,7 @@ def _are_uncertain(choices: Sequence[Choice]) -> bool:
 
 
 def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
-    """Return a gain and its interval as fields of :class:`Advice`; all are None without a gain."""
+    """Return a gain and its interval as fields of :class:`Advice`, all None if ``gain`` is None."""
     value, lo, hi = gain or (None, None, None)
     return {f"{name}_gain": value, f"{name}_lo": lo, f"{name}_hi": hi}
 
@@ -328,7 +328,8 @@ def measured_ratio(
 
     The interval covers the ratio that a second measurement of both problems would give. If neither
     time has an interval (as in a public table), the interval covers the ratio that another
-    framework would give. Return None if the times cannot be compared.
+    framework would give. Return None if the times cannot be compared, or if only one of them has an
+    interval.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:

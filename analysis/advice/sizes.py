@@ -276,7 +276,7 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
-    """Yield the problem with each of the given sets of sizes, without the invalid sets.
+    """Yield the problem with each of the given sets of sizes, but skip invalid sets.
 
     For example, a set is invalid if a convolution's groups do not divide the channels.
     """

@@ -77,7 +77,7 @@ def _remarks(problem: Problem, basis: Basis) -> str:
         needed_gb = three_digits(problem.bytes / 1e9)
         available_gb = three_digits(memory_bytes / 1e9)
         remarks += (
-            f"; the problem needs {needed_gb} GB of memory, and the machine has {available_gb} GB"
+            f"; the problem needs {needed_gb} GB of memory, but the machine has {available_gb} GB"
         )
     return remarks
 

@@ -116,7 +116,7 @@ def _net_gain(choice: Choice) -> float:
 def pairs_to_confirm(
     trials: Sequence[Trial], explored: Measurements
 ) -> Iterator[tuple[Contender, Contender]]:
-    """Yield pairs to re-time together: the original problem of a trial, and an alternative.
+    """Yield pairs to re-time together: in each, a trial's original problem and an alternative.
 
     The alternatives of a trial are the best other size and the best other implementation, provided
     that their gains are worth a change. ``explored`` has the times of the trials' contenders.
@@ -176,8 +176,8 @@ def affordable(
     """Return the trials that fit a time budget in seconds, the most promising ones first.
 
     ``seconds`` has two values for each contender: the seconds of its first timing, and of its
-    re-timing in a pair. The budget covers first timing all contenders of the returned trials, and
-    re-timing the costliest pair of each trial.
+    re-timing in a pair. The budget covers the first timing of all contenders of the returned
+    trials, and the re-timing of each trial's costliest pair.
     """
     seconds_to_explore = {contender: to_explore for contender, (to_explore, _) in seconds.items()}
     remaining_seconds = budget

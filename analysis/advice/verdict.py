@@ -15,7 +15,8 @@ from typing import NamedTuple
 DO_IT, LIKELY, LEAVE_IT = VERDICTS = ("do it", "likely", "leave it")
 
 CONFIRMED, MEASURED, PREDICTED = EVIDENCE = "confirmed", "measured", "predicted"
-"""Kinds of evidence for a gain: samples taken after the choice, earlier samples, or the model."""
+"""Kinds of evidence for a gain: samples taken after the change was chosen, earlier samples, or a
+prediction."""
 
 MIN_GAIN = 0.01
 """Smallest gain that is worth changing a model, as a fraction."""
@@ -43,7 +44,7 @@ class Gain(NamedTuple):
 
 
 def gain_of(ratio: tuple[float, float, float], work: float) -> Gain:
-    """Convert a time ratio (before the change over after it) and the ratio's interval to a gain.
+    """Convert a time ratio (old time over new time), with its interval, to a gain.
 
     ``work`` is the ratio of the FLOPs after the change to the FLOPs before it, or 1 to compare
     times.

@@ -50,7 +50,7 @@ reach the same share of the peak.
 
 MOVED_RANGE = 1.5
 """Factor by which the time of other operations may be wrong, in either direction: caches may hold
-part of the data, and small launches take longer."""
+part of the data, and small kernels take longer than their bytes suggest."""
 
 OTHER_OPERATIONS = "other"
 """Label for all other operations together, such as normalisation, activations and the optimizer."""
@@ -118,8 +118,8 @@ class Account:
     Attributes:
         machine: slug of the machine.
         not_counted: names of operations whose time is not counted.
-        attention: source of the attention times, in words, or "" if a share of the peak is assumed
-            or the model has no attention.
+        attention: source of the attention times, in words; "" if no attention time is predicted
+            from measured calls.
     """
 
     machine: str
@@ -330,8 +330,8 @@ def _attention_line(
 ) -> AccountLine:
     """Return the line of an attention call.
 
-    Without fits for the call's dtype, a share of the peak is assumed. Calls with fewer than
-    :data:`_LEAST_QUERIES` queries are then not counted.
+    If ``attention_bases`` has no fits for the call's dtype, a share of the peak is assumed, and
+    calls with fewer than :data:`_LEAST_QUERIES` queries are not counted.
     """
     peak = machine.peak(work.dtype)
     basis = attention_bases.get(work.dtype)
@@ -378,7 +378,8 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
     ``framework`` is None if the framework is unknown.
 
     Raises:
-        UserError: if attention was not measured with the framework.
+        UserError: if attention was not measured with the framework, or if the machine does not
+            support the call's dtype.
     """
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:

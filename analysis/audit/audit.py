@@ -93,8 +93,8 @@ class LeverSearch:
 
     Attributes:
         vary: the only dimensions to vary; if empty, all dimensions are varied.
-        more_parameters: largest increase of the number of parameters by the joint change, as a
-            fraction.
+        more_parameters: largest increase of the number of parameters by a combination of changes,
+            as a fraction.
         multiple: number that widths have to be multiples of; None to use the numbers that
             :func:`analysis.audit.candidates.candidates` prefers.
         tries: values to try for each dimension, instead of a search; not allowed together with
@@ -304,8 +304,8 @@ def _assumptions(
     traffic = "each operation reads and writes memory"
     if runtime.kind == COMPILE:
         traffic = (
-            "operations between two GEMMs are fused, and Inductor pads misaligned GEMMs where that "
-            "is faster (`shape_padding`)"
+            "operations between two matrix operations are fused, and Inductor pads misaligned "
+            "GEMMs where that is faster (`shape_padding`)"
         )
     assumptions = [step.dtype, f"{runtime.kind}: {traffic}"]
     if step.autocast:

@@ -29,7 +29,7 @@ class AuditReport:
     Attributes:
         title: the model and its step, in words.
         fits_with: command-line options, each of which should make the step fit in memory; empty if
-            the step already fits.
+            the step already fits, or if no such option is known.
         levers: changes of dimensions, in the order of :func:`analysis.audit.levers.find_levers` or,
             if the user gave the changes, in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
@@ -50,7 +50,7 @@ class AuditReport:
 
 
 def duration(us: float) -> str:
-    """Format a time given in µs in a suitable unit, such as ``12.3 ms`` or ``1,220 s``."""
+    """Format a time, given in µs, in a suitable unit, such as ``12.3 ms`` or ``1,220 s``."""
     for size, unit in ((1e6, "s"), (1e3, "ms")):
         # A time that three digits would round up to 1 s or 1 ms is written in that unit.
         if us >= 0.9995 * size:

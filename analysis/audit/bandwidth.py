@@ -24,7 +24,8 @@ _SHARES = {
 def moving_seconds(kind: str, moved_bytes: int, basis: Basis) -> float:
     """Return the time in s in which operations of a kind move their bytes.
 
-    The shares of the bandwidth were measured on a GPU. On a CPU, each kind reaches all of it.
+    Each kind's share of the bandwidth was measured on a GPU. On a CPU, each kind is assumed to
+    reach the full bandwidth.
 
     Raises:
         UserError: if the machine supports none of bf16, fp16 and fp32.

@@ -17,7 +17,8 @@ HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
 
 _MULTIPLES = (64, 128, 256)
 _SMALL_MULTIPLES = (8, 16, 32)
-"""Numbers whose multiples are proposed if no multiple of :data:`_MULTIPLES` is within reach."""
+"""Numbers whose multiples are proposed if no multiple of a number in :data:`_MULTIPLES` is within
+:data:`REACH`."""
 
 _OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for a vocabulary
 _VOCABULARY = 30_000  # smallest size at which a dimension may be assumed to be a vocabulary
@@ -109,10 +110,12 @@ def pairs_of(
 ) -> Iterator[Changes]:
     """Yield changes of several dimensions that belong together.
 
-    One of two pairs of dimensions changes:
+    There are two kinds of such changes:
 
     - The hidden size and the number of heads change in the same ratio.
     - The number of heads and the width of a head change, and their product stays the same.
+
+    If there are as many key/value heads as heads, both numbers change together.
 
     If ``multiple`` is given, the part of the hidden size on each of ``tp`` GPUs is a multiple of
     this number.
@@ -253,7 +256,10 @@ def _size_change(values: Values, place: tuple[int, str]) -> float:
 def _changed_heads(
     before: _Heads, places: Mapping[str, tuple[int, str]], values: Values
 ) -> _Heads | None:
-    """Return the heads of an attention layer with new values of dimensions."""
+    """Return the heads of an attention layer with new values of dimensions.
+
+    Return None if a size would not be an integer.
+    """
     sizes = {
         name: getattr(before, name) + _size_change(values, place) for name, place in places.items()
     }
@@ -326,7 +332,7 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
-    """Return True if a dimension sets the number of heads or of key/value heads.
+    """Return True if a dimension sets ``size``, the number of heads or of key/value heads.
 
     If such a dimension grows by 1, at least one head is added. A hidden size may also determine the
     number of heads, but it adds less than one head per unit.

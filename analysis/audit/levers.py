@@ -241,7 +241,9 @@ class _Baseline:
             works_before = [product.work for product in self.captured.products]
             works_after = [product.work for product in changed.products]
             if works_before != works_after and not has_uncounted:
-                raise UserError("compiled code pads its GEMMs to these sizes without a change.")
+                raise UserError(
+                    "compiled code already pads its GEMMs to these sizes, even without the change."
+                )
             raise UserError(
                 "the change affects no GEMM, convolution or attention whose time is counted."
             )
@@ -326,7 +328,10 @@ class _Baseline:
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """Return the measured ratio of times, old over new, with its 95% interval and evidence."""
+        """Return the measured ratio of times, old over new, with its 95% interval and evidence.
+
+        Return None if no such ratio was measured.
+        """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         # Only attention has no problem, and the caller treats attention separately.
         assert before is not None
@@ -458,7 +463,8 @@ def _resized(
 ) -> list[tuple[Problem, int]] | None:
     """Return the forward GEMMs and convolutions for a new value of a dimension, with their counts.
 
-    Return None if an operation cannot have its new sizes.
+    Return None if an operation cannot have its new sizes, or if the sizes cannot be divided among
+    the GPUs.
     """
     # 1. Resize the forward operations.
     difference = value - dimension.value
@@ -531,7 +537,10 @@ def _changed_problems(
 
 
 def _better_alignment(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> int | None:
-    """Return the smallest new alignment, in bytes, of the problems that become better aligned."""
+    """Return the smallest new alignment, in bytes, of the problems that become better aligned.
+
+    Return None if no problem does.
+    """
     better = (
         after.alignment
         for before, after in _changed_problems(pairs)

@@ -33,8 +33,8 @@ class Memory:
     ``available`` is 0 if the machine did not report its memory.
 
     In training, ``activations`` are the tensors that the forward pass keeps for the backward pass
-    and, in eager mode, the temporary tensors next to them. Without a backward pass, they are the
-    tensors of the largest operation.
+    and, in eager mode, the temporary tensors of the backward pass. Without a backward pass, they
+    are the tensors of the largest operation.
     """
 
     weights: int
@@ -48,7 +48,8 @@ class Memory:
     def total(self) -> int:
         """Largest number of bytes that the step needs at any time.
 
-        Gradients take the place of activations that are freed, so only the larger of both counts.
+        Gradients take the place of activations that are freed, so only the larger of the two is
+        counted.
         """
         larger = max(self.gradients, self.activations)
         return self.weights + self.optimizer + larger + self.kv_cache

@@ -17,7 +17,7 @@ from kernels.problem import DTYPE_BYTES, Gemm
 from sweeps.capture.captured import DGRAD, FORWARD, Product
 
 _LEAST_RATIO = 1.1
-"""Smallest ratio of the time as it is to the padded time at which Inductor pads."""
+"""Smallest ratio of the original GEMM's time to the padded GEMM's time at which Inductor pads."""
 
 _BALANCE_SHARE = 0.5
 """Share of the machine's ridge point that a GEMM's FMAs per element must exceed.
@@ -29,11 +29,12 @@ def with_padding(products: Sequence[Product], basis: Basis) -> tuple[list[Produc
     """Pad the GEMMs that Inductor pads on a machine.
 
     Returns:
-        The products, with the sizes that are really computed, and the bytes that copying operands
-        into padded ones moves in a step.
+        The products, with the sizes that are really computed, and the number of bytes that are
+        moved in a step to copy operands into padded ones.
 
     Raises:
-        UserError: if measurements cannot be read.
+        UserError: if measurements cannot be read, or if the machine does not support a dtype of the
+            GEMMs.
     """
     machine = basis.model.machine
     # 1. Find the GEMMs that Inductor tries to pad. It never pads on a CPU.
@@ -69,7 +70,10 @@ def with_padding(products: Sequence[Product], basis: Basis) -> tuple[list[Produc
 
 
 def _padded(gemm: Gemm, machine: Machine) -> Gemm:
-    """Return a GEMM with sizes of whole 16 bytes, or the same GEMM if Inductor does not try."""
+    """Return a GEMM with sizes padded to multiples of 16 bytes.
+
+    If Inductor does not try to pad the GEMM, the result is the same GEMM.
+    """
     if gemm.dtype not in ("bf16", "fp16", "fp32", "tf32"):
         return gemm
     elements = gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n

@@ -94,8 +94,8 @@ class Runtime:
     def products(self, captured: Captured) -> list[Product]:
         """Return the matrix operations as this runtime computes them.
 
-        Chunks and recomputation may insert operations. The fields ``forward_position`` are then not
-        updated, so they may be wrong.
+        Chunking and recomputation may insert operations. The ``forward_position`` fields are then
+        not updated, so they may be wrong.
 
         Raises:
             UserError: if a size cannot be divided equally among the GPUs.
@@ -147,8 +147,8 @@ class Runtime:
         if "grouped" in kinds:
             if self.skew > 1:
                 descriptions.append(
-                    f"only one in {self.skew:g} experts gets tokens, and each of these gets the "
-                    "same share of the tokens"
+                    f"only one in {self.skew:g} experts gets tokens, and all experts that get "
+                    "tokens get the same share"
                 )
             else:
                 descriptions.append("each expert gets the same share of the tokens")

@@ -12,7 +12,7 @@ from analysis.advice.verdict import Gain
 from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, half_interval_of_sum
 
 _SHORTEST = 1e-3
-"""Shortest time of a changed step that an interval may include, as a share of the expected time."""
+"""Lower limit for the interval of a changed step's time, as a share of the step's expected time."""
 
 
 class TimeSum(NamedTuple):
@@ -30,8 +30,8 @@ class SumChange(NamedTuple):
         before: time before the change.
         ratio: time before the change over time after it, with its interval (90% if predicted, 95%
             if measured), as (ratio, lo, hi).
-        in_sums: factors from :func:`analysis.model.sum_errors.change_factors` for the lower and the
-            upper half of the interval of the time after the change.
+        in_sums: factors that correct the lower and the upper half of the interval of ``after`` in a
+            sum of times, from :func:`analysis.model.sum_errors.change_factors`.
     """
 
     before: float
@@ -65,8 +65,9 @@ def gain_of_step(
     Args:
         step: time of the step before the change.
         changes: changes of the step's operations.
-        extra_time: increase of the time of all operations that are not in ``changes``.
-        extra_error: half width of the 90% interval of all errors that ``changes`` does not include.
+        extra_time: increase in the total time of the operations that are not in ``changes``.
+        extra_error: half-width of the 90% interval of the sum of all errors that ``changes`` does
+            not include.
     """
     # 1. Compute both halves of the interval of each operation's time after the change. A larger
     #    ratio means a shorter time.

@@ -71,7 +71,7 @@ def predict_command(
         str | None,
         typer.Option(
             "--attention-kernel",
-            help="Framework that computes --attention: vllm, trtllm or sglang [default: unknown].",
+            help="Framework that computes attention: vllm, trtllm or sglang [default: unknown].",
         ),
     ] = None,
     file: FileOption = None,

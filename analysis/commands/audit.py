@@ -103,7 +103,10 @@ def audit_command(
         int,
         typer.Option(
             min=1,
-            help="Largest number of chunks of tokens for computing the output head and the loss.",
+            help=(
+                "Largest number of chunks of tokens in which the output head and the loss are "
+                "computed."
+            ),
         ),
     ] = 1,
     optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
@@ -146,14 +149,16 @@ def audit_command(
         typer.Option(
             min=1,
             help=(
-                "Number whose multiples are proposed for widths [default: 64, or 8 if no multiple "
-                "of 64 is near]."
+                "Number that divides every proposed width [default: 64, or 8 if no multiple of 64 "
+                "is near]."
             ),
         ),
     ] = None,
     parameters: Annotated[
         str,
-        typer.Option(help="Largest growth in the number of parameters from combined changes."),
+        typer.Option(
+            help="Largest growth in the number of parameters when several changes are combined."
+        ),
     ] = "1%",
     arg: Annotated[
         list[str] | None,
@@ -195,7 +200,10 @@ def audit_command(
     budget: Annotated[
         str | None,
         typer.Option(
-            help=f"Measuring time of --measure before re-timing, such as 2m [default: {_BUDGET}]."
+            help=(
+                "Measuring time of --measure, excluding re-timing, such as 2m [default: "
+                f"{_BUDGET}]."
+            )
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -312,8 +320,8 @@ def measured_audit(
     ``audit_on`` audits the model on one basis, and returns a list of one audit.
 
     Raises:
-        UserError: if ``machine`` is not this machine, nothing can be measured, or the model cannot
-            be audited.
+        UserError: if ``machine`` is not this machine, a file cannot be read, the machine cannot be
+            measured, the new measurements are unusable, or the model cannot be audited.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.audit.account import as_problem

@@ -118,7 +118,7 @@ def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
 def _compare_by_name(
     old: str, new: str, gate: str | None, pattern: str | None, results: Path, json: bool
 ) -> None:
-    """Compare cases by name, and print the comparison or, with a gate, the verdict of the gate."""
+    """Compare cases by name, and print the comparison or, with ``gate``, the gate's answer."""
     from analysis.comparing.by_name import compare_by_name, named_json, named_text
     from analysis.comparing.gate import EXIT_CODES, gate_json, gate_text, judge_changes
 
@@ -151,8 +151,8 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and a mapping from the name of each lost case to the reason. A lost case has a
-        time in the old results and no time in the new results, for a known reason.
+        The changes, and the reason why each lost case has no new time, by the case's name. A lost
+        case has a time in the old results, but none in the new results, for a known reason.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
@@ -230,10 +230,10 @@ def _no_common_case(
 
 
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
-    """Read the results at one place, and return the times of each result as one process.
+    """Read the results at one place, and treat the times of each result as those of one process.
 
-    With a ``pattern``, cases are named by their problems. The pattern finds these problems in the
-    names of benchmarks, and a recording states them.
+    With a ``pattern``, cases are named by their problems. A recording states the problem of each
+    case; in other results, the pattern finds it in the name of the benchmark.
     """
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
     from analysis.recordings.named_cases import lost_by_problem, timed_process

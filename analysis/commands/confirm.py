@@ -38,15 +38,14 @@ def measure_best_guesses(
 ) -> None:
     """Time the best candidates for the shapes in this machine's recording.
 
-    The measurements are added to the recording. An interrupted call is
-    resumed by the next call.
+    The measurements are added to the recording. The next call resumes an interrupted call.
 
     The arguments are options of ``recommend``. If ``budget`` is None, the rest of the sweep's
     budget is used. If ``gpus`` names GPUs, only the first of these GPUs is used.
 
     Raises:
-        UserError: if the budget is not a time, ``results`` has no recording of this machine, or the
-            machine cannot be measured.
+        UserError: if an argument is invalid, ``results`` has no readable recording of this machine,
+            or the machine cannot be measured.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -121,8 +120,8 @@ def measure_questions(
     The budget of ``request`` is not used.
 
     Raises:
-        UserError: if ``machine`` is not this machine, the query does not fit a problem, or the
-            machine cannot be measured.
+        UserError: if ``machine`` is not this machine, the query does not fit a problem, a file
+            cannot be read, the machine cannot be measured, or the new measurements are unusable.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.times import measurements_near
@@ -147,8 +146,8 @@ def measure_questions(
     open_trials = [trial for trial in trials if trial is not None]
     if not open_trials:
         note(
-            "Nothing is left to measure: candidates were already re-timed, or no candidate is "
-            "expected to bring a gain."
+            "Nothing is left to measure: for each shape, a candidate was already re-timed, or no "
+            "candidate is expected to bring a gain."
         )
         return basis
     contenders = [contender for trial in open_trials for contender in trial.contenders]
@@ -210,7 +209,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     """Time all candidates, then re-time the best of each trial; return the recording's folder.
 
     The request's budget covers the timing of candidates, not the re-timing. If ``quickly`` is True,
-    because a user is waiting, the naming of kernels is left to a later call.
+    the naming of kernels is left to a later call, because a user is waiting.
 
     Raises:
         UserError: if the machine cannot be measured or, with ``quickly``, if no case was timed

@@ -1,4 +1,4 @@
-"""``fleet``: find the slow GPUs among several of one model, and say why they are slow."""
+"""``fleet``: find the slow GPUs among GPUs of the same model, and say why they are slow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fleet_command(
             "--margin",
             help=(
                 "Margin below the median speed of all GPUs, as a share of the median. A GPU is "
-                "slow only if the whole interval of its speed is farther below the median than "
+                "slow only if the whole interval of its speed is below the median by more than "
                 "this margin."
             ),
         ),

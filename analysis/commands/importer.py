@@ -38,11 +38,12 @@ from sweeps.store import write_json
 def import_tables(files: Sequence[Path], machine: str | None, results: Path) -> None:
     """Import one table for each machine that has one, or only the table of the named machine.
 
-    ``files`` are the files of tables; if empty, the tables of the installed package are imported.
-    Tables that are already imported are not imported again.
+    ``files`` are the files of tables; if there are none, the tables of the installed package
+    aiconfigurator-core are imported. Tables that are already imported are not imported again.
 
     Raises:
-        UserError: if a table cannot be read or imported, or if no table belongs to the machine.
+        UserError: if the package is not installed, a table cannot be read or imported, or no table
+            belongs to ``machine`` or, if it is None, to any machine in machines.toml.
     """
     # 1. Choose one table for each machine, or only for the named machine.
     tables = [read_table(path) for path in files] if files else find_tables()
@@ -77,7 +78,8 @@ def import_file(path: Path, machine: str, defaults: FileDefaults, results: Path)
     or as the measurements.csv in that folder.
 
     Raises:
-        UserError: if an option does not fit, or the file cannot be imported.
+        UserError: if an option is invalid or does not fit the file, the machine is unknown or
+            already has its own recording in ``results``, or the file cannot be imported.
     """
     # 1. Check the options.
     if defaults.dtype and defaults.dtype not in DTYPE_BYTES:
@@ -225,7 +227,9 @@ def _write_results(
     else:
         write_validation(folder, table, all_tables)
     # 3. Summarise the import, with the errors for the operation and dtype with the most rows.
-    summary = f"{counted(analysis.measured, 'row')}, {analysis.recording.run['public']['source']}"
+    summary = (
+        f"{counted(analysis.measured, 'measurement')}, {analysis.recording.run['public']['source']}"
+    )
     largest = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
     if largest.median is None or largest.mean is None or largest.p95 is None:
         return summary

@@ -66,9 +66,9 @@ def page_command(
 
 
 def lacks_page() -> str:
-    """Return what prevents a page, or an empty string if a page can be written.
+    """Return the reason why no page can be written, or an empty string if a page can be written.
 
-    The text is a predicate whose subject is the page, such as ``needs the extra `page`; …``.
+    The reason is a predicate whose subject is the page, such as ``needs the extra `page`; …``.
     """
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
@@ -141,7 +141,8 @@ def renewed_page(folder: Path) -> Path | None:
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     """Return what a page shows about one recording: analysis, advice, verdicts and profiled steps.
 
-    Verdicts and profiled steps may also be in the folder of the measurements for judging rules.
+    Verdicts and profiled steps may also be in the machine's folder under ``rules/``, which has the
+    measurements by which rules are judged.
     """
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
@@ -154,7 +155,11 @@ def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
 
 
 def _read_rules(folder: Path) -> list[RuleResult]:
-    """Return the verdicts on rules in a folder, or [] if the folder has no rules.json."""
+    """Return the verdicts on rules from a folder's rules.json, or [] if there is no such file.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
     from analysis.rules.judge import RuleResult
 
     path = folder / "rules.json"

@@ -71,9 +71,9 @@ def validate_command(
             "--holdout",
             help=(
                 "Choice of the held-out measurements. rows: all that calibration does not use; "
-                "with --prior, all of a fifth of the shapes. levels: those with an M, an N and a "
-                "K that no calibration measurement has. beyond: those with M above 2,304; not "
-                "with --prior. folds: five-fold cross-validation."
+                "with --prior, those of a fifth of the shapes. levels: those with an M, an N and a "
+                "K that no calibration measurement has. beyond: those with M above 2,304; cannot "
+                "be combined with --prior. folds: five-fold cross-validation."
             ),
         ),
     ] = "rows",
@@ -92,7 +92,7 @@ def validate_command(
         typer.Option(
             "--constants",
             help=(
-                "Slug of the machine whose constants are the calibration's starting point "
+                "Slug of another machine, whose constants are the calibration's starting point "
                 "[default: a machine of the same or the nearest generation]."
             ),
         ),
@@ -102,8 +102,8 @@ def validate_command(
         typer.Option(
             "--prior",
             help=(
-                "Public tables that the calibration starts from: slugs or files, separated by "
-                "commas."
+                "Public tables that the calibration starts from: slugs of machines, or files, "
+                "separated by commas."
             ),
         ),
     ] = _NONE,
@@ -137,8 +137,9 @@ def validate_command(
         typer.Option(
             "--measured",
             help=(
-                "Numbers of top candidates, such as 1,2,4; add the gain from choosing the fastest "
-                "of that many candidates by the times in --again. Needs --advice and --again."
+                "Numbers of top candidates, such as 1,2,4. For each number, add the gain from "
+                "choosing the fastest of that many candidates by their times in --again. Needs "
+                "--advice and --again."
             ),
         ),
     ] = None,

@@ -222,9 +222,9 @@ def _pooled_freedom(old: _Side, new: _Side) -> Reals:
 
 
 _MAX_LEAVE_ONE_OUT = 40
-"""Largest number of cases for which a separate robust centre, computed from the other cases, is
-used for each case. With more cases, a single changed case hardly affects a robust centre, so the
-centre of all cases is computed only once."""
+"""Largest number of cases at which each case is compared with a separate robust centre, which is
+computed from the other cases. With more cases, a single changed case hardly affects a robust
+centre, so the centre of all cases is computed only once."""
 
 
 def _deviations_from_others(

@@ -156,7 +156,7 @@ def _distances_to_ends(
 
 
 def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray:
-    """Judge each ratio by its interval, by the rules in the docstring of this module.
+    """Judge each ratio and its interval by the rules in the docstring of this module.
 
     A ratio without a known interval is ``ambiguous``.
     """
@@ -229,7 +229,7 @@ def comparison_text(comparison: Comparison) -> str:
         + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
         + f"; geometric mean of the ratios new/old: {geometric_mean(table['ratio']):.3f}",
         f"only in the old recording: {counted(comparison.only_old, 'case')}",
-        f"only in the new recording: {counted(comparison.only_new, 'case')}",
+        f"timed only in the new recording: {counted(comparison.only_new, 'case')}",
         f"no longer timed: {counted(len(comparison.lost), 'case')}",
     ]
     # 2. List the most changed cases, and those that are no longer timed.

@@ -119,7 +119,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     least :data:`CLOSE`. ``wins`` is the share of shapes whose ratio is above 1, and ``clear_wins``
     is the share of shapes whose whole interval is above 1. ``worst`` is the smallest ratio.
     ``searched`` is the number of shapes that have a value in the column ``found`` of ``table``, and
-    ``found`` is the geometric mean of these values.
+    ``found`` is the geometric mean of these values, or None if there are none.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -232,7 +232,7 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
     left_out_sentence = ""
     if without_library:
         left_out_sentence = (
-            " The table leaves out shapes on which the vendor library was not timed (number of "
+            " The tables leave out shapes on which the vendor library was not timed (number of "
             f"shapes: {without_library})."
         )
     lines = [

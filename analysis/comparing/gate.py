@@ -4,11 +4,12 @@ The answer is one of three:
 
 - ``fail``: a case, or all cases together, became significantly slower, and the slowdown is at least
   the threshold. This answer needs at least three processes of each version. With any number of
-  processes, the answer is also ``fail`` if a case has no time in the new results.
-- ``pass``: all cases are still timed, and the common shift, if it was estimated, is below the
-  threshold. Each case meets one of two conditions: it is shown to be slower by less than the
-  threshold, or it is not significantly slower although a slowdown as large as the threshold would
-  have been detected with 80% probability.
+  processes, the answer is also ``fail`` if a case is lost: it has a time in the old results but
+  none in the new ones, and the new results state the reason.
+- ``pass``: no case is lost, and the common shift, if it was estimated, is below the threshold. Each
+  case meets one of two conditions: its slowdown is shown to be below the threshold, or it is not
+  significantly slower although a slowdown as large as the threshold would have been detected with
+  80% probability.
 - ``cannot tell``: the conditions of the other two answers are not met.
 
 *Significantly* means that the null hypothesis "this case did not become slower than the others" is
@@ -91,14 +92,15 @@ class GateResult:
         shift_verdict: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for the common shift; empty
             if no common shift was estimated.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
-        found: whether each case is significantly slower than the others, by any amount.
+        found: whether each case slowed down significantly more than the others, by any amount.
         p: probability that an unchanged case has at least the measured deviation; NaN if the error
             of the deviation is unknown.
         detectable: the detectable change, as a logarithm; NaN if the error is unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
             no such number is known, or if it is too large to recommend.
         more_processes: further processes on each side that would make the threshold detectable
-            with the same number of rounds; NaN if no such number is known.
+            with the same number of rounds; NaN if no such number is known, or if it is too large
+            to recommend.
         lost: reason why each lost case has no time in the new results, by the case's name.
     """
 
@@ -138,7 +140,10 @@ class GateResult:
 
     @property
     def suspects(self) -> np.ndarray:
-        """Mask of the unclear, significantly slower cases; all False with enough processes."""
+        """Mask of the significantly slower cases whose verdict is unclear.
+
+        The mask is all False if each version has at least three processes.
+        """
         return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 
@@ -253,7 +258,7 @@ def _detectable_in_errors(freedom: Any, probability: float) -> Any:
 
 
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_rounds` for a deviation of ``limit``, as a logarithm."""
+    """Return :attr:`GateResult.more_rounds` for a deviation of ``limit`` (a logarithm)."""
     # A deviation of ``limit`` is detectable if the standard error is at most ``largest_error``.
     # More rounds reduce only the variance within processes, so the variance between processes is
     # subtracted.
@@ -267,7 +272,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return :attr:`GateResult.more_processes` for a deviation of ``limit``, as a logarithm."""
+    """Return :attr:`GateResult.more_processes` for a deviation of ``limit`` (a logarithm)."""
     probability = _level_of_one_case(changes)
     sizes = changes.processes
     least = max(0, _LEAST_PROCESSES - min(sizes))
@@ -293,8 +298,8 @@ def gate_json(result: GateResult) -> dict[str, Any]:
     """Return the whole result for JSON. Slowdowns are fractions, and ratios are new over old.
 
     A detectable change is None if it is unknown or over 1,000%. At the top level, ``detectable``
-    is the largest detectable change of any case. ``more_rounds`` and ``more_processes`` are the
-    largest over the unclear cases, and None if any of these cases has no value.
+    is the largest detectable change of any case. ``more_rounds`` and ``more_processes`` there are
+    the largest values of the unclear cases, or None if any unclear case has no value.
     """
     changes, shift = result.changes, result.changes.shift
     unclear = result.has(UNCLEAR)
@@ -517,7 +522,10 @@ def _detectable_shift(shift: CommonShift) -> float:
 
 
 def _largest(values: Reals) -> float:
-    """Return the largest non-negative value, 0 without values, or NaN if any value is NaN."""
+    """Return the largest of the values, none of which is negative.
+
+    Return NaN if any value is NaN, and 0 if there are no values.
+    """
     return float(np.max(values, initial=0.0))
 
 

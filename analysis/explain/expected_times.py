@@ -26,7 +26,7 @@ class ExpectedTime(NamedTuple):
 
 
 def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of one call, by shape; a shape without a known time has no key.
+    """Return the expected time of one call, by shape; shapes without a known time are left out.
 
     For a GEMM or convolution in fp32 on a machine with TF32, the shape in TF32 is also a key.
 
@@ -76,9 +76,10 @@ def in_tf32(work: Work, machine: Machine) -> Problem | None:
 
 
 def sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
-    """Return the sum of the expected times of a call's parts, or None if any time is unknown.
+    """Return the sum of the expected times of a call's parts.
 
-    The source is that of the first part.
+    The source is that of the first part. The result is None if any time is unknown, or if there are
+    no parts.
     """
     known_parts = [part for part in parts if part is not None]
     if not known_parts or len(known_parts) < len(parts):

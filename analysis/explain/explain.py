@@ -274,7 +274,7 @@ def judge_account(
     machine = basis.model.machine
     if account.kind != machine.kind:
         raise UserError(
-            f"the trace is from a {account.kind.upper()}, and {machine.slug} is a "
+            f"the trace is from a {account.kind.upper()}, but {machine.slug} is a "
             f"{machine.kind.upper()}; name the trace's machine with --machine or --against."
         )
     # 1. Find the expected time of each shape, and better sizes.
@@ -346,9 +346,10 @@ def _grouped_by_remedy(
 ) -> list[list[ExplainedOperation]]:
     """Return the operations with a finding, grouped by their remedy.
 
-    Operations belong together if TF32 saves most in all of them, or if the same size should change
-    in all of them, with the same new value and the same meaning in a model. The latter can be the
-    forward pass and the gradients of one layer, or belong to several layers.
+    Operations belong together if TF32 saves most in each of them, or if a size with the same value
+    and the same meaning in a model should change to the same new value in each of them. Operations
+    that share such a size may be the forward pass and the gradients of one layer, or may belong to
+    several layers.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
@@ -377,7 +378,7 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
         subject = f"TF32 for {len(group)} operations in fp32"
         text += f"TF32 also saves time in {listed}"
     else:
-        assert size_change is not None, "only these two remedies make a group"
+        assert size_change is not None, "operations are grouped by TF32 or by a size change"
         before, _, meaning = size_change
         subject = f"the size {before} ({meaning}) of {len(group)} operations"
         text += f"The same size occurs in {listed}"
@@ -385,7 +386,10 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
 
 
 def _size_change(entry: ExplainedOperation) -> tuple[int, int, str] | None:
-    """Return the size that should change, its new value and its meaning in a model."""
+    """Return the size that should change, its new value and its meaning in a model.
+
+    The result is None unless exactly one dimension should change.
+    """
     advice = entry.advice
     if advice is None or len(advice.changed) != 1:
         return None
@@ -427,17 +431,17 @@ def _advice(query_of: Mapping[Problem, Question], basis: Basis) -> dict[Problem,
 
 
 class _SizeChange(NamedTuple):
-    """Change of one dimension, which ``name`` names, to the value ``after``."""
+    """Change of the dimension ``name`` to the size ``after``."""
 
     name: str
     after: int
 
 
 def _size_changes(entry: ExplainedOperation) -> dict[tuple[int, str], _SizeChange]:
-    """Return the advised changes of an operation by the old size and its meaning in a model.
+    """Return an operation's advised size changes, keyed by the old size and its meaning in a model.
 
-    The result is empty if two dimensions have the same size and meaning, because they change
-    together.
+    The result is empty if two of the changed dimensions have the same size and meaning, because
+    such dimensions change together.
     """
     advice = entry.advice
     if advice is None:
@@ -460,9 +464,9 @@ def _advice_on_common_sizes(
 ) -> dict[Problem, Advice]:
     """Return advice that changes a size of several operations to one new value in all of them.
 
-    Each operation was asked by itself, so the operations of one layer may have got different new
-    values. The value that saves most in all operations together is chosen. ``explained`` has
-    the largest saving first.
+    The advice on each operation ignored the other operations, so the operations of one layer may
+    have got different new values. The value that saves most in all operations together is chosen.
+    ``explained`` has the largest saving first.
     """
     # 1. Group the operations by the size that should change. If an operation should change several
     #    sizes, the one that most operations share counts.
@@ -501,7 +505,7 @@ def _advice_on_common_sizes(
 
 
 def _padding(problem: Problem) -> Question:
-    """Return the query whose padding may add 12.5% to the FLOPs, or more to reach multiples of 8.
+    """Return a pad query that may add 12.5% to the FLOPs, or more to reach multiples of 8.
 
     The limit is never above 50%. Sizes below 8 do not raise it, because padding them to 8 could
     multiply the FLOPs.
@@ -617,7 +621,8 @@ def _best_change(
     """Return the change of size that saves the most time, and the saving in µs over all calls.
 
     If the change answers a choose query, its gain is per FLOP. The saving is then the time saved on
-    the original number of FLOPs.
+    the original number of FLOPs. The result is None if no change saves time, or if the expected
+    time is not known.
     """
     expected = sum_of([times.get(work) for work in operation.works])
     if expected is None:
@@ -641,7 +646,11 @@ def _best_change(
 
 
 def _idle_findings(account: ProfileAccount) -> list[TraceFinding]:
-    """Return a finding for each known reason that caused at least 10% of the span to be idle."""
+    """Return a finding for each important reason why the GPU was idle.
+
+    A reason is important if it is in :data:`_IDLE_WORDS` and kept the GPU idle for at least 10% of
+    the span.
+    """
     findings = []
     for reason, idle_us in account.idle_us.items():
         share = idle_us / account.span_us if account.span_us else 0.0

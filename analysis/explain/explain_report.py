@@ -238,7 +238,7 @@ def _shortened(kernel: str) -> str:
     """Return a kernel's name without its return type, cut to :data:`_LONGEST_NAME` characters.
 
     The namespaces of PyTorch's own kernels are left out, too. If the kernel is an argument of
-    CUTLASS's wrapper template, the argument is its name.
+    CUTLASS's wrapper template, the argument's name is returned instead of the template's.
     """
     match = _CUTLASS.search(kernel)
     name = match.group(1) if match else _ATEN.sub("", _without_return_type(kernel))
@@ -304,7 +304,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
         sentences.append("The trace has no strides, so the layouts nt and nchw are assumed.")
     if any(finding.by_host for finding in verdict.findings):
         sentences.append(
-            "The profiler slows the host down, so the GPU is idle for less time without it."
+            "The profiler slows the host down, so the GPU is idle for less time when no profiler "
+            "runs."
         )
     if account.graph_us:
         sentences.append(

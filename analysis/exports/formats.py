@@ -114,14 +114,14 @@ def as_xla_perf_table(recording: Recording) -> bytes:
     without TF32, depending on its flags.
 
     Raises:
-        UserError: if the recording is not from a GPU, or has no such GEMM.
+        UserError: if the recording is not from a GPU, or has no such burst of a 16-bit GEMM.
     """
     rows = library_rows(bursts(recording.products, recording.cache))
     rows = rows[(rows["op"] == "gemm") & rows["dtype"].isin(list(_XLA_TYPES))]
     if recording.machine.capability is None or rows.empty:
         raise UserError(
             f"An XLA table holds only {' and '.join(_XLA_TYPES)} GEMMs of a GPU's vendor library "
-            f"that were timed in bursts with a {recording.cache} cache, and {recording.folder} has "
+            f"that were timed in bursts with a {recording.cache} cache, but {recording.folder} has "
             "none. Give a recording that has such GEMMs."
         )
     # 1. Collect the FLOP/s of each shape (batch, M, N, K), by the dtypes in XLA's notation.

@@ -2,8 +2,8 @@
 
 A survey of five large systems found that the time of a program varies between GPUs of one model by
 8% on average and by up to 22% (P. Sinha et al., "Not All GPUs Are Created Equal", arXiv
-2208.11035). Some anchors, called sustained, run without pauses. Short bursts run at boost clocks,
-which hide differences in silicon, cooling and power supply.
+2208.11035). Some anchors, called sustained, run without pauses, because short bursts run at boost
+clocks, which hide differences in silicon, cooling and power supply.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def read_anchors(folder: Path) -> Anchors:
     If several runs timed an anchor on a device, the latest run counts.
 
     Raises:
-        UserError: if run.json or anchors.csv cannot be read, or if anchors.csv has no times.
+        UserError: if run.json or anchors.csv cannot be read, or if anchors.csv has no times or too
+            many damaged lines.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
@@ -167,15 +168,15 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 def _remedy() -> str:
     return (
-        f"To measure anchors, run {command('sweeps run')} on a GPU with a budget of at least a "
-        "minute (--budget 1m), or divide the run into several shards (--shard)."
+        f"To measure anchors, run {command('sweeps run')} on a GPU and give it a budget of at "
+        "least a minute (--budget 1m), or divide the run into several shards (--shard)."
     )
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
-    """Return the distinct cases of a table, and the position of each row's case among them.
+    """Return the distinct valid cases of a table, and the position of each row's case among them.
 
-    The position of a row is -1 if the row does not describe a valid case.
+    The position is -1 for a row that does not describe a valid case.
     """
     position_of: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []

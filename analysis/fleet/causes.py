@@ -46,8 +46,8 @@ class SlowCause:
 def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
     """Judge whether device ``i`` of a fleet computes slowly because of its clock.
 
-    ``speeds`` are those in the kind of compute in which the device is slow. ``margin`` is the part
-    of the slowness that may remain unexplained, as a fraction of the fleet's median speed.
+    ``speeds`` has the speeds in the kind of compute in which the device is slow. ``margin`` is the
+    part of the slowness that may remain unexplained, as a fraction of the fleet's median speed.
     """
     # Both are log ratios to the fleet's median, so they are negative if the device is below it.
     clock, speed = float(speeds.clock[i]), float(speeds.log[i])

@@ -105,7 +105,7 @@ def _verdict(
     slow: tuple[str, ...],
     throttled: tuple[str, ...],
 ) -> DeviceVerdict:
-    """Judge device ``i`` by its slow kinds of anchor and its throttling."""
+    """Judge device ``i`` by the kinds of anchor in which it is slow, and by its throttling."""
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
         sentence = _not_slow_sentence(
@@ -179,7 +179,10 @@ def _cause(
 
 
 def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Return True if a fleet of this size and spread plausibly has a device as slow as ``i``."""
+    """Return True if a fleet of this size and spread plausibly has a device as slow as ``i``.
+
+    The result is None if the spread is unknown.
+    """
     if math.isnan(speeds.spread):
         return None
     overall = speeds.kinds[speeds.overall]

@@ -173,7 +173,7 @@ def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
     yield (
         f"The run's anchors showed that the {noun}s within {word} {enumerated(names)} slow each "
         f"other down. After the anchors, these {noun}s therefore took turns: on each "
-        f"node, only one {noun} measured at a time."
+        f"node, only one {noun} worked at a time."
     )
 
 

@@ -103,8 +103,9 @@ class SpeedChange:
 class Interference:
     """Slowdown of a node's anchors if all GPUs of the node work in parallel.
 
-    ``all`` is the time in parallel divided by the time of one GPU at a time, over all anchors.
-    ``kinds`` has this ratio for each kind of anchor that was timed in both phases.
+    ``all`` is the time when all GPUs work in parallel divided by the time when one GPU works at a
+    time, over all anchors. ``kinds`` has this ratio for each kind of anchor that was timed in both
+    phases.
     """
 
     node: int | None
@@ -169,7 +170,10 @@ def median_of(values: Array, axis: int = 0) -> Array:
 
 
 def deviation_of(values: Array) -> float:
-    """Estimate the standard deviation of normal values from their median absolute deviation."""
+    """Estimate the standard deviation of values from their median absolute deviation.
+
+    The values are assumed to be normally distributed. The result is NaN if no value is known.
+    """
     finite = values[np.isfinite(values)]
     return float(median_abs_deviation(finite, scale="normal")) if len(finite) else math.nan
 
@@ -235,16 +239,20 @@ def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _
 
 
 def _median_factors(counts: ArrayLike) -> Array:
-    """Return the variance of the median of normal values, divided by the variance of their mean.
+    """Return the variance of a median, divided by that of the mean, for each number of values.
 
-    The median of one or two values is their mean, so the result is 1. For more values, the result
-    is π/2, the limit for very many values, which is up to a third too large for few values.
+    The values are assumed to be normally distributed. The median of one or two values is their
+    mean, so the result is 1. For more values, the result is π/2, which is the limit for very many
+    values and up to a third too large for few values.
     """
     return np.where(np.asarray(counts) > 2, math.pi / 2, 1.0)
 
 
 def _deviation_from_zero(values: Array) -> float:
-    """Estimate the standard deviation of normal values around 0 from their absolute values."""
+    """Estimate the standard deviation of values around 0 from the median of their absolute values.
+
+    The values are assumed to be normally distributed.
+    """
     return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
 
@@ -270,8 +278,8 @@ def _speeds(
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the devices' speeds in a kind of anchor, and the scatter of the anchors of that kind.
 
-    The result is None if too few devices timed each anchor of the kind. ``usual_scatter`` is used
-    if the scatter of this kind cannot be estimated.
+    The result is None if every anchor of the kind was timed on too few devices. ``usual_scatter``
+    is used if the scatter of this kind cannot be estimated.
     """
     # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)
@@ -417,7 +425,8 @@ def _node_changes(
 ) -> list[SpeedChange] | None:
     """Return how much longer the given anchors take on each node while all its devices work.
 
-    The nodes are in the order of :func:`_devices_by_node`.
+    The nodes are in the order of :func:`_devices_by_node`. The result is None if no device timed
+    any of the anchors in both phases.
     """
     changes, device_errors = _changes(fleet, anchors)
     if not np.isfinite(changes).any():

@@ -153,7 +153,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         pattern: pattern that finds the problem in a case's name; None to keep all names.
 
     Raises:
-        UserError: if the file has no usable times, or if the pattern does not fit the names.
+        UserError: if the file cannot be read, has no usable times, or names a case without samples
+            twice; or if the pattern does not fit the names.
     """
     # 1. Recognise the format, and read the cases.
     document = _load(path)
@@ -171,7 +172,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise UserError(
             f"{path} is damaged or incomplete ({type(error).__name__}: "
-            f"{str(error)[:60] or 'an entry'}). Run the benchmark again."
+            f"{str(error)[:60] or 'no message'}). Run the benchmark again."
         ) from None
     if not cases.times:
         example = ""

@@ -33,7 +33,7 @@ _REMEDY = "Fix or remove each damaged line."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
-    """Convert cells to numbers and Rooftile's names; leave out rows without a valid case and time.
+    """Convert cells to numbers and Rooftile's names; leave out rows with an invalid case or time.
 
     The rows that are left out are reported on stderr.
 

@@ -41,7 +41,8 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
             ``problem`` or ``shape``. Other columns are ignored.
 
     Raises:
-        UserError: if no shape is given, or if a shape or a DataFrame does not describe problems.
+        UserError: if no shape is given, if a shape is invalid, or if a DataFrame does not describe
+            problems.
 
     >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])
     [Gemm(m=4096, n=50257, k=768, dtype='bf16', layout='nt', batch=1), \

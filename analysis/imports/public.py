@@ -126,7 +126,7 @@ class PublicRows:
 
 @dataclass(frozen=True)
 class _FileRows:
-    """Rows of a file, one sequence per column, before any row is left out."""
+    """Rows of a file, one sequence per column, before they are selected by machine and dtype."""
 
     devices: Sequence[str | None]  # None if the source does not name the row's GPU
     dtypes: Sequence[str]
@@ -295,7 +295,7 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
     rows = rows[rows["mode"] == "burst"]
     if rows.empty:
         raise UserError(
-            f"{path} has no time of a vendor library that was measured in bursts; give a file with "
+            f"{path} has no vendor-library times that were measured in bursts; give a file with "
             "such times."
         )
     cache = most_common(rows["cache"])
@@ -330,7 +330,7 @@ def _from_recording(folder: Path) -> _FileRows:
 
 
 def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), which have layout nt.
+    """Convert AIConfigurator's GEMMs with layout nt: ``y = x Wᵀ`` with x (m, k) and W (n, k).
 
     Latencies are in milliseconds. The cache is not flushed between replays. The times still count
     as cold, because the validations under results/ were recorded with a model of cold times.

@@ -74,7 +74,10 @@ class PublicTable:
 
 
 def framework_name(framework: str) -> str:
-    """Return the name that a framework gives itself, such as ``vLLM`` for ``VLLM``."""
+    """Return the name that a framework gives itself, such as ``vLLM`` for ``VLLM``.
+
+    The name of an unknown framework is returned unchanged.
+    """
     return _NAMES.get(framework.lower(), framework)
 
 

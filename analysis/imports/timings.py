@@ -1,8 +1,8 @@
 """Read CSV files with times: plain files, and files from the CUTLASS profiler and TritonBench.
 
-Each file becomes a table with one row per case, whose columns are named as in measurements.csv.
+Each file becomes a table with one row per case and with the column names of measurements.csv.
 Damaged rows are reported and left out. Cases that failed in the CUTLASS profiler or in TritonBench
-are left out without a report. The same holds for the profiler's kernels in operations and dtypes
+are left out without a report. The same holds for the profiler's rows with an operation or a dtype
 that Rooftile does not support.
 """
 
@@ -56,7 +56,7 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """Dtype and layout that the user gave for a file without them."""
+    """Dtype and layout that the user gave for rows that lack them; empty if not given."""
 
     dtype: str = ""
     layout: str = ""

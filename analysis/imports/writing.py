@@ -27,7 +27,7 @@ from kernels.machine import Machine
 from sweeps.schema import SCHEMA
 from sweeps.store import make_folder, read_run, write_run, write_whole
 
-_HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
+_HOW = "mean of 6 CUDA-graph replays, cache not flushed, clocks not fixed"
 
 
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
@@ -89,9 +89,9 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if the recording was imported from the same content with the same defaults.
+    """Return True if the recording was imported from the content of ``path`` with these defaults.
 
-    The file's name may differ.
+    The file's name may have changed.
 
     Raises:
         UserError: if the run.json of the recording cannot be read.

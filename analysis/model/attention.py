@@ -72,7 +72,7 @@ class AttentionConstants:
     def parts(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the seconds of launch, arithmetic and memory accesses, shaped (3, calls).
+        """Return an array of shape (3, calls): seconds for launch, arithmetic and memory accesses.
 
         Arithmetic and memory accesses overlap, so only the longer of the two adds to a call's time.
         The shorter time is returned as 0.

@@ -42,8 +42,8 @@ class AttentionTime(NamedTuple):
 
     Attributes:
         seconds: predicted time.
-        lo: lower end of its 90% interval, in seconds.
-        hi: upper end of its 90% interval, in seconds.
+        lo: lower end of the time's 90% interval, in seconds.
+        hi: upper end of the time's 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
         spread: half of the width of the fit's 90% range of log(measured / predicted). The fit's
             range does not cover other frameworks or machines.
@@ -98,7 +98,11 @@ class AttentionBasis:
         return named
 
     def source(self, named: str | None) -> str:
-        """Describe the framework and the tables behind a prediction, in words for the user."""
+        """Describe the framework and the tables behind a prediction, in words for the user.
+
+        Raises:
+            UserError: if there are no fits for the named framework.
+        """
         framework = self.framework(named)
         tables = "public tables" if self.kind == "public" else "constants from public tables"
         origin = "" if self.measured_on == self.machine.slug else f" of {self.measured_on}"
@@ -183,10 +187,10 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     All fits are to times of bf16 calls on GPUs, but they are also used for fp16. The result is None
     for a CPU, and for dtypes other than bf16 and fp16.
 
-    ``folder`` may contain fits to the machine's imported tables.
+    ``folder`` may contain fits to the machine's imported tables; None if there is no such folder.
 
     Raises:
-        UserError: if the file of the imported fits cannot be read.
+        UserError: if the file with the fits to the imported tables cannot be read.
     """
     if machine.kind == "cpu" or dtype not in _DTYPES:
         return None
@@ -232,9 +236,12 @@ def fit_tables(
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
     A table with fewer than ten usable calls gets no fit. A framework without a fit for causal calls
-    is left out, because this fit also predicts the kinds of calls that have no fit.
+    is left out, because the fit for causal calls must stand in for missing fits.
 
     ``machine`` is the machine that was measured; None to look it up by the slug of each table.
+
+    Raises:
+        UserError: if a table cannot be read, or its machine is not known.
     """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:

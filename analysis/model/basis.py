@@ -73,8 +73,8 @@ class Basis:
         measured: source of the measured times, in words, if the machine's run only measured
             pad/choose queries; otherwise empty.
         model_folder: folder of the recording that the model was fitted to, if the machine's run
-            only measured pad/choose queries. Measured times that ``folder`` lacks are looked up
-            there.
+            only measured pad/choose queries; otherwise None. Measured times that ``folder`` lacks
+            are looked up there.
     """
 
     model: Model
@@ -134,8 +134,8 @@ class Basis:
         if fit.has_like(problem) or fit.is_uncalibrated:
             return kind, source
         return kind, (
-            f"{source}; no such alignment, layout or batch was measured, so the interval is at "
-            "least a factor of two either way"
+            f"{source}; the shape's alignment, layout or batching was not measured, so the "
+            "interval is at least a factor of two either way"
         )
 
     def group_kind_and_source(self, problem: Problem) -> tuple[str, str]:
@@ -368,8 +368,8 @@ def _basis_from_recording(folder: Path) -> Basis:
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
     """Return the basis from a recording and the model that was fitted to it.
 
-    The model of a public table is adapted to users of any framework here, so ``model`` must not be
-    adapted yet.
+    The model of a public table is adapted to users of any framework here, so ``model`` must not
+    have been adapted before.
     """
     public = run.get("public")  # None if Rooftile measured the times
     warm = public is not None and public["cache"] == "warm"
@@ -378,9 +378,11 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
     if public is None:
         source = _date_source(run)
     elif is_user_data:
-        source = f"{counted(public['rows'], 'row')} from {public['source']}, {public['cache']}"
+        measurements = counted(public["rows"], "measurement")
+        source = f"{measurements} from {public['source']}, {public['cache']}"
     else:
-        source = f"{counted(public['rows'], 'public row')}, {public['source']}, {public['cache']}"
+        measurements = counted(public["rows"], "public measurement")
+        source = f"{measurements}, {public['source']}, {public['cache']}"
     if not is_user_data:
         model = for_any_framework(model)
     # Name each prior once, even if the fits of several groups started from it.
@@ -401,7 +403,7 @@ def _start_of(fit: Fit) -> str:
 
 
 def for_any_framework(model: Model) -> Model:
-    """Adapt a model that was fitted to a public table to users of any framework.
+    """Adapt the model of a public table to users of any framework.
 
     Predicted times are shifted by the expected difference between frameworks, and the intervals
     cover other frameworks.

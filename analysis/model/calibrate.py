@@ -88,7 +88,8 @@ def calibrate_query(
     """Fit the model to the measured times of a query, one fit per group.
 
     ``seconds`` has the time of one launch of each case. ``folds`` is the number of folds of every
-    group. If it is None, a group has three folds, or five if it is large.
+    group. If ``folds`` is None, a group with more than :data:`MANY_ROWS` cases has five folds, and
+    a smaller one has three.
 
     ``algorithms`` has the algorithm that computed each case, empty where it is not known
     (:func:`kernels.names.conv_algorithm`). The held-out prediction of a case does not use its
@@ -291,7 +292,10 @@ def _fit_with_errors(
 def _weakened_factors(
     groups: Mapping[str, tuple[float, float]], rows: int
 ) -> dict[str, tuple[float, float]]:
-    """Return the prior's factors for kinds of shapes, closer to 1 if more cases were measured."""
+    """Return the prior's factors for kinds of shapes, moved closer to 1 the more cases there are.
+
+    ``rows`` is the number of measured cases.
+    """
     prior_share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {
         name: (below**prior_share, above**prior_share) for name, (below, above) in groups.items()
@@ -307,10 +311,10 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range that the prior implies for the errors of log time ratios.
 
-    The range is a multiple of the combined spread of the two predictions. Single measured times
-    mostly determine an error that all times share. This error cancels in a ratio of two times, so
-    single times only limit the range: two errors differ most if they lie at the opposite ends of
-    the range of single times.
+    The ends of the range are multiples of the combined spread of the two predictions. Measurements
+    of single times mostly reveal the error that all times share. This error cancels in a ratio of
+    two times, so the errors of single times only limit the range of ratios: two errors differ most
+    if they lie at opposite ends of the range of single times.
 
     ``width`` is the width of the 90% range of log(measured / predicted) of single times, as a
     multiple of the spread.
@@ -351,7 +355,7 @@ def _conformal_ends(errors: Array) -> tuple[float, float]:
 def _blended(
     low: float | Array, high: float | Array, rows: int, prior_low: float, prior_high: float
 ) -> tuple[Any, Any]:
-    """Return the weighted geometric mean of two ranges: that of measured errors, and the prior's.
+    """Return the weighted geometric mean of the range of measured errors and the prior's range.
 
     An end that is closer to 0 than :data:`_MIN_WIDTH`, or on the wrong side of 0, is first moved
     outwards to this distance.

@@ -18,8 +18,8 @@ def corrected_estimate(
 ) -> tuple[Estimate, Array]:
     """Estimate each case with the formula, then correct the estimated time.
 
-    ``offsets`` were learned from public tables. ``residual`` predicts the errors that remain after
-    them.
+    ``offsets`` were learned from public tables. ``residual`` predicts the errors that remain once
+    the offsets are applied.
 
     Returns:
         The corrected estimates, and the relative spread of each estimate's error.

@@ -152,8 +152,8 @@ class Inputs:
         - the tail efficiency with each usual tile;
         - the factors of two in M, N and K, because libraries choose kernels by alignment;
         - with public tables, the log ratios that they predict, and the ratio of the problem's bytes
-          to the last-level cache (in public tables, operands that fit were read from this cache,
-          but in most of Rooftile's measurements, they were read from memory);
+          to the size of the last-level cache (in public tables, operands that fit were read from
+          this cache, but in most of Rooftile's measurements, they were read from memory);
         - for a convolution, its output, filter, strides and alignment, and each algorithm's time.
 
         ``guess`` is the result of :meth:`estimate` with ``constants``. ``offsets`` has the log

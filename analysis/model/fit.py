@@ -128,7 +128,7 @@ class Fit:
             sum of times (see :mod:`analysis.model.sum_errors`).
         change_low, change_high: the same factors for a sum in which neighbouring shapes replace
             some of the shapes.
-        offsets: corrections that were learned from public tables; None without public tables.
+        offsets: corrections that were learned from public tables; None if there are none.
         groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
         start: source of the constants from which the fit started, in words, if they come from

@@ -98,8 +98,8 @@ def analyse(recording: Recording) -> Analysis:
     rows = with_steady_times(sample, recording)
     if rows.empty and len(recording.ok):
         raise UserError(
-            f"{recording.folder} has no time of an ordinary GEMM or convolution, which the model "
-            f"needs. Run {target('sweep', 'run')} to measure such cases as well."
+            f"{recording.folder} has no measured GEMM or convolution that the model can use. Run "
+            f"{target('sweep', 'run')} to measure such cases as well."
         )
     if rows.empty:
         raise UserError(

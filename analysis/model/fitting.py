@@ -174,7 +174,7 @@ def fit_collection(
 def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
     """Fit constants, within their bounds, to measured times by robust least squares of log ratios.
 
-    A good fit needs hundreds of cases, because the prior hardly keeps the constants near ``start``.
+    A good fit needs hundreds of cases, because hardly anything keeps the constants near ``start``.
     """
     no_regressors = np.empty((len(seconds), 0))
     rows = _FitRows(inputs, seconds, no_regressors, np.ones(len(seconds)))

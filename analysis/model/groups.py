@@ -29,11 +29,13 @@ FEW_ROWS = 16
 or 16 rows."""
 
 _PRIOR_WIDER = 0.5
-"""Weight of a factor of 1 when an interval is widened, as a number of collections."""
+"""Number of imaginary collections that require a factor of 1, if the measured collections require
+a factor above 1."""
 
 _PRIOR_NARROWER = 4.0
-"""Weight of a factor of 1 when an interval is narrowed. The weight is larger, because a framework
-that was not measured may differ more than the measured frameworks."""
+"""Number of such imaginary collections if the measured collections require a factor of at most 1.
+This number is larger, because a framework that was not measured may differ more than the measured
+frameworks."""
 
 _FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
 _BOUNDS = (0.5, 4.0)  # Bounds of a factor.

@@ -110,9 +110,11 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     """Build priors from imported public tables for the groups of a recording.
 
     The measured shapes are left out of the tables, so that no prior is fitted to a shape that it
-    predicts. Only GEMMs of cuBLAS in bf16, fp16 or fp8 get a prior, and only if at most 10,000 of
-    them were measured in the dtype. The result is empty for published recordings and for imported
-    public tables, because their models must not depend on what else was imported.
+    predicts. A prior is only built for cuBLAS GEMMs in bf16, fp16 and fp8, and only for a dtype in
+    which at most 10,000 of these GEMMs were measured.
+
+    The result is empty for CPUs and without scikit-learn. It is also empty for published recordings
+    and for imported public tables, because their models must not depend on what else was imported.
 
     Args:
         recording: the recording, whose results folder has the imported tables.

@@ -291,7 +291,7 @@ class Offsets:
         return np.sum(estimates.columns * self._weights_by_case(estimates), axis=1)
 
     def spread(self, estimates: CollectionEstimates) -> Array:
-        """Return the relative spread of each offset's error, based on how the trees disagree.
+        """Return the relative spread of each offset's error, based on how much the trees disagree.
 
         The spread is 1 where the trees agree.
         """
@@ -338,6 +338,7 @@ class Offsets:
         weight_counts = [len(row) for row in weights]
         if not collections or weight_counts != [len(_KINDS)] * len(collections):
             raise ValueError(
-                "there must be a collection, and each must have one weight for each kind of limit"
+                "there must be at least one collection, and each collection must have one weight "
+                "for each kind of limit"
             )
         return cls(collections, weights)

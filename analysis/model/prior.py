@@ -57,10 +57,11 @@ GROUP = f"{LIBRARY} gemm {DTYPE}"
 """Name of the group of bf16 GEMMs that the vendor library computes."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""Mapping from each 16-bit dtype to the other one. Both run on the same arithmetic units."""
+"""Mapping from each 16-bit dtype to the other one. Both dtypes run on the same arithmetic units."""
 
 _TWIN_WIDER = 1.1
-"""Factor by which the interval widens if a fit to one 16-bit dtype predicts the other.
+"""Factor by which the intervals widen if a fit to times in one 16-bit dtype predicts times in the
+other dtype.
 
 The factor was checked on 10,240 times of fp16 Llama layers on an H100 (casys-kaist/LLMServingSim).
 The shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval
@@ -82,12 +83,15 @@ _FP32_WORDS = "−10% to +42%, as on GPUs with the same compute capability"
 
 @dataclass(frozen=True)
 class Spread:
-    """Uncertainty of a prior, as standard deviations of log(measured / predicted).
+    """Uncertainty of a prior, as standard deviations of its errors.
+
+    The error of a shape is log(measured / predicted).
 
     Attributes:
         scale: error that all shapes of a machine share.
         shape: error of a single shape once the shared error is corrected.
-        constants: error of the logarithm of one constant once the shared error is corrected.
+        constants: error of one constant, on the scale on which the constant is fitted, once the
+            shared error is corrected.
         misfit: error of a single shape that remains even with the best constants.
     """
 
@@ -123,7 +127,7 @@ The spread of the constants is wide, because default constants are only a starti
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior of one group, which predicts times before any measurement. Fits start from the prior.
+    """Prior of one group: it predicts times before any measurement, and fits start from it.
 
     Attributes:
         fit: constants and offsets, with the intervals that hold before any measurement.
@@ -146,7 +150,7 @@ class Prior:
 
     @classmethod
     def bare(cls, constants: Constants, spread: Spread = UNKNOWN) -> Prior:
-        """Make a prior that only has constants, and an interval that follows from ``spread``."""
+        """Make a prior from constants only, with an interval that follows from ``spread``."""
         end = _NORMAL * spread.after(0)
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
@@ -174,8 +178,10 @@ def prior_from_tables(
     """Build a prior from public tables of a machine and of its siblings.
 
     Before any measurement, predictions come from the leading collections (:func:`leaders`), all
-    with equal weights. The learned interval is a multiple of the model's error. This error is not
-    known for the given collections, so a typical error is assumed (:data:`_TREES_ERROR`).
+    with equal weights. The ends of the intervals were learned as multiples of the spread
+    (:class:`analysis.model.fit.Fit`), which depends on the error of a fit to the collections. This
+    error is not known for the given collections, so a typical error is assumed
+    (:data:`_TREES_ERROR`).
 
     Args:
         machine: the machine whose times are predicted.
@@ -235,7 +241,7 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """Return the range of other frameworks' times around a prediction, in units of the spread.
+    """Return the 90% ranges of prediction errors for other frameworks, in units of the spread.
 
     For fp8, the resulting interval is at least as wide as without any measurement, because
     frameworks quantise in different ways.
@@ -286,7 +292,8 @@ def floor_sentences(slug: str | None = None) -> list[str]:
     """
     return [
         f"Floor on {pair['machine']}: the times of {pair['earlier']} predict those of "
-        f"{pair['later']} with a median error of {pair['median']:.1%}, mean {pair['mean']:.1%}."
+        f"{pair['later']} with a median error of {pair['median']:.1%} and a mean error of "
+        f"{pair['mean']:.1%}."
         for pair in shipped_fits()["floor"]
         if slug is None or slug == pair["machine"]
     ]
@@ -312,7 +319,10 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         fit = Fit.from_json(entry["groups"][group])
         if group == GROUP:
             fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
-        source = f"shipped constants, fitted to {fit.rows:,} public rows, {entry['source']}, warm"
+        source = (
+            f"shipped constants, fitted to {fit.rows:,} public measurements, {entry['source']}, "
+            "warm"
+        )
         return Prior(fit, "shipped", source, Spread.from_shipped("shipped"), warm=True)
     # 2. Use the constants of the nearest sibling. The errors of such constants, and those of the
     #    mean, are only known for bf16 GEMMs.
@@ -346,7 +356,10 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def _prior_of_other_dtype(machine: Machine, group: str) -> Prior | None:
-    """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16."""
+    """Return prior 5 of the module's list, or None if it does not exist.
+
+    It is a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16.
+    """
     implementation, operation, dtype = group.rsplit(maxsplit=2)
     known_dtype = DTYPE if dtype == "tf32" else TWINS.get(dtype)
     if known_dtype is None or dtype not in machine.peaks or known_dtype not in machine.peaks:
@@ -361,7 +374,8 @@ def shared_prior(known: Prior, machine: Machine, known_dtype: str, dtype: str) -
     """Derive a prior for one dtype from the known prior of another dtype.
 
     A prior for tf32 has the constants of the known prior, and an interval of a factor of two. For
-    another dtype, the result is a copy with wider intervals, or None if the two peaks differ.
+    any other dtype, the result is a copy of the known prior with wider intervals, or None if the
+    peaks of the two dtypes differ.
 
     Args:
         known: the prior to derive from.
@@ -400,7 +414,7 @@ def _default_prior(machine: Machine, group: str) -> Prior:
 
 
 def is_fp32_known(machine: Machine, group: str) -> bool:
-    """Return True for fp32 GEMMs if the constants come from a GPU of equal compute capability.
+    """Return True for fp32 GEMMs if the constants come from a GPU with the same compute capability.
 
     The same generation is not enough: an SM of an A40, for example, has twice as many fp32 lanes as
     an SM of an A100.
@@ -413,7 +427,10 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 
 
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
-    """Return all ordered pairs of measured machines (slugs) of the same generation."""
+    """Return all ordered pairs of measured machines of the same generation.
+
+    ``measured`` has the slugs of the machines.
+    """
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
     return [(source, target) for source, target in pairs if source.generation == target.generation]
@@ -422,9 +439,10 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
     """Return the measured sibling that is most similar to ``machine``, or None if none is similar.
 
-    The interval for scaled constants was learned from the pairs of :func:`sibling_pairs`. The bf16
-    peaks of two similar machines therefore differ by at most the largest factor in such a pair. The
-    same rule holds for their bandwidths. For example, an H20 does not get the constants of an H200.
+    The interval for scaled constants was learned from the pairs of :func:`sibling_pairs`. Two
+    machines therefore only count as similar if the factor between their bf16 peaks is at most the
+    largest one among these pairs. The same rule holds for their bandwidths. For example, an H20
+    does not get the constants of an H200.
     ``measured`` has the slugs of the machines with constants.
     """
     slugs = list(measured)
@@ -460,8 +478,8 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
     """Convert one machine's fit for bf16 GEMMs to a fit for a machine that was not measured.
 
     The new interval contains the learned interval and that of the fit, because constants are never
-    more certain for another machine than for the machine whose times were fitted. The shift, the
-    numbers of cases and the errors only hold for the measured machine.
+    more certain for another machine than for the machine whose times were fitted. The new fit lacks
+    the shift, the numbers of cases and the errors, which only hold for the measured machine.
 
     Args:
         fit: the fit to convert.

@@ -87,8 +87,8 @@ class Residual:
         Older files contain features and log ratios, from which the trees are grown.
 
         Raises:
-            KeyError, TypeError, ValueError: if the entry is invalid, or if it is older and
-                scikit-learn is not installed.
+            KeyError, TypeError, ValueError: if the entry is invalid, or if it is from an older file
+                without trees and scikit-learn is not installed.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
@@ -98,7 +98,10 @@ class Residual:
         if "trees" in data:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
         if not can_grow():
-            raise ValueError("the file is older and has no trees; growing them needs scikit-learn")
+            raise ValueError(
+                "an older version of Rooftile wrote the file, without trees; growing them needs "
+                "scikit-learn"
+            )
         if fault := misfit(data, {"features": [[Number()]], "log_ratios": [Number()]}):
             raise ValueError(fault)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
@@ -115,8 +118,8 @@ def fit_residual(
 ) -> Residual | None:
     """Grow trees from measured cases, and return them if they help to predict held-out cases.
 
-    The result is None if the trees do not help, with fewer than :data:`MIN_ROWS` cases, or without
-    scikit-learn.
+    The result is None if the trees do not help, if there are fewer than :data:`MIN_ROWS` cases, or
+    if scikit-learn is not installed.
 
     Args:
         features: array of shape (measured cases, features).
@@ -126,8 +129,9 @@ def fit_residual(
             to 1 that fits held-out cases best, and to return the trees unless this factor is 0.
             Trees are shrunk if public tables already correct the formula, because a few hundred
             cases then cannot show whether trees help.
-        part_of: number of all cases if the given cases are only the training cases of a fold,
-            otherwise None. A fold then follows the rules for that number (:data:`MANY_ROWS`).
+        part_of: number of all cases of the group if the given cases are only the training cases of
+            a fold, otherwise None. The rules for a group of that size then apply
+            (:data:`MANY_ROWS`).
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():

@@ -68,7 +68,8 @@ class Shift:
 
         Args:
             siblings: pairs of collections for each sibling. In each pair, the first collection has
-                the framework of the machine's table, and the second is any other collection.
+                the framework of the machine's table, and the second is another collection of the
+                same sibling.
         """
         knots = []
         for low, high in itertools.pairwise(_EDGES_US):

@@ -20,8 +20,8 @@ LEVEL_CORRELATION = 0.5
 slower than predicted for one shape is usually slower than predicted for other shapes, too."""
 
 CHANGE_CORRELATION = 0.5
-"""Assumed correlation between the errors of the predicted time ratios of two GEMMs. Such a ratio is
-a GEMM's time before a change, divided by its time after the change."""
+"""Assumed correlation between the errors of two GEMMs' predicted time ratios. The time ratio of a
+GEMM is its time before a change, divided by its time after the change."""
 
 MOST_GEMMS = 12
 """Largest number of GEMMs drawn for a simulated step; a GEMM may be drawn several times."""
@@ -82,8 +82,9 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
         hi: upper ends of the 90% intervals of the cases, in seconds.
 
     Returns:
-        Factors for the lower and the upper half of the interval, with which the interval contains
-        about 90% of the simulated sums. With fewer than 40 cases, both factors are 1.
+        Factors for the lower and the upper half of each sum's interval. With these factors, about
+        90% of the measured sums of simulated steps lie in their intervals. With fewer than 40
+        cases, both factors are 1.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -108,7 +109,7 @@ def change_factors(
 
     Args:
         before: times of held-out GEMMs.
-        after: times of the held-out GEMMs that may replace them.
+        after: times of the held-out GEMMs that may replace those in ``before``, in the same order.
         lower_half: width of the lower half of the 90% interval of each replacement's time, in
             seconds. The replacement's time is here computed from the original GEMM's measured time
             and the predicted time ratio.

@@ -1,6 +1,6 @@
 """Build the charts of the page with Bokeh.
 
-The charts only contain roofs, reference lines and the effects of rules. The page's script adds all
+This module draws only roofs, reference lines and the effects of rules. The page's script adds all
 other data to the charts' sources, which it finds by their names. In the roofline and the accuracy
 chart, the script draws at most a few thousand points at once, so that large recordings are drawn
 quickly.
@@ -58,7 +58,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     Args:
         source: source of the shown points, from :func:`shown_points`.
         machines: the machines whose roofs are drawn.
-        points: all points. A peak is drawn only if a point has its dtype.
+        points: all points. The roof of a dtype is drawn only if a point has this dtype.
     """
     # 1. The axes show all measured points and all drawn peaks.
     scale, unit = speed_unit(machines)
@@ -187,7 +187,7 @@ def neighbours(number: int) -> figure:
     The page's script chooses the dimension, such as N, and finds the edges of tiles and waves.
 
     Args:
-        number: number of the chart, which is part of the names of its data.
+        number: number of the chart, which is part of the names of the chart and its data sources.
     """
     # 1. Make empty sources for the script: the points, the edges, and the chosen size.
     name = f"line-{number}"
@@ -365,8 +365,8 @@ def _figure(
 ) -> figure:
     """Return an empty chart that is as wide as the page.
 
-    ``ranges`` are ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn points. A
-    chart of many points needs both ranges, because the script draws only points within them.
+    ``ranges`` may have ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn points.
+    A chart of many points needs both ranges, because the script draws only points within them.
     """
     chart = figure(
         name=name,

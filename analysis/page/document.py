@@ -50,7 +50,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
     """Return the page as HTML.
 
     Args:
-        reports: content of the page about each recording, at least one.
+        reports: one or more reports, each with the content of the page about one recording.
 
     Raises:
         UserError: if the model of a recording cannot be read or exported.
@@ -104,7 +104,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return the code inside Bokeh's ``<script>`` element, in which Bokeh escaped the data."""
+    """Return the code of Bokeh's ``<script>`` element; Bokeh has already escaped the data in it."""
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
     return inner.group(1)
@@ -141,7 +141,7 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
-    """Convert the answer to a pad or choose query for the script; gains are fractions."""
+    """Convert the answer to a pad or choose query into JSON for the script; gains are fractions."""
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),

@@ -46,7 +46,7 @@ def machine(report: PageReport) -> str:
 
 
 def verdict(report: PageReport) -> str:
-    """Return the verdict on the run in a few words, or the kind of import for imported times."""
+    """Return the verdict on the run in a few words or, for imported times, the kind of import."""
     recording = report.analysis.recording
     if recording.public:
         return "public table" if recording.is_public_table else "imported times"
@@ -147,7 +147,7 @@ def neighbourhood(report: PageReport) -> str:
     # Cliffs along every dimension are looked for in the same rows.
     along_and_cliff = largest_cliff(dict.fromkeys(DIMENSIONS, rows))
     if along_and_cliff is None:
-        return "No time rises significantly from one measured size to the next."
+        return "No measured GEMM takes significantly longer than its next smaller neighbour."
     along, cliff = along_and_cliff
     return (
         f"The largest measured cliff is from {along.upper()} = {cliff[along]} to "
@@ -183,7 +183,7 @@ def has_tensor_cores(report: PageReport) -> bool:
 
 
 def tensor_cores(report: PageReport) -> str:
-    """Name the training step that uses Tensor Cores for the smallest share of the possible time."""
+    """Name the training step that makes the least use of Tensor Cores where it could use them."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
         return "The profiled steps do not show whether Tensor Cores were used where possible."

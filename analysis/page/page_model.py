@@ -1,8 +1,9 @@
 """Export the time model to the page, whose script predicts shapes that were not measured.
 
 The script evaluates the same formula as :mod:`analysis.model.predict` and, if possible, the same
-trees. It cannot evaluate the trees of public tables. These trees, and trees that are too large for
-a page, are replaced by smaller trees that imitate them.
+trees. It cannot evaluate the trees of offsets (:mod:`analysis.model.offsets`), which are learned
+from public tables. These trees, and trees that are too large for a page, are replaced by smaller
+trees that imitate them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class PageGroup:
 
     @property
     def has_trees(self) -> bool:
-        """True if trees correct the formula's times of this group."""
+        """True if trees correct the formula's times for this group."""
         return self.fit.residual is not None or self.fit.offsets is not None
 
     @property
@@ -173,7 +174,7 @@ def _plain_problem(operation: str, dtype: str) -> Problem:
 
 
 def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
-    """Return what the script needs to predict a group, without the trees."""
+    """Return all that the script needs to predict the times of a group, except the trees."""
     machine, problem, fit = basis.model.machine, group.problem, group.fit
     kind, source = basis.group_kind_and_source(problem)
     return {
@@ -202,8 +203,8 @@ def _smaller_trees(
 ) -> dict[str, Any]:
     """Return small trees that imitate the corrections and spreads of large trees.
 
-    The small and the large trees each predict the times of held-out shapes. The entry ``differs``
-    is the 90th percentile of the relative differences between the two predicted times.
+    The small trees are compared with the large trees on held-out shapes. The entry ``differs`` is
+    the 90th percentile of the relative difference between their predicted times.
 
     Args:
         basis: the machine's model.

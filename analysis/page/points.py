@@ -102,7 +102,7 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
     """Return the columns of :func:`points_of` for JSON, by their names.
 
     A column of :data:`TEXTS` has a list of distinct words, and for each point the position of its
-    word in this list. Every other column has a list of numbers, with None for missing values.
+    word in this list. Every other column is a list of numbers, with None for missing values.
     """
     columns: dict[str, Any] = {}
     for name in TEXTS:

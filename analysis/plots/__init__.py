@@ -38,8 +38,8 @@ PLOTS = {
     ),
     "alignment": Plot(
         scaling.draw_alignment,
-        "Points are speeds of sizes just above a round size, relative to the round size. Bars are "
-        "95% intervals. Below 1, a size is slower than the round size.",
+        "Points are speeds at a round size and at sizes just above it, relative to the speed at "
+        "the round size. Bars are 95% intervals. Below 1, a size is slower than the round size.",
     ),
     "conv-channels": Plot(conv.draw_channels, f"{_MEASURED}."),
     "conv-layouts": Plot(conv.draw_layouts, "Right of 1, NHWC is faster. Bars are 95% intervals."),

@@ -84,7 +84,7 @@ def write_table_sheet(
     figure = draw_sheet(rows, machine, with_other_effects=True)
     if figure is None:
         return []
-    caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source):,} rows"
+    caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source):,} measurements"
     return [save(figure, caption, folder, "cheat-sheet")]
 
 
@@ -107,7 +107,7 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 def draw_sheet(
     rows: Sequence[RuleResult], machine: Machine, with_other_effects: bool = False
 ) -> Figure | None:
-    """Draw the rules of :func:`sheet_data` on one page; return None without rules."""
+    """Draw the rules of :func:`sheet_data` on one page; return None if there are none."""
     data = sheet_data(rows, with_other_effects)
     if data.empty:
         return None

@@ -1,7 +1,7 @@
 """Plot the speed of each GPU in a fleet, and how much of the differences the clock explains.
 
 Speeds come from the anchors: a few cases that are timed on every GPU. An anchor belongs to one of
-several kinds, such as bursts of compute or memory (:data:`analysis.fleet.anchors.KINDS`).
+several kinds, such as memory or bursts of compute (:data:`analysis.fleet.anchors.KINDS`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def fleet_title(report: FleetReport) -> str:
     slow = [verdict for verdict in report.verdicts if verdict.verdict == SLOW]
     if not slow:
         spread = report.speeds.spread  # NaN in a small fleet
-        difference = "" if np.isnan(spread) else f": they differ by {spread:.1%}"
+        difference = (
+            "" if np.isnan(spread) else f"; the speeds have a standard deviation of {spread:.1%}"
+        )
         return f"None of {count} {report.noun}s is clearly slow{difference}"
     if len(slow) > 1:
         unexplained_count = sum(not verdict.explained for verdict in slow)

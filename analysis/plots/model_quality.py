@@ -48,7 +48,7 @@ def write_validation_plots(
         The path of each plot's PNG file.
 
     Raises:
-        UserError: if a file cannot be written.
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     rows = held_out_table(validation)
     figures = {
@@ -182,10 +182,10 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     ``rows`` are held-out GEMMs that differ only in M, N and K.
 
     Returns:
-        The cases from the first to the last counted pair, or an empty table if no line has at least
-        eight counted pairs. The columns ``step`` and ``predicted_step`` are the changes of the
-        measured and of the predicted time from M to M + 1, as fractions of the time at M. Both
-        columns are NaN in a row that does not begin a counted pair.
+        The cases of the chosen line, from its first to its last counted pair; an empty table if no
+        line has at least eight counted pairs. The columns ``step`` and ``predicted_step`` are the
+        changes of the measured and of the predicted time from M to M + 1, as fractions of the time
+        at M. Both columns are NaN in a row that does not begin a counted pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -208,7 +208,8 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Plot time against M at constant N and K; predictions are also drawn between measured sizes.
 
-    An arrow and the title show the largest predicted cliff.
+    An arrow and the title show the largest predicted cliff. The result is None if no line has
+    enough pairs for :func:`staircase_data`.
     """
     line = staircase_data(_commonest_gemms(validation, rows))
     if line.empty:

@@ -53,7 +53,7 @@ def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
     """Write ``rules-public.png`` and ``.svg`` to a folder, and return the path of the PNG file.
 
     Raises:
-        UserError: if a file cannot be written.
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     data = overview_data(documents)
     # A user's file has no package, and it may have cases other than bf16 GEMMs.

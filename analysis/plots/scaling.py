@@ -36,7 +36,7 @@ from kernels.machine import Machine
 def draw_square(analysis: Analysis) -> Figure | None:
     """Plot speed against the size of a square GEMM, with the peak of each dtype.
 
-    Dtypes with fewer than five points are left out.
+    Dtypes with fewer than five points are left out. The result is None if no dtype is left.
     """
     rows = enough(square_series(analysis.table), "dtype")
     if rows.empty:
@@ -66,10 +66,10 @@ def edges(
 ) -> tuple[list[int], list[int]]:
     """Return the tile edges and the wave edges along a line of GEMMs that differ in one size.
 
-    The edges are those of a large GEMM's tile (:func:`kernels.config.large_tile`). At a tile edge,
-    one more element in the dimension ``along`` needs another row or column of tiles. At a wave
-    edge, one more element needs another wave. Both lists are empty along K, because the result is
-    split into tiles only along M and N. They are also empty on a CPU, because the block sizes of
+    The tile is assumed to be that of a large GEMM (:func:`kernels.config.large_tile`). At a tile
+    edge, one more element in the dimension ``along`` needs another row or column of tiles. At a
+    wave edge, one more element needs another wave. Both lists are empty along K, because the result
+    is split into tiles only along M and N. They are also empty on a CPU, because the block sizes of
     its vendor libraries are not known.
 
     ``line`` has unbatched GEMMs, in any dtypes, with the columns m, n and k.
@@ -102,7 +102,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
     Dotted lines are at tile edges, and dashed lines are at wave edges. In each panel, dtypes with
-    fewer than five points are left out.
+    fewer than five points are left out. The result is None if no panel has a dtype left.
     """
     # 1. Keep the dimensions along which a dtype has enough points.
     lines = {}
@@ -156,7 +156,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 
 def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
-    """Return the first legend handle of each label in all panels."""
+    """Return the legend entries of all panels: each label once, with its first handle."""
     entries: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -165,10 +165,11 @@ def _legend_entries(all_axes: Sequence[Axes]) -> dict[str, Artist]:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Plot speed, relative to that at a round size, against the offset from that size.
+    """Plot speed, relative to the speed at a round size, against the offset from this size.
 
-    Series with fewer than five points are left out. Only the largest round size that is left is
-    drawn.
+    A series has the points of one dimension, round size and dtype. Series with fewer than five
+    points are left out. Only the largest remaining round size is drawn. The result is None if no
+    series remains.
     """
     # The points of a plotted series are those of one dimension, round size and dtype.
     rows = enough(alignment_series(analysis.table), "along", "base", "dtype")

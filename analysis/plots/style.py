@@ -1,6 +1,6 @@
 """Define the style of all plots, and write plots with a caption to files.
 
-The style is legible on a projector, and for colour-blind readers.
+Plots in this style are legible on a projector, and for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def save(
     The figure is then closed. ``kinds`` are the formats to write: ``png``, ``svg`` or ``pdf``.
 
     Raises:
-        UserError: if a file cannot be written.
+        UserError: if the folder cannot be made, or a file cannot be written.
     """
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]

@@ -79,8 +79,8 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 def alignment_title(rows: pd.DataFrame) -> str:
     """Return a title with the slowest misaligned size, and the largest slowdown at multiples of 8.
 
-    If no misaligned size is significantly slower than the round size, the title is based on means
-    of misaligned sizes instead, because a mean is more certain than a single ratio.
+    If no misaligned size is significantly slower than the round size, the title is based on the
+    mean speeds of misaligned sizes instead, because a mean is more certain than a single ratio.
 
     ``rows`` is a table from :func:`analysis.slices.series.alignment_series`, with a single round
     size.
@@ -132,7 +132,8 @@ def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
-    A larger multiple is not used for the comparison, because its size would make it faster.
+    Larger multiples are not used for the comparison, because convolutions with more
+    channels are usually faster anyway.
 
     ``rows`` is a table from :func:`analysis.slices.series.channel_series`.
     """

@@ -27,7 +27,7 @@ CHECKED_CONVS = (
 """Shapes of the correctness checks.
 
 They include odd and even sizes, a single row, a long K, a batch, every convolution pass, and every
-dtype except fp8. The list is short, because compiling the kernels of a shape takes most of the
+dtype except fp8. Both lists are short, because compiling the kernels of a shape takes most of the
 time."""
 
 

@@ -279,7 +279,8 @@ class Recorder:
     def plan(self) -> list[str]:
         """Return a line for each part: its expected seconds, its purpose and whether it is done.
 
-        The last line gives the total of all parts.
+        A part without steps for this kind of machine is left out. The last line gives the total of
+        all parts.
         """
         kind = self._place.kind
         lines = []
@@ -445,7 +446,8 @@ class Recorder:
         The time limit is at most half of the remaining time, so that steps get the other half.
 
         Returns:
-            The report of ``sweeps doctor --again``, or None without a report.
+            The report of ``sweeps doctor --again``; None if too little time is left, or if
+            the command fails or is stopped early.
         """
         kind = self._place.kind
         limit = min(_ANCHOR_SECONDS[kind], self._left / 2)

@@ -90,7 +90,7 @@ class TimedProcess:
 
 
 def trimmed_mean(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the 20% trimmed mean of the values, its standard error, and its degrees of freedom.
+    """Return the values' 20% trimmed mean, its standard error, and the error's degrees of freedom.
 
     If the values left after trimming show no scatter, the error is 0 and the degrees of freedom are
     infinite.

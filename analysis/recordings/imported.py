@@ -105,6 +105,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
     Raises:
         KeyError: if the table lacks a required column.
+        ValueError, TypeError: if a size or a time is not a number.
     """
     size_columns = ["m", "n", "k"]
     if "batch" in rows:
@@ -130,7 +131,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
     The column ``tflops`` is computed from the sizes and the times.
 
     Raises:
-        UserError: if the file cannot be read as a table of times.
+        UserError: if the file cannot be read as a table of times, or has an invalid row.
     """
     path = folder / MEASUREMENTS
     try:
@@ -152,7 +153,8 @@ def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Convert an imported table as :func:`read_imported` describes, and give each column its type.
 
     Raises:
-        ValueError, TypeError: if a value cannot be converted to the type of its column.
+        ValueError, TypeError: if a value cannot be converted to the type of its column, or if a
+            row that is not a GEMM does not describe a valid problem.
     """
     # 1. Take the columns of the table, and defaults for the columns that it lacks. A column without
     # a default gets missing values.

@@ -67,7 +67,7 @@ class SourceRun:
 
 @dataclass(frozen=True)
 class Recording:
-    """One run, the combined runs of a machine with the same PyTorch and driver, or an import.
+    """One run, a machine's combined runs with the same PyTorch and driver, or an import.
 
     Attributes:
         folder: folder of the recording.
@@ -91,7 +91,7 @@ class Recording:
 
     @property
     def unusable(self) -> bool:
-        """True if the run was too disturbed to base advice on it."""
+        """True if the run was too disturbed for advice to be based on it."""
         return self.health.get("verdict") == UNUSABLE
 
     @property
@@ -205,7 +205,8 @@ def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
     ``place`` is the folder's path, or a machine as in :func:`find_recording`.
 
     Raises:
-        UserError: if no recording matches, or several machines match.
+        UserError: if the folder has no run.json, if no recording matches, or if several machines
+            match.
     """
     if place is not None:
         folder = Path(place)

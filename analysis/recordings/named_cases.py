@@ -65,12 +65,12 @@ def _reasons(failed: pd.DataFrame) -> list[str]:
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with the column ``choice``, and "" for missing values in the identity columns.
+    """Return rows with an added column ``choice``; missing identity values are replaced by "".
 
-    ``choice`` is the config, except for a hand-written kernel with only one recorded config for the
-    same problem and settings. Such a kernel is assumed to have chosen the config itself, so its
-    ``choice`` is empty. The case then still matches if another version of the kernel chooses a
-    different config.
+    ``choice`` is the config, unless the kernel is hand-written and only one of its configs was
+    recorded for the row's problem and settings. Such a kernel is assumed to have chosen the config
+    itself, so its ``choice`` is empty. The case then still matches if another version of the kernel
+    chooses a different config.
 
     ``rows`` must include failed cases, because their configs count, too.
     """

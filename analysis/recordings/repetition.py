@@ -7,8 +7,8 @@ medians differ between processes.
 
 The speed of the machine changes during a run, but it is nearly the same for all samples of a round.
 Two cases are therefore compared by the rounds in which both were sampled, so that the changes
-cancel in the ratio. Many cases are compared by times that are corrected for the machine's speed in
-each round.
+cancel in the ratio. If many cases are compared, their times are first corrected for the machine's
+speed in each round.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def repeated(within: Any, between: Any) -> Any:
     intervals.
 
     Args:
-        within: uncertainty of the value within a run, which is taken to be the same in both runs.
+        within: uncertainty of the value within a run; it is assumed to be the same in both runs.
         between: uncertainty that is added because the second run is another process.
     """
     # The values of both runs are uncertain, which gives the factor √2.
@@ -163,7 +163,7 @@ def between_cases(recording: Recording) -> dict[str, float]:
     """Return the deviations of :func:`between_processes` without the change that all cases share.
 
     Ratios of cases need these deviations, because the shared change cancels in ratios. If a run
-    lacks such a value, its deviation of :func:`between_processes` is used.
+    has no such value, the value that :func:`between_processes` returns for it is used.
     """
     return {part.run["run"]: _deviation(part.run, "between_cases") for part in recording.parts}
 
@@ -209,9 +209,9 @@ def steady_times(
     each round. The slowness is the median ratio of a sample to its case's median, taken over all
     cases that were sampled in the round. A round with fewer than six cases is not corrected.
 
-    The standard error is the error in a repetition. It does not include the change that all cases
-    share, because that change cancels in ratios of the times. The error is NaN where a time has no
-    interval.
+    The standard error is that of a repetition, so it includes the uncertainty of both runs. It does
+    not include the change that all cases share, because that change cancels in ratios of the times.
+    The error is NaN where a time has no interval.
 
     Raises:
         UserError: if a rounds.csv cannot be read.
@@ -266,7 +266,7 @@ def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
 
 def steady_ratio(before: pd.DataFrame | pd.Series, after: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return ratios of times, before over after, with the 95% interval of a repetition.
+    """Return ratios of times, ``before`` over ``after``, with their 95% repetition intervals.
 
     Args:
         before: rows that :func:`with_steady_times` returned, or a single such row.
@@ -274,8 +274,8 @@ def steady_ratio(before: pd.DataFrame | pd.Series, after: pd.DataFrame) -> dict[
             single row.
 
     Returns:
-        The column ``ratio``, and the ends of its interval, ``ratio_lo`` and ``ratio_hi``. The ends
-        are NaN where a time has no interval.
+        The columns ``ratio``, ``ratio_lo`` and ``ratio_hi``, by name. The last two are the ends of
+        the intervals. They are NaN where a time has no interval.
     """
     log_ratio = before["steady_log"] - after["steady_log"]
     half_width = Z95 * np.hypot(before["steady_error"], after["steady_error"])
@@ -330,7 +330,7 @@ def _read_rounds(folder: Path, run: str) -> Mapping[str, Rounds]:
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
     parsed = [_parse_rounds(run, row) for row in table.rows.to_dict("records")]
     table.faults.record(
-        [rounds is None for rounds in parsed], "its rounds and times are not valid pairs"
+        [rounds is None for rounds in parsed], "its rounds and times do not form valid pairs"
     )
     table.faults.report()
     sound = table.faults.sound

@@ -60,15 +60,16 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     other_schemas = schemas[schemas != SCHEMA]
     if len(other_schemas) > MOST_DAMAGED * len(frame):
         raise UserError(
-            f"{path} has rows with schema {other_schemas.iloc[0]}; this version reads schema "
-            f"{SCHEMA}. Measure again, or read the file with the version of Rooftile that wrote it."
+            f"{path} has measurements with schema {other_schemas.iloc[0]}, but this version reads "
+            f"schema {SCHEMA}. Measure again, or read the file with the version of Rooftile that "
+            "wrote it."
         )
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
         others = ", ".join(other_runs) or "an unnamed run"
         raise UserError(
-            f"{path} has rows from {others}, but its run.json describes the run {run}. "
-            f"Rows from several runs cannot be mixed. {_REMEDY}"
+            f"{path} has measurements from {others}, but its run.json describes the run {run}. "
+            f"Measurements from several runs cannot be mixed. {_REMEDY}"
         )
 
 

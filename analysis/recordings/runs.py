@@ -99,7 +99,7 @@ def why_unusable(folder: Path) -> str:
 
 
 def _is_as_fast(first: Recording, second: Recording) -> bool:
-    """Return True if the speeds of two runs differ by at most 10%.
+    """Return True unless the speeds of two runs are known to differ by more than 10%.
 
     Hand-written kernels are not compared, because they change with the checkout.
     """
@@ -211,8 +211,8 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     # An imported table may assign times to wrong shapes. Our own measurements are only noisy.
     if recording.public and error >= _LARGE_ERROR:
         lines.append(
-            f"The median error of held-out predictions is {error:.0%}; check that each time "
-            "belongs to its shape."
+            f"Predictions of held-out cases have a median error of {error:.0%}; check that the "
+            "times belong to the right shapes."
         )
     if recording.damaged:
         count = len(recording.damaged)

@@ -118,7 +118,7 @@ def recommend(
     """Recommend faster sizes near a shape, or recommend that the shape stay as it is.
 
     A pad query looks for larger sizes that take less time. A choose query looks for larger or
-    smaller sizes that are computed at a higher speed.
+    smaller sizes that reach more FLOP/s.
 
     Args:
         shapes: one or more shapes.
@@ -229,8 +229,8 @@ def audit(
         skew: expert skew, 1 or more. A skew of 4 means that only one in four experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; ``()`` for all dimensions. An empty
             string is refused.
-        parameters: largest growth of the number of parameters when several changes are combined, as
-            a fraction.
+        parameters: largest fraction by which combined changes may increase the number of
+            parameters.
         multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
             64 is near.
         tries: values to compare, by dimension; all their combinations are compared, and there is
@@ -386,7 +386,7 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
         - ``slug`` and ``name``;
         - ``basis`` and ``source`` of the answers;
-        - ``rows``, the number of measurements of the most measured operation and dtype;
+        - ``rows``, the largest number of measurements of one operation and dtype;
         - ``median, mean, p95``, the errors of predictions for this operation and dtype, as
           fractions. Unknown values are missing.
 
@@ -395,9 +395,13 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         - ``recorded``: measurements on the machine itself, or your own imported times;
         - ``public``: an imported public table;
         - ``shipped``: constants that were fitted to public times of this machine;
-        - ``generation``: constants of the machine's generation, or a mean that includes them;
+        - ``generation``: constants of the machine's generation, or their mean with those of other
+          generations;
         - ``none``: constants of other generations, or constants that were not fitted to any
           machine.
+
+    Raises:
+        UserError: if a machine's recording cannot be read.
 
     >>> rooftile.machines()[["slug", "basis"]].head(2)
                         slug       basis

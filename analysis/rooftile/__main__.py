@@ -15,7 +15,7 @@ GROUPS = {
     "Measure": ("doctor", "run", "record", "import"),
     "Read results": ("report", "compare", "rules"),
 }
-"""Commands that most people need, by group. The help only names all other commands."""
+"""Commands that most people need, by group. The help lists all other commands only by name."""
 
 
 class Verbs(TyperGroup):

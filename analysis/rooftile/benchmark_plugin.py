@@ -53,7 +53,7 @@ class KernelBenchmark:
 
         The test fails if the result differs from the reference's result by more than ``tolerance``.
         If benchmarks are disabled, for example by ``--benchmark-disable``, the result is checked,
-        but the kernel is not timed. The test must not request the fixture ``benchmark`` itself.
+        but the kernel is not timed. The test must not also request the fixture ``benchmark``.
 
         Args:
             kernel: function that launches the kernel once, without synchronising.
@@ -116,7 +116,7 @@ class KernelReplay:
         self._taken = 0.0
 
     def load(self, samples: Sequence[float]) -> None:
-        """Set the samples of the next rounds, in seconds; drop the samples of earlier rounds."""
+        """Set the samples of the next rounds, in seconds; drop samples that were not yet taken."""
         self._samples = list(reversed(samples))
 
     def take(self) -> None:

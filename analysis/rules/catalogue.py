@@ -1,4 +1,4 @@
-"""Read the catalogue of rules, which are common performance advice, from ``rules.toml``."""
+"""Read the catalogue of rules (common performance advice) from ``rules.toml``."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """Return one document per complete import, with its verdicts on the rules that it can test.
+    """Return one document per complete import, with verdicts on the rules that the import can test.
 
     Raises:
         UserError: if no rule was tested with an imported table, or if an import cannot be read.

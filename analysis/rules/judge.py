@@ -48,14 +48,14 @@ class RuleResult:
     Attributes:
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
         effect: quantity that the rule's field ``effect`` in ``rules.toml`` names, usually a ratio
-            of times or speeds that is above 1 if the advice pays; None without a verdict.
+            of times or speeds that is above 1 if the advice pays; None if the rule was not judged.
         lo: lower end of the effect's interval, usually a 95% interval; ``rules.md`` names the
             exceptions.
         hi: upper end of the same interval.
         predicted: the effect that the model predicts; None if it predicts none.
-        cases: number of pairs, or of models or steps if the rule is about whole models; 0 without a
-            verdict.
-        reason: description of the comparison; without a verdict, the reason why there is none.
+        cases: number of pairs, or of models or steps if the rule is about whole models; 0 if the
+            rule was not judged.
+        reason: description of the comparison, or the reason why the rule was not judged.
     """
 
     id: str
@@ -100,7 +100,7 @@ class Evidence:
 
     @classmethod
     def none(cls, machine: Machine) -> Evidence:
-        """Return evidence without any case."""
+        """Return evidence that has no cases."""
         return cls(machine, [], np.empty(0))
 
     @classmethod
@@ -113,8 +113,8 @@ class Evidence:
     def from_recording(cls, recording: Recording) -> Evidence:
         """Return a recording's evidence: its cases of vendor libraries, timed in short batches.
 
-        In our own recordings, cases with fewer than six samples are left out, because their times
-        have no interval.
+        If the recording was not imported, cases with fewer than six samples are left out, because
+        their times have no interval.
 
         Raises:
             UserError: if a rounds.csv or the predictions of an import cannot be read.
@@ -239,8 +239,8 @@ def _are_bursts_of_libraries(rows: pd.DataFrame) -> pd.Series:
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     """Return the predicted seconds of each case: the sum over its GEMMs and convolutions.
 
-    A layer without GEMMs or convolutions takes the time of a launch, plus the time to move its
-    bytes at the machine's bandwidth. The result is NaN for a case in a dtype that the machine does
+    A case without GEMMs or convolutions takes the time of a launch, plus the time to move its bytes
+    at the machine's bandwidth. The result is NaN for a case in a dtype that the machine does
     not support.
     """
     machine = model.machine
@@ -409,7 +409,7 @@ def _group_effects(groups: Mapping[str, Effect]) -> str:
 
 
 def _group_effect(effect: Effect) -> str:
-    """Format a group's effect; an interval that says next to nothing becomes a word."""
+    """Format a group's effect; a very wide interval around 1 is replaced by "(uncertain)"."""
     if effect.sign == 0 and effect.hi > _UNCERTAIN_SPAN * effect.lo:
         return f"{effect.value:.2f}× (uncertain)"
     return str(effect)

@@ -57,7 +57,7 @@ class Match:
         words: words that may name the pair's group, by kind, such as ``{"dim": "m"}``.
         plus: case whose time is added to that of ``against``; None if no time is added.
         control: two more cases, one against the advice and one following it. The pair's ratio is
-            divided by the ratio of these two cases.
+            divided by the ratio of the times of these two cases.
     """
 
     against: int
@@ -75,7 +75,7 @@ Pairing = Callable[..., Iterator[Match]]
 def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
-    """Pair cases that differ only in config, dtype or layout; implementations may differ, too.
+    """Pair cases that differ in config, dtype or layout, and otherwise at most in implementation.
 
     - ``axis``: property that differs: ``config``, ``dtype`` or ``layout``.
     - ``against``: value on this axis in the case against the advice.
@@ -138,13 +138,15 @@ def rounded(
     among: int = 1,
     whole: bool = False,
 ) -> Iterator[Match]:
-    """Pair sizes that are not a multiple of ``unit`` with the nearest measured multiples.
+    """Pair each size that is not a multiple of ``unit`` with the nearest measured multiples.
+
+    A multiple counts only if it differs from the size by at most 12.5%.
 
     - ``dims``: fields of the workload, one of which differs; ``m+n`` means two equal fields that
       change together.
     - ``unit``: number that a size should be a multiple of.
     - ``units``: exceptions to ``unit``, by dtype.
-    - ``among``: number that must divide the size against the advice.
+    - ``among``: number that must divide the size of the case against the advice.
     - ``whole``: if True, each size is paired only with the nearest larger multiple, and times are
       compared, as for padding. Otherwise, each size is paired with the nearest multiples on both
       sides, and speeds are compared.
@@ -283,10 +285,10 @@ def _speed_ups(
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
     """Pair a GEMM just past a tile or wave edge with the GEMM just before it, and compare times.
 
-    The edges are those of the tile that :func:`large_tile` assumes. An edge of the kind ``wave``
-    begins another wave, and the claim is the ratio of the numbers of waves. An edge of the kind
-    ``tile`` begins another tile in the same wave, and has no claim. A CPU has no waves, so it only
-    has tile edges.
+    The edges are those of the tile that :func:`large_tile` assumes. Past an edge of the kind
+    ``wave``, the GEMM has more waves, and the claim is the ratio of the numbers of waves. Past an
+    edge of the kind ``tile``, the GEMM has more tiles but not more waves, and there is no claim. A
+    CPU has no waves, so it has only tile edges.
 
     Two GEMMs on Tensor Cores are paired only if their rows have the same alignment in bytes,
     because an H100's cuBLAS takes up to eight times as long for misaligned rows.
@@ -319,9 +321,9 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    The layers are all timed memory-bound layers, and the linear layer (a GEMM) with M = 1 and the
-    same N and K. The claim is the ratio of the speeds that the machine's roofline allows. The two
-    cases of a pair may have been timed on different GPUs of the run.
+    The layers are all timed memory-bound layers, each at its largest size, and the linear layer (a
+    GEMM) with M = 1 and the same N and K. The claim is the ratio of the speeds that the machine's
+    roofline allows. The two cases of a pair may have been timed on different GPUs of the run.
     """
 
     def roof(workload: Workload) -> float:

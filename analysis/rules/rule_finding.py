@@ -5,7 +5,8 @@ a pair is the first case's time over the second case's time. If speeds are compa
 multiplied by the second case's work over the first case's work. A ratio above 1 means that
 following the advice is faster. An effect is the geometric mean of the ratios of one or more pairs.
 If a claim is about a gain, such as the speed-up of one dtype over another, a pair has a *control*:
-two more cases. The pair's ratio is divided by the ratio of its control.
+a second pair, such as the same two problems in the other dtype. The pair's ratio is divided by the
+ratio of its control.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         f"{counts_sentence(rows)} An effect is usually a ratio of times or of speeds, above 1 "
         "where following the rule pays. Its 95% interval, in brackets, decides the verdict. A rule "
         "that claims *up to* a gain is judged by its best group, whose interval has a higher "
-        "confidence level. A group is *uncertain* if its interval includes 1 and its ends differ "
-        "by more than a factor of 10. The model says nothing about settings that it does not know, "
-        "such as the alignment of addresses.",
+        "confidence level. A group is *uncertain* if its interval includes 1 and the ends of the "
+        "interval differ by more than a factor of 10. The model says nothing about settings that "
+        "it does not know, such as the alignment of addresses.",
         "",
     ]
     if any(row.id in SHARES for row in judged):
@@ -120,7 +120,7 @@ def _table_line(row: RuleResult) -> str:
 
 
 def effect_text(row: RuleResult) -> str:
-    """Format an effect as ``1.12× [1.10, 1.14]`` or in percent, or as a dash without a verdict."""
+    """Format an effect as ``1.12× [1.10, 1.14]`` or in percent; a dash if there is no verdict."""
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
     if row.id in SHARES:

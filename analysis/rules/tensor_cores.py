@@ -71,7 +71,8 @@ class TimedStep:
     def used_share(self) -> float | None:
         """Share of the eligible operations' time that is spent in operations using Tensor Cores.
 
-        Operations whose use of Tensor Cores is not known are left out.
+        Operations whose use of Tensor Cores is not known are left out. The share is None if no
+        eligible operation remains.
         """
         with_known_use = [
             operation
@@ -99,7 +100,8 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
     part of the step.
 
     Raises:
-        UserError: if ``models.json`` or a trace cannot be read.
+        UserError: if ``models.json`` or a trace cannot be read, or if ``models.json`` has another
+            schema.
     """
     path = folder / "models.json"
     if not path.exists():
@@ -168,7 +170,7 @@ def step_markdown(step: TimedStep) -> str:
     if left_out:
         share = sum(operation.time_us for operation in left_out) / total
         lines.append(f"| {counted(len(left_out), 'other')} | | | | | | {share:.1%} |")
-    summary = f"{step.matrix_share:.0%} of the time is in matrix operations."
+    summary = f"{step.matrix_share:.0%} of the time is spent in matrix operations."
     if np.isfinite(step.bound):
         summary += (
             f" However fast they became, the whole step could be at most {step.bound:.2f}× as fast."
@@ -177,7 +179,7 @@ def step_markdown(step: TimedStep) -> str:
     if step.kind == "gpu" and step.used_share is not None:
         lines.append(
             f"Operations that use Tensor Cores take {step.used_share:.0%} of the time of all "
-            "eligible operations whose kernels are known."
+            "eligible operations whose use of Tensor Cores is known."
         )
     return "\n".join(lines) + "\n"
 
@@ -256,7 +258,8 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by each step's :attr:`~TimedStep.used_share`.
 
-    The effect is the mean share, and its interval extends from the lowest share to the highest.
+    Steps in exact FP32 are left out. The effect is the mean share, and its interval extends from
+    the lowest share to the highest.
     """
     rule = all_rules()["tc-used"]
     shares = {
@@ -284,5 +287,5 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
         hi=highest,
         predicted=None,
         cases=len(known_shares),
-        reason=f"{rule.effect}, from the lowest to the highest; {listing}",
+        reason=f"{rule.effect}: mean, with an interval from the lowest to the highest; {listing}",
     )

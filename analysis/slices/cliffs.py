@@ -69,11 +69,11 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 
 
 def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the pairs along M that another public table of the machine confirms.
+    """Return the pairs along M that at least one other table of the machine confirms.
 
-    The other table must show a change in the same direction, and its log ratio must be at least
-    half as large. The largest cliffs of one table are partly noise, which a second table does not
-    repeat.
+    A table confirms a pair if it shows a change in the same direction with a log ratio that is at
+    least half as large. The largest cliffs of one table are partly noise, which a second table does
+    not repeat.
 
     Args:
         pairs: pairs of sizes, as :func:`neighbouring_pairs` returns them.
@@ -126,7 +126,7 @@ def largest_cliff(rows_by_dimension: Mapping[str, pd.DataFrame]) -> tuple[str, p
 
     Returns:
         The dimension of the largest cliff, and the cliff's row in the result of
-        :func:`neighbouring_pairs`; None without a certain cliff upwards.
+        :func:`neighbouring_pairs`; None if there is no certain cliff upwards.
     """
     cliffs: dict[str, pd.Series] = {}  # largest cliff by dimension
     for along, rows in rows_by_dimension.items():

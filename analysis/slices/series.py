@@ -24,7 +24,8 @@ ENDS = ["tflops_lo", "tflops_hi"]
 """Columns with the speeds at the two ends of a time's interval."""
 LEAST_COMPARED = 8  # fewest cases or pairs that a comparison may rest on
 LARGEST_OFFSET = 16
-"""Largest difference between a size and its base that the sweep ``alignment`` measures."""
+"""Largest difference between a size and its base, the aligned size below it, in the sweep
+``alignment``."""
 _STEADY = ["steady_log", "steady_error"]
 _LEAST_SIZES = 4  # fewest sizes of a line that is shown
 
@@ -41,16 +42,16 @@ def square_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with the speeds at both ends of each time's interval; NaN without an interval."""
+    """Return rows with the columns :data:`ENDS`, which are NaN where a time has no interval."""
     slowest = rows["flops"] / rows["time_hi_us"] / 1e6
     fastest = rows["flops"] / rows["time_lo_us"] / 1e6
     return rows.assign(tflops_lo=slowest, tflops_hi=fastest)
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the size from which on every measured size reaches :data:`NEARLY` of the best speed.
+    """Return the smallest size from which all sizes reach :data:`NEARLY` of the best speed.
 
-    The result is None if the largest size does not reach it, or if ``group`` is empty.
+    The result is None if the largest size does not reach this speed, or if ``group`` is empty.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
@@ -84,7 +85,7 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the speeds at an aligned size (the base) and at sizes just above it.
+    """Return the relative speeds at each aligned size (the base) and at sizes just above it.
 
     Only cases that one run timed on the same GPU are compared.
 
@@ -140,9 +141,10 @@ def mean_ratio(
     follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. Errors that differ
     from ratio to ratio are counted twice, which makes the interval wider than necessary.
 
-    ``bases`` is the number of different times that ratios are relative to, or None if each ratio
-    has its own. Averaging ratios with the same base does not reduce the error of the base. The
-    variance of a base's error is taken to be half of a ratio's variance.
+    ``bases`` is the number of distinct bases, the measured times that the ratios are relative to;
+    None if each ratio has its own base. Averaging ratios with the same base does not reduce the
+    error of the base. The variance of this error is taken to be half the variance of a ratio's
+    error.
     """
     from scipy import stats  # slow to import, and most plots do not need it
 

@@ -2,9 +2,9 @@
 
 On a GPU, an operation's time is the time of its kernels, copies and memsets. A kernel belongs to
 the matrix operation with known shapes in which it was launched, unless that operation contains
-another one. Other kernels belong to the innermost operation of any kind. Overlapping kernels each
-add their full time to their operations. On a CPU, an operation's time excludes the time of the
-operations within it.
+another such operation. Other kernels belong to the innermost operation of any kind. Overlapping
+kernels each add their full time to their operations. On a CPU, an operation's time excludes the
+time of the operations within it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ProfiledOperation:
     Attributes:
         op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for kernels without an
             operation.
-        works: problems that a call computes, usually one; empty if the shapes are not known. Both
-            gradients of a convolution are two problems.
+        works: problems that a call computes, usually one; empty if the shapes are not known. The
+            two gradients of a convolution are two problems.
         module: classes of the modules around the operation, such as
             ``GPT2Model.GPT2Block.Linear``; empty if the shapes or the modules are not known.
         matrix: True if the operation multiplies matrices, even if the shapes are not known.
@@ -119,7 +119,8 @@ class ProfiledOperation:
     def kernel(self) -> str:
         """Name of the main kernel: the one with the longest time among those that multiply.
 
-        If no kernel multiplies, the main kernel is the one with the longest time of all.
+        If no kernel multiplies, the main kernel is the one with the longest time of all. The name
+        is "" if there are no kernels.
         """
         longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
         multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
@@ -160,7 +161,7 @@ class DeviceTime:
 
     Attributes:
         span_us: time from the beginning of the first activity to the end of the last.
-        idle_us: time of the span in which no activity was running, by reason.
+        idle_us: time within the span during which no activity was running, by reason.
     """
 
     file: str
@@ -400,8 +401,8 @@ class _ProductCalls:
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
-        around: for each operation and annotation, the call in ``works`` that it is or belongs to;
-            otherwise NOTHING.
+        around: for each operation and annotation, the call in ``works`` that it is or that
+            contains it; NOTHING if there is no such call.
     """
 
     works: Mapping[int, tuple[Work, ...]]
@@ -442,9 +443,9 @@ def _by_pass(
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
-    Kernels are names with times in ns. The time of a kernel whose name shows no gradient is divided
-    in proportion to the total times of the kernels whose names show one. The result has one entry
-    for each gradient, or one entry with all kernels.
+    Each kernel is a pair of a name and a time in ns. The time of a kernel whose name shows no
+    gradient is divided in proportion to the total times of the kernels whose names show each
+    gradient. The result has one entry for each gradient, or one entry with all kernels.
     """
     # 1. Find the pass of each kernel whose name contains only one of the passes, and sum the times
     # of each pass. If there is only one pass, or if a sum is 0, the kernels cannot be divided.
@@ -536,7 +537,7 @@ def _idle_reason(
     activity_after: int,
     idle_begin: int,
 ) -> str:
-    """Return the reason why a device was idle between two activities, from ``idle_begin`` in ns."""
+    """Return why a device was idle between two activities, from ``idle_begin`` (in ns) onwards."""
     # 1. Check whether an activity next to the idle time copies between host and device.
     host, device = trace.host, trace.device
     for activity in (activity_before, activity_after):

@@ -296,7 +296,11 @@ class _Columns:
         return number
 
     def _inputs_of(self, name: str, arguments: Mapping[str, Any]) -> int:
-        """Return the position of a matrix operation's inputs, and add them if they are new."""
+        """Return the position of a matrix operation's inputs, and add them if they are new.
+
+        The result is NOTHING if the operation is not a matrix operation, or if its inputs are
+        missing, malformed or too long.
+        """
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
         # Each of these lists has one element per argument, or is empty if the trace lacks it.

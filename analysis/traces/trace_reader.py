@@ -72,7 +72,10 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a list, or of the mapping that has the list under :data:`EVENTS`."""
+    """Yield the events of a trace, which is a list of events or a mapping with this list.
+
+    In a mapping, the list is under the key :data:`EVENTS`.
+    """
     first = window.next_character()
     if first == "[":
         yield from window.items()

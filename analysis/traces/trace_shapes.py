@@ -92,9 +92,9 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 def _padded_size(size: int, operands: Sequence[StoredTensor], dtype: str) -> int:
     """Return a size, rounded up to a multiple of 16 bytes if the operands' rows are padded.
 
-    ``torch.compile`` stores a matrix of 50,257 columns with rows of 50,304, so that its kernels
-    load as much at a time as for aligned sizes. The size is returned unchanged if the rows are not
-    padded, or if rounding would add more than 1%.
+    For example, ``torch.compile`` stores each row of a matrix with 50,257 columns in memory for
+    50,304 elements, so that kernels can use loads as wide as for aligned sizes. The size is
+    returned unchanged if the rows are not padded, or if rounding would add more than 1%.
     """
     multiple = WIDE_BYTES // DTYPE_BYTES[dtype]
     rounded = ceil_div(size, multiple) * multiple
@@ -215,8 +215,8 @@ def _convolution(
 ) -> list[Work]:
     """Return the convolution of two inputs, an image and filters, as one problem for each pass.
 
-    ``setting_positions`` must have ``stride`` and ``padding``. A missing number of groups is
-    derived from the sizes; other missing settings have PyTorch's defaults.
+    ``setting_positions`` must have the keys ``stride`` and ``padding``. A missing number of groups
+    is derived from the sizes; other missing settings have PyTorch's defaults.
     """
     image, weight = _stored(inputs, first), _stored(inputs, first + 1)
     dimensions = len(image.sizes) - 2  # the image is (n, c, …)

@@ -60,8 +60,8 @@ class PaddingValue:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
-        found: share of padded shapes among the shapes whose best padding gains at least 5%; 0
-            without such shapes.
+        found: share of padded shapes among the shapes whose best padding gains at least 5%; 0 if
+            there are no such shapes.
     """
 
     moved: int
@@ -79,12 +79,12 @@ class AdviceValue:
     Attributes:
         neighbourhoods: number of neighbourhoods that were drawn for choose queries.
         regret: mean regret of each rule, by the name of the rule.
-        pads: number of shapes to pad that were drawn.
+        pads: number of shapes that were drawn for pad queries.
         padding: value of each rule for padding, by the name of the rule.
         hindsight: mean gain if each shape is replaced by its fastest padding, unless the original
             shape is faster.
         overclaimed: share of the advised changes that gained less than the lower end of their
-            claimed intervals, for pad and choose queries together; None if no change was advised.
+            predicted interval, for pad and choose queries together; None if no change was advised.
     """
 
     neighbourhoods: int
@@ -100,7 +100,7 @@ class AdviceValue:
 
 
 class _Claim(NamedTuple):
-    """Gain of an advised change: lower end of the claimed interval, and the measured gain."""
+    """Gain of an advised change: lower end of its predicted interval, and the measured gain."""
 
     low: float
     gain: float
@@ -197,7 +197,8 @@ def _padding_value(
 ) -> PaddingValue:
     """Return the value of the paddings that one rule picked.
 
-    ``best_gains`` has the gain of each original's fastest padding, or 0 if the original is faster.
+    ``best_gains`` has the gain of the fastest padding of each original shape, or 0 if the original
+    shape is faster.
     """
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
@@ -225,14 +226,14 @@ class MeasuredValue:
 def judge_measured(
     validation: Validation, repeated: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
-    """Judge a rule that measures the original and the best candidates, and picks the fastest.
+    """Judge a rule that measures the original shape and the best candidates, and picks the fastest.
 
     The candidates are those that the model predicts to be best. The original shape is kept if the
     fastest candidate gains less than :data:`MIN_GAIN`.
 
-    The times in the table ``repeated`` determine the pick, and the times of the validation judge
-    it. With only one table, a pick would seem better than it is, because the same noise would
-    affect both the pick and its judgement.
+    The shape is picked by its time in the table ``repeated``, and judged by its time in the
+    validation. With only one table, a pick would seem better than it is, because the same noise
+    would affect both the pick and its judgement.
 
     The result has the value of the rule for each number of candidates in ``counts``.
 
@@ -334,7 +335,7 @@ class _HeldOutRows:
         return np.array([seconds_by_case.get(case, np.nan) for case in cases])
 
     def near(self, original: int, smallest_difference: float) -> list[int]:
-        """Return the positions of a shape and of the near shapes that differ from it only in size.
+        """Return the positions of a shape, and of nearby shapes that differ from it only in size.
 
         Only measurements with the same implementation are included, and each shape only once.
         ``smallest_difference`` is the lowest allowed relative difference in each dimension, such as

@@ -68,7 +68,11 @@ def _finite_errors(seconds: Array, measured: Array) -> Errors:
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return each case's seconds for arithmetic at the peak, and for traffic at the bandwidth."""
+    """Return each case's floors, in seconds.
+
+    The floors are the time of the arithmetic at the machine's peak, and the time of the memory
+    traffic at the machine's bandwidth.
+    """
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth

@@ -1,8 +1,8 @@
 """Judge the model on held-out measurements of a recording or of a public table.
 
 Each tested row is predicted by a model that was not calibrated on this row. The calibration rows
-are chosen without looking at any time. The constants that Rooftile ships for the GPU under test are
-never used, not even as the start of a fit.
+are chosen without looking at their times. The constants that Rooftile ships for the GPU under test
+are never used, not even as the start of a fit.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Validation:
     def tile_agreement(self) -> float | None:
         """Share of held-out rows whose predicted tile equals the tile in the kernel's name.
 
-        Rows whose kernel name contains no tile are left out.
+        Rows whose kernel name contains no tile are left out. The share is None if this leaves
+        no rows.
         """
         estimate = self.prediction.estimate
         predicted = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(estimate.bm, estimate.bn, strict=True)]
@@ -109,9 +110,9 @@ class Validation:
     def neighbours(self) -> dict[str, Any]:
         """Errors of predicted time ratios within pairs of held-out shapes.
 
-        A pair is a GEMM and the padding that is predicted to be its fastest. ``low`` and ``high``
-        are the 5th and the 95th percentile of log(measured ratio / predicted ratio) over all pairs,
-        or None without a pair.
+        A pair is a GEMM and the one of its paddings that is predicted to be the fastest. ``low``
+        and ``high`` are the 5th and the 95th percentile of log(measured ratio / predicted ratio)
+        over all pairs, or None if there are no pairs.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
@@ -187,16 +188,17 @@ def validate(
         source: the measured rows.
         machine: the machine on which they were measured.
         calibrate: number of rows to calibrate on; None for all rows that may be calibrated on. With
-            0, the constants of another machine are used. The hold-out ``folds`` always uses all
-            rows.
+            0, the model has the constants of another machine, or the general constants for CPUs.
+            The hold-out ``folds`` always uses all rows.
         seed: seed for choosing the calibration rows, and the values that ``levels`` withholds.
         holdout: one of :data:`HOLDOUTS`.
         constants: slug of another machine whose constants are used; None for the machine that
             :func:`foreign_constants` selects. For a CPU, ``constants`` has no effect.
 
     Raises:
-        UserError: if there are too few rows, if the machine does not support the dtype, or if
-            ``constants`` does not name another machine with constants in this dtype.
+        UserError: if the hold-out is not known, if there are too few rows, if the machine does not
+            support the dtype, or if ``constants`` does not name another machine with constants in
+            this dtype.
     """
     check_word("holdout", holdout, HOLDOUTS)
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.

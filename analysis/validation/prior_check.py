@@ -44,14 +44,15 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
     Args:
         names: files, folders of recordings or slugs of machines, separated by commas. A slug means
-            all public tables of that machine in this dtype, except the file ``judged``. The table
+            all public tables of that machine in ``dtype``, except the file ``judged``. The table
             that ``rooftile import`` would choose comes first.
         judged: file with the measurements under test, which must not be a prior.
         machine: the machine whose times are in ``judged``.
         dtype: dtype of the collections.
 
     Raises:
-        UserError: if a name has no readable GEMM times in this dtype other than those under test.
+        UserError: if a name is empty, unknown or ambiguous, if it has no readable times in
+            ``dtype`` other than those under test, or if its file has rows that are not GEMMs.
     """
     collections: list[Collection] = []
     for name in names.split(","):
@@ -93,14 +94,17 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
 def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collection:
     """Read a collection from a public table (.parquet), another file or a folder of a recording.
 
-    Except in a public table, only the rows of ``machine`` are read.
+    Unless the file is a public table, only the rows of ``machine`` are read.
     """
     if path.suffix == ".parquet":
         return _collection_from_table(read_table(path), dtype)
     source = read_source(path, machine, dtype)
     gemms = [problem for problem in source.problems if isinstance(problem, Gemm)]
     if len(gemms) < len(source):
-        raise UserError(f"{path} has rows that are not GEMMs; give --prior a file with only GEMMs.")
+        raise UserError(
+            f"{path} has measurements of other operations than GEMMs; give --prior a file with "
+            "only GEMMs."
+        )
     return Collection(machine, source.name, gemms, source.seconds)
 
 
@@ -139,8 +143,9 @@ def validate_with_prior(
         holdout: one of the hold-outs above.
 
     Raises:
-        UserError: if the hold-out or the dtype is not supported, if a problem is not a GEMM, or if
-            there are too few rows.
+        UserError: if the hold-out or the dtype is not supported, if a problem is not a GEMM, if the
+            source or the collections have too few rows, or if there are neither collections nor
+            calibration rows.
     """
     if holdout not in _HOLDOUTS:
         valid = enumerated(_HOLDOUTS, "or")
@@ -210,8 +215,8 @@ def _validate_once(
         model = Model(machine, {group: prior.fit})
     else:
         raise UserError(
-            "without --prior and calibration measurements, nothing can be judged; give --prior, or "
-            "--calibrate above 0."
+            "with neither --prior nor calibration measurements, nothing can be judged; give "
+            "--prior, or --calibrate above 0."
         )
     # 4. Predict the held-out rows.
     held_out = source.take(tested)

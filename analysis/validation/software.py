@@ -115,7 +115,8 @@ class CollectionErrors:
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
         """Return the share of times that are inside a range around the final model's predictions.
 
-        ``software`` is the range, in multiples of the spread.
+        ``software`` is the range, in multiples of the spread. The share is None if there is no
+        imported table.
         """
         if self.seen is None:
             return None
@@ -143,7 +144,7 @@ class ErrorRange(NamedTuple):
 def compare_tables(table: PublicTable, other: PublicTable) -> CollectionPair:
     """Compare the bf16 times of two public tables of one machine, for shapes that both have.
 
-    The seconds are those of ``table``, and the log ratios are log(other / table).
+    In the result, the seconds are those of ``table``, and the log ratios are log(other / table).
     """
     other_times = median_times(other).rename("other_us")
     rows = pd.concat([median_times(table), other_times], axis=1, join="inner")
@@ -190,7 +191,7 @@ def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[Publ
 def _held_out_predictions(folder: Path, interval_width: float) -> pd.DataFrame:
     """Read the held-out predictions of the bf16 shapes in a recording.
 
-    ``interval_width`` is in multiples of the spread.
+    ``interval_width`` is the width of the predicted 90% intervals, in multiples of the spread.
     """
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
@@ -211,7 +212,8 @@ def _compare_collection(
 ) -> CollectionErrors | None:
     """Compare the times in a collection with predictions, for the shapes that both have.
 
-    The column measured_us of ``predictions`` has the imported table's times.
+    Return None if they have no shape in common. The column measured_us of ``predictions`` has the
+    imported table's times.
     """
     # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")

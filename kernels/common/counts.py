@@ -13,7 +13,7 @@ def counted(count: int, singular: str, plural: str = "") -> str:
 
 
 def enumerated(phrases: Sequence[str], conjunction: str = "and") -> str:
-    """Join phrases as in ``a, b and c``; without phrases, return an empty string."""
+    """Join phrases as in ``a, b and c``; if there are no phrases, return an empty string."""
     if len(phrases) < 2:
         return "".join(phrases)
     return f"{', '.join(phrases[:-1])} {conjunction} {phrases[-1]}"

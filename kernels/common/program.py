@@ -31,11 +31,11 @@ OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interprete
 """Phrases for messages: how to measure the CPU, start a new run or use another PyTorch."""
 
 _VERBS = {"kernels list": "implementations"}
-"""Verbs of ``rooftile`` for commands whose names are unclear without the package."""
+"""Verbs of ``rooftile`` for commands whose names are unclear without the package's name."""
 
 
 def same_command(fresh: bool) -> str:
-    """Return the phrase with which messages name the command that resumes a run."""
+    """Return the phrase that messages use for the command that resumes a run."""
     return f"the same command without {USE_FRESH}" if fresh else "the same command"
 
 
@@ -59,7 +59,7 @@ def needs_extra(module: str, name: str = "measure", subject: str = "This command
 
 
 def verb(package: str, name: str) -> str:
-    """Return the verb with which ``rooftile`` runs a package's command.
+    """Return the verb (subcommand) of ``rooftile`` that runs a package's command.
 
     >>> verb("sweeps", "run"), verb("kernels", "list")
     ('run', 'implementations')
@@ -71,8 +71,8 @@ def command_words(words: Sequence[str]) -> Sequence[str]:
     """Return the arguments with which Python runs a package's command.
 
     ``words`` are the package, its command and options, such as ``["sweeps", "run", "--fresh"]``.
-    When installed, ``-P`` prevents Python from running a module called ``rooftile`` in the current
-    folder.
+    In an installation, ``-P`` prevents Python from running a module called ``rooftile`` in the
+    current folder.
     """
     return ("-P", "-m", *_installed_words(words)) if INSTALLED else ("-m", *words)
 

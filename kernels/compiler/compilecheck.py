@@ -94,7 +94,7 @@ class _Facts:
     """Facts about the code of one kernel, or of all kernels of one call.
 
     For several kernels, ``registers``, ``spill_bytes`` and ``shared_bytes`` are each the maximum
-    over the kernels. ``loop`` and ``code`` are those of the main kernel.
+    over the kernels. ``launches`` counts the kernels. The other fields describe the main kernel.
     """
 
     loop: InnerLoop
@@ -110,7 +110,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Job:
-    """Call of a Triton family to compile for one architecture."""
+    """Call of a Triton family, to be compiled for one architecture."""
 
     family: str
     config: TileConfig
@@ -384,7 +384,7 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
 
 
 def _warm_up(call: LaunchSpec, recompile: bool = False) -> tuple[Any, str]:
-    """Return a launch's kernel, and the text that ``ptxas`` printed if it ran, else ""."""
+    """Return a launch's kernel, and the text that ``ptxas`` printed, or "" if it did not run."""
     knobs = triton.knobs
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
         knobs.nvidia.dump_ptxas_log = True
@@ -475,7 +475,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Return remarks on the unusual code of a kernel that has no complaints."""
+    """Return remarks on unusual but acceptable code, or "" if nothing is unusual."""
     remarks = []
     if facts.serialised:  # only for a candidate, because a chosen config gets a complaint
         remarks.append(
@@ -491,5 +491,5 @@ def _remark(job: _Job, facts: _Facts) -> str:
                 "copied to shared memory."
             )
     if job.alignment == _ALIGNED and facts.loop.copy_bytes < WIDE_BYTES:
-        remarks.append(f"Copies are {facts.loop.copy_bytes} bytes wide.")
+        remarks.append(f"The narrowest copies are {facts.loop.copy_bytes} bytes wide.")
     return " ".join(remarks)

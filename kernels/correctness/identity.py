@@ -230,14 +230,14 @@ def _positions_at_once(tensor: Tensor, axis: int) -> int:
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, which keep length 1, or over all elements."""
+    """Return the mean square over ``axes``, which are kept with length 1, or over all elements."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
 
 
 def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
-    """Yield slices of ``sets`` to test at once: one large set, or several small sets."""
+    """Yield slices of ``sets``, each to be tested at once: one large set, or several small sets."""
     set_elements = sum(tensor.numel() for tensor in sets[0])
     count = max(1, _STACKED_ELEMENTS // set_elements)
     for start in range(0, len(sets), count):

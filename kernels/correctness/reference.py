@@ -23,8 +23,8 @@ TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
 
 The limit for fp32 is wide enough for a sum of 65,536 terms, but too narrow for tf32, whose error is
 about 3.5e-4. The limits for the 16-bit dtypes are about eight times the rounding error of the
-largest result. The relative rounding error is 2⁻¹¹ in fp16 and 2⁻⁹ in bf16. A factor of eight
-leaves room for fp16's partial sums.
+largest entry. The relative rounding error is 2⁻¹¹ in fp16 and 2⁻⁹ in bf16. A factor of eight
+leaves room for partial sums in 16 bits.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
@@ -56,7 +56,7 @@ class CheckResult:
 
 
 def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) -> CheckResult:
-    """Compare sampled entries of a result with float64 arithmetic on the same operands.
+    """Compare sampled entries of a result with a float64 reference from the same operands.
 
     ``result`` has the problem's logical shape; ``seed`` decides which of its entries are sampled.
     """
@@ -155,7 +155,7 @@ def _layer(
 
 
 def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
-    """Normalise ``x`` (n, c, h, w) along ``over``, then apply scales and shifts (2, c)."""
+    """Normalise ``x`` (n, c, h, w) along the axes ``over``, then apply scales and shifts (2, c)."""
     scale, shift = parameters[:, None, :, None, None]  # each (1, c, 1, 1)
     centred = x - x.mean(over, keepdim=True)
     variance = centred.square().mean(over, keepdim=True)
@@ -229,7 +229,10 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the image, row and column of up to 32 pixels of ``shape`` (images, rows, columns)."""
+    """Sample up to 32 pixels from ``shape`` (images, rows, columns).
+
+    Return the image, the row and the column of each sampled pixel.
+    """
     images, rows, columns = shape
     pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
     in_image = pixels % (rows * columns)

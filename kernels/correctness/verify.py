@@ -45,10 +45,11 @@ def verify(
 ) -> CheckVerdict:
     """Test whole results with Freivalds' identity, and entries of one result against float64.
 
-    Layers and LSTMs are not linear. Their entries are therefore always compared, and their results
-    are searched for infinities and NaNs. For all other workloads, entries are compared only if
-    ``entries`` is set. ``seed`` decides the random signs, and which entries of which result are
-    compared. ``side`` is described in :func:`remainders`.
+    The identity does not apply to layers and LSTMs, because they are not linear. Their entries are
+    therefore always compared, and their results are searched for infinities and NaNs. For all other
+    workloads, entries are compared only if ``entries`` is set. ``seed`` decides the random signs of
+    the identity, and which entries of which result are compared. ``side`` is described in
+    :func:`remainders`.
     """
     # 1. Compare sampled entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)
@@ -77,11 +78,11 @@ def verify(
     worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
     if worst <= limit:
         return CheckVerdict(rel_error, tolerance)
-    message = "sums with random signs are infinite or NaN."
+    message = "sums of the result's elements with random signs are infinite or NaN."
     if math.isfinite(worst):
         message = (
-            f"sums with random signs are off by {_digits(100 * worst)}% of their expected size; "
-            f"{_digits(100 * limit)}% is allowed."
+            "sums of the result's elements with random signs are off by "
+            f"{_digits(100 * worst)}% of their expected size; {_digits(100 * limit)}% is allowed."
         )
     return CheckVerdict(rel_error, tolerance, message)
 

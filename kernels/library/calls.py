@@ -163,7 +163,7 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
 
 
 def graph_captured(call: Call, set_count: int) -> Call:
-    """Return a call that replays a set's launches from a CUDA graph, captured once for each set.
+    """Capture each set's launches in a CUDA graph, and return a call that replays a set's graph.
 
     Raises:
         RuntimeError: if PyTorch cannot capture the call.

@@ -47,8 +47,8 @@ class LibraryConfig(Config):
     - ``fused`` computes a series of GEMMs as one GEMM.
     - ``paced`` lets launches run at the pace of the host, and includes the gaps between them in the
       measured time.
-    - ``graph`` replays all launches of a call from one CUDA graph. The measured time also includes
-      the gaps between the launches.
+    - ``graph`` replays all launches of a call from one CUDA graph. The measured time includes the
+      gaps between the launches, as with ``paced``.
     """
 
     autotune: bool = False
@@ -89,7 +89,7 @@ class Library:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that the library computes on any kind of device."""
+        """Operations that the library computes on at least one kind of device."""
         return tuple(dict.fromkeys(op for served in self.serves.values() for op in served))
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
@@ -133,7 +133,8 @@ class Library:
         """Return a launch on the operand sets, which must be stored as the config specifies.
 
         Raises:
-            UserError: if a setting of the config does not apply to the problem.
+            TypeError: if the config is not a :class:`LibraryConfig`.
+            UserError: if the config sets ``ld_multiple``, and the problem is not a GEMM.
             RuntimeError: if the config sets ``graph``, and PyTorch cannot capture the call.
         """
         library_config = LibraryConfig() if config is None else config
@@ -203,7 +204,7 @@ def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None
 
 
 def libraries() -> list[Library]:
-    """Return cuBLAS, cuDNN and PyTorch's own kernels for a GPU, and the libraries of this CPU."""
+    """Return cuBLAS, cuDNN and ATen for a GPU, and the libraries that PyTorch uses on this CPU."""
     gpu_dtypes = ("fp32", "tf32", "fp16", "bf16")
     layer_dtypes = ("fp32", "fp16", "bf16")  # a memory-bound layer has no use for tf32
     # PyTorch calls cuDNN for an LSTM in bf16 only if it was built with cuDNN 9.13 or later. Older
@@ -223,11 +224,11 @@ def libraries() -> list[Library]:
 
 
 def _served_by_cpu() -> dict[str, DtypesByOp]:
-    """Return what PyTorch uses on this CPU, by library: a BLAS, oneDNN and ATen.
+    """Return the dtypes that PyTorch computes on this CPU, by library and operation.
 
-    oneDNN computes bf16 only on CPUs with suitable vector instructions. On other CPUs, ATen
-    computes bf16. fp16 is left out, because PyTorch computes fp16 in a scalar loop on CPUs without
-    AVX512-FP16 or AMX.
+    The libraries are a BLAS, oneDNN and ATen. oneDNN computes bf16 only on CPUs with suitable
+    vector instructions. On other CPUs, ATen computes bf16. fp16 is left out, because PyTorch
+    computes fp16 in a scalar loop on CPUs without AVX512-FP16 or AMX.
     """
     # 1. Find out which libraries this build of PyTorch has.
     blas = "mkl"

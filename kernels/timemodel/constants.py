@@ -52,7 +52,7 @@ class Constants:
         A missing constant gets its default from constants.toml.
 
         Raises:
-            TypeError: if a constant is unknown, or missing without a default.
+            TypeError: if a constant is unknown, or if it is missing and has no default.
         """
         renamed = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
         return cls(**{**_constants_table()["defaults"], **renamed})
@@ -144,9 +144,9 @@ def default_constants(generation: str, dtype: str, hand_written: bool = False) -
     A generation without measured constants gets those of a similar generation. For misaligned rows,
     every generation gets the constants that :func:`_misaligned_constants` returns.
 
-    ``hand_written`` is True for Triton kernels. For these, ``misalignment`` is not replaced by the
-    fact in constants.toml, which is about vendor libraries: they compute misaligned rows with
-    kernels for older GPUs.
+    ``hand_written`` is True for Triton kernels. They keep the ``misalignment`` of the measured
+    constants. The values that constants.toml states in its ``facts`` are for vendor libraries,
+    which compute misaligned rows with kernels for older GPUs.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -173,9 +173,9 @@ def shipped_fits() -> dict[str, Any]:
       shape (:mod:`analysis.model.groups`).
     - ``floor``: errors of the times that are predicted for a later version of a framework from
       measurements with an earlier version.
-    - ``machines``: entries for each slug. ``source`` is the source of the machine's measurements,
-      ``software`` is the error range for this machine only, and ``groups`` has the fits by group,
-      as in calibration.json.
+    - ``machines``: one entry for each slug. In an entry, ``source`` is the source of the machine's
+      measurements, ``software`` is the error range for this machine only, and ``groups`` has the
+      fits by group, as in calibration.json.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -190,7 +190,7 @@ def foreign_constants(
     selects the other GPU. None selects one of the same generation if possible, otherwise of the
     latest earlier generation, and otherwise of the first later generation.
 
-    For a CPU, return the CPU constants in constants.toml and ``cpu``.
+    For a CPU, return the CPU constants from constants.toml, and ``cpu`` as the slug.
 
     Raises:
         UserError: if the GPU does not compute the dtype, or if ``slug`` has no suitable constants.
@@ -226,15 +226,16 @@ def foreign_constants(
 def scaled_constants(
     c: Constants, there: Machine, here: Machine, dtype: str, exponent: float = 1.0
 ) -> Constants:
-    """Scale the constants of the GPU ``there`` to the GPU ``here``, using the facts about both.
+    """Scale the constants ``c`` of the GPU ``there`` to the GPU ``here``.
 
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s, and the
     latency of a K step inversely. The ratio of the two SMs' FLOP/s is raised to ``exponent``. An
     exponent below 1 suits GPUs whose SMs differ less in their read and write rates than in their
     FLOP/s: many graphics GPUs halve only the rate of their Tensor Cores.
 
-    The constants of misaligned rows are not scaled. The result has those of the generation of
-    ``here`` (:func:`_misaligned_constants`), even if those in ``c`` were fitted.
+    The constants of misaligned rows are not scaled. They are replaced by those that
+    :func:`_misaligned_constants` returns for the generation of ``here``, even if those in ``c``
+    were fitted.
     """
     # 1. Compare the two datasheets. Each ratio is the value of ``here`` relative to ``there``.
     clock_ratio = here.boost_mhz / there.boost_mhz
@@ -263,8 +264,9 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's constants of misaligned rows, by name.
 
-    ``misalignment`` is left out if constants.toml does not state it. In fp32, all generations have
-    the same constants, because plain FMAs need no bulk copies.
+    ``misalignment`` is left out if the generation's facts in constants.toml do not state it. In
+    fp32, it is always left out, and the other constants are the same for all generations, because
+    plain FMAs need no bulk copies.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":

@@ -93,11 +93,11 @@ class Shapes:
     ) -> Shapes:
         """Create the arrays from problems.
 
-        ``cached`` has True for a problem whose operands are in the last-level cache, and
-        ``sustained`` has True for a problem that is launched without pauses. ``algorithm`` is a key
-        of :data:`ALGORITHMS`. Convolutions for which Winograd's algorithm cannot be used are
-        computed as their implied GEMM. ``on_gpu_library`` is True if cuBLAS and cuDNN compute the
-        problems (:func:`_gpu_library_row`).
+        An element of ``cached`` is True if the problem's operands are in the last-level cache. An
+        element of ``sustained`` is True if the problem is launched without pauses. None means False
+        for all problems. ``algorithm`` is a key of :data:`ALGORITHMS`. Convolutions for which
+        Winograd's algorithm cannot be used are computed as their implied GEMM. ``on_gpu_library``
+        is True if cuBLAS and cuDNN compute the problems (:func:`_gpu_library_row`).
         """
         # 1. Convert each problem to a row. The number of columns is given, because it cannot be
         # derived from an empty list of rows.
@@ -138,7 +138,7 @@ class _ShapeRow(NamedTuple):
 
 
 def _shape_row(problem: Problem, tile: int) -> _ShapeRow:
-    """Return the fields of :class:`Shapes`; ``tile`` is a value of :data:`ALGORITHMS`."""
+    """Return a problem's fields of :class:`Shapes`; ``tile`` is a value of :data:`ALGORITHMS`."""
     element = DTYPE_BYTES[problem.dtype]
     if isinstance(problem, Gemm):
         a_bytes = problem.operand_elements[0] * element
@@ -181,10 +181,10 @@ def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
     - cuBLAS treats rows that are aligned to 8 bytes as if they were aligned to 4. In all but one of
       218 cases, cuBLAS chose a kernel for rows aligned to 4 bytes (``align2`` in 16 bits,
       ``align1`` in tf32).
-    - If the channels of an NHWC convolution on Tensor Cores are not multiples of 16 bytes, cuDNN
-      almost always (96%) first runs ``nhwcAddPaddingKernel``. This kernel pads the activations that
-      the pass reads. Its median rate is a sixth of the memory's bandwidth in 16 bits, and a third
-      in tf32.
+    - If the channels of an ungrouped NHWC convolution on Tensor Cores do not take a multiple of 16
+      bytes, cuDNN first runs ``nhwcAddPaddingKernel`` in 96% of the cases. This kernel pads the
+      activations that the pass reads. Its median rate is a sixth of the memory's bandwidth in 16
+      bits, and a third in tf32.
     """
     # 1. Lower the alignment of a GEMM's rows from 8 bytes to 4.
     if isinstance(problem, Gemm):

@@ -1,4 +1,4 @@
-"""Estimate the time of a workload from its GEMMs, or from its bytes if it has no GEMMs."""
+"""Estimate the time of a workload from its GEMMs and convolutions, or else from its bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def workload_seconds(
 
     Args:
         products: GEMMs and convolutions of each workload, as pairs (number of times, problem).
-        seconds_without_gemms: seconds of each workload, used only if it has no GEMMs.
+        seconds_without_gemms: seconds of each workload, used only if it has neither GEMMs nor
+            convolutions.
         seconds_of: function of (positions, problems) that returns the seconds of each problem. A
             position is an index into ``products``.
     """

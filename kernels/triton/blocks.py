@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def elements(stride, UNIT: tl.constexpr):
-    """Convert a stride from UNITs to elements; None means a stride of 1."""
+    """Convert a stride from units of UNIT elements to elements; None means a stride of 1."""
     if stride is None:
         return 1
     else:
@@ -27,13 +27,13 @@ def elements(stride, UNIT: tl.constexpr):
 
 @triton.jit
 def matrix_stride(stride, UNIT: tl.constexpr):
-    """Convert (batch, row, column) strides from UNITs to elements."""
+    """Convert (batch, row, column) strides from units of UNIT elements to elements."""
     return elements(stride[0], UNIT), elements(stride[1], UNIT), elements(stride[2], UNIT)
 
 
 @triton.jit
 def tensor_stride(stride, UNIT: tl.constexpr):
-    """Convert five strides from UNITs to elements."""
+    """Convert five strides from units of UNIT elements to elements."""
     return (
         elements(stride[0], UNIT),
         elements(stride[1], UNIT),
@@ -137,7 +137,7 @@ def transpose(
     x_ptr, y_ptr, ROWS, COLUMNS, x_batch_stride, x_column_stride, y_batch_stride, y_row_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy x (batch, ROWS, COLUMNS), contiguous along rows, into y, contiguous along columns.
+    """Copy x (batch, ROWS, COLUMNS), whose columns are contiguous, into y, whose rows are.
 
     Each program copies one block of BLOCK × BLOCK elements. Blocks are numbered row by row.
     """

@@ -54,13 +54,13 @@ class TritonConv(TritonFamily):
             return f"{self.name} computes only channels-last convolutions; use the layout nhwc."
         if problem.n * max(problem.h * problem.w, problem.p * problem.q) >= 2**31:
             return (
-                f"{self.name} counts pixels in 32 bits, and this convolution has 2³¹ pixels or "
+                f"{self.name} counts pixels in 32 bits, but this convolution has 2³¹ pixels or "
                 "more; use a smaller batch or image."
             )
         return None
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return tiles of up to 128×256, each once with an unsplit sum and once per useful split.
+        """Return configs with tiles of up to 128×256, without a split and with each useful split.
 
         A split is useful if it gives at most two waves of CTAs, and at least two K steps to each
         CTA. If the convolution is a GEMM, configs of GEMM kernels come first.
@@ -107,12 +107,12 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of the computed problem (:func:`_computed_problem`) by config."""
+        """Estimate the seconds of :func:`_computed_problem`'s problem with each config."""
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the array for partial results, or () if there are none."""
+        """Return the shape of the dense fp32 scratch array, or () if the launches need none."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -256,7 +256,10 @@ def _parts(conv: Conv, config: ConvConfig) -> int:
 def _data_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
-    """Return the launch; ``strides`` of ``target`` are (part, image, channel, row, column)."""
+    """Return the launch of :func:`conv_data`.
+
+    ``strides`` are the strides of ``target``: (part, image, channel, row, column).
+    """
     # 1. Find the arguments that depend on the pass. ``depth`` is the number of a group's channels
     # that are summed over, and ``width`` is the number of a group's channels in the result.
     # ``spacing`` is the distance between the pixels of a phase, which is 1 in fprop.
@@ -307,7 +310,11 @@ def _data_call(
 def _filter_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
-    """Return the launch; ``strides`` are (part, channel of grad, channel of the source, r, s)."""
+    """Return the launch of :func:`conv_filter`.
+
+    ``strides`` are the strides of ``target``: (part, channel of the output's gradient, channel of
+    the input, r, s).
+    """
     # 1. Make the grid: all tiles of all groups, for each part.
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups

@@ -29,14 +29,14 @@ TAP_BITS = 32  # largest number of taps along an axis: `taps_inside` has a bit f
 def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
     """Return five numbers that tell which taps and source pixels each destination on an axis uses.
 
-    The first three values are the first tap, the number of taps, and the source position of
-    destination 0 at the first tap. The last two values are the steps by which the source position
-    moves per destination and per tap. ``phase`` is the position of the destinations modulo the
-    stride, and 0 in the forward pass.
+    The first three values are the first tap, the number of taps, and the source position of the
+    first destination at the first tap. The last two values are the steps by which the source
+    position moves per destination and per tap. ``phase`` is the position of the destinations modulo
+    the stride, and 0 in the forward pass.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
-    padding − t · dilation`` is a multiple of the stride. The distance between two of these taps is
-    ``tap_step``: the stride divided by the greatest common divisor of stride and dilation.
+    padding − t · dilation`` is a multiple of the stride. The distance from one of these taps to the
+    next is ``tap_step``: the stride divided by the greatest common divisor of stride and dilation.
     """
     if BACKWARD:
         # A loop over scalars finds the first tap, not a reduction of a block. The compiler would
@@ -71,8 +71,9 @@ def within(place, size):
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
     """Return an integer for each position along an axis: bit t is set if tap t hits a pixel.
 
-    Tap t is at ``start + t · step``, and there are ``size`` pixels. The loop is unrolled, because
-    the compiler would change the layout of a loop's result in every K step.
+    Tap t is at ``start + t · step``, and there are ``size`` pixels. The integer is 0 where
+    ``wanted`` is False. The loop is unrolled, because the compiler would change the layout of a
+    loop's result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):

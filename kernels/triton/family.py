@@ -48,7 +48,7 @@ class LaunchSpec:
     options: dict[str, Any]
 
     def launch(self, scratch: Tensor | None) -> None:
-        """Launch without synchronising; meta tensors become the same views of ``scratch``."""
+        """Launch without synchronising, with views of ``scratch`` in place of meta tensors."""
         self.kernel[self.grid](*self.bound(scratch), **self.options)
 
     def bound(self, scratch: Tensor | None) -> list[Any]:
@@ -118,7 +118,7 @@ class TritonFamily(ABC):
             remedy = f"{command('kernels check')} runs it in Triton's interpreter"
             return f"{self.name} needs a GPU; {remedy}."
         if machine.capability is not None and machine.capability < MIN_CAPABILITY:
-            return f"{self.name} needs sm_80 or later, and {machine.name} is {machine.arch}."
+            return f"{self.name} needs sm_80 or later, but {machine.name} is {machine.arch}."
         if problem.dtype not in machine.peaks:
             return f"{machine.name} has no {problem.dtype} arithmetic."
         return _missing_for_launcher()
@@ -128,7 +128,7 @@ class TritonFamily(ABC):
     ) -> list[Config | None]:
         """Return the valid candidates, sorted by their estimated time.
 
-        Experimental configs are left out by default, because on an H100 they were 2% to 26% slower
+        Experimental configs are left out by default, because on an H100 they were 2–26% slower
         than configs without the experimental feature (the sweep ``warp-specialisation`` in
         results/published/nvidia-h100-sxm). For a CPU, the list has only one config, which Triton's
         interpreter can run.

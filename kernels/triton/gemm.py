@@ -52,7 +52,7 @@ class Matrices(NamedTuple):
     def strides(self) -> tuple[Stride, ...]:
         """Strides (batch, row, column) of each matrix in elements.
 
-        The batch stride is 0 if there is only one matrix.
+        The batch stride is 0 if the batch size is 1.
         """
         strides = []
         for matrix in self:
@@ -74,7 +74,7 @@ class AlignmentUnits(NamedTuple):
 
     @classmethod
     def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
-        """Return the largest units that divide the sizes, and all strides other than 1."""
+        """Return the largest units that divide the sizes and all strides other than 1."""
         _, m, n, k = matrices.sizes
         a, b, c = matrices.strides
         return cls(
@@ -171,24 +171,27 @@ def read_alignment(problem: Gemm) -> int:
 
 
 _MIN_USES = {"fp32": 64, "tf32": 256}
-"""Number of uses of each element of an operand, by dtype, from which a transposition pays.
+"""Smallest number of uses per element, by dtype, at which transposing an operand pays off.
 
-A transposition moves 8 bytes per element, which take 3 ps at 80% of an H100's bandwidth. A use in
-the slow order takes 0.1 ps longer in fp32 (14 instead of 43 TFLOP/s), and 0.02 ps longer in tf32
-(89 instead of 381), as ``triton-tiled`` shows for 4096³ in results/published/families/ (fp32
-``nt``; tf32 ``nn`` and ``nt``). So a transposition pays from about 30 and 180 uses, plus its
-launch."""
+A transposition moves 8 bytes per element, which takes 3 ps at 80% of an H100's bandwidth. A use in
+the slow order takes longer, as ``triton-tiled`` shows for 4096³ in results/published/families/:
+
+- fp32: 0.1 ps longer (14 TFLOP/s for ``nt`` without a transposition, 43 with one);
+- tf32: 0.017 ps longer (89 TFLOP/s for ``nn``, 381 for ``nt``, which needs no transposition).
+
+A transposition therefore pays off from about 30 uses in fp32, and from about 180 in tf32. The
+values of this constant are higher, because a transposition also needs a launch."""
 
 _TRANSPOSED_BLOCK = 64  # rows and columns of the block that one program transposes
 
 
 def slow_operands(problem: Gemm) -> tuple[bool, bool]:
-    """Return whether A and B are stored in a slow order, and used often enough to be transposed.
+    """Return, for each of A and B, whether it is in a slow order and used enough to be transposed.
 
     - fp32: reading B is slow if K is contiguous. The likely cause: threads of a warp read elements
       of B that lie in the same banks of shared memory.
-    - tf32: wgmma and tcgen05 need K to be contiguous. Triton transposes other blocks while it
-      copies them, 4 bytes at a time. Other instructions read all orders equally fast.
+    - tf32: wgmma and tcgen05 need K to be contiguous. Triton transposes blocks in other orders
+      while it copies them, 4 bytes at a time. Other instructions read all orders equally fast.
     """
     a_letter, b_letter = problem.layout[0], problem.layout[1]
     if problem.dtype not in _MIN_USES:
@@ -209,7 +212,7 @@ def should_repack(problem: Gemm, machine: Machine) -> bool:
 
 
 def repacked_problem(problem: Gemm) -> Gemm:
-    """Return the problem in the layout in which slow operands have been transposed."""
+    """Return the problem with the layout that results from transposing the slow operands."""
     other = {"n": "t", "t": "n"}
     letters = [
         other[letter] if is_slow else letter
@@ -227,7 +230,7 @@ def repacked_elements(problem: Gemm) -> int:
 
 
 def _aligned(elements: int) -> int:
-    """Return a number of fp32 elements, rounded up so that the next element is at 16 bytes."""
+    """Round up a number of fp32 elements, so that the next element is aligned to 16 bytes."""
     unit = WIDE_BYTES // DTYPE_BYTES["fp32"]
     return ceil_div(elements, unit) * unit
 

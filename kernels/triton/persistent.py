@@ -326,8 +326,9 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def _tma_order(matrix: Tensor) -> str | None:
     """Return ``n`` for a matrix that is stored row by row, or ``t`` for one stored transposed.
 
-    The result is None if TMA cannot read the matrix: the first element, each matrix of the batch
-    and each contiguous row must start at a multiple of 16 bytes.
+    The result is None if TMA cannot access the matrix. TMA needs contiguous rows or columns, and
+    the first element, each matrix of the batch and each contiguous row or column must start at a
+    multiple of 16 bytes.
     """
     element_bytes = matrix.element_size()
     batch_stride, row_stride, column_stride = matrix.stride()

@@ -71,10 +71,11 @@ class TritonSmClock:
 def mean_mhz(
     first: Mapping[int, tuple[int, int]], last: Mapping[int, tuple[int, int]]
 ) -> float | None:
-    """Return the median over the SMs of their mean clock, in MHz, between two readings.
+    """Return the median of the SMs' mean clocks between two readings, in MHz.
 
-    A reading has (cycles, nanoseconds) by SM. An SM whose readings are less than 50 µs apart does
-    not count. The result is None if no SM counts.
+    A reading maps the index of each SM to (cycles, nanoseconds). An SM counts only if it is in both
+    readings, its times are at least 50 µs apart, and its cycle counter has advanced. The result is
+    None if no SM counts.
     """
     clocks = []
     for sm in first.keys() & last.keys():

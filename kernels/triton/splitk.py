@@ -84,7 +84,7 @@ class TritonSplitK(GemmFamily):
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the number of elements of transposed operands, and of all parts."""
+        """Return the shape (elements,) of the memory for transposed operands and all parts."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         repacked = repacked_elements(problem) if config.repack else 0

@@ -40,10 +40,10 @@ def matmul_streamk(
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), except for tiles that CTAs share.
 
-    The K steps of the first ``streamed`` of the ``tiles`` are dealt out to the CTAs. A CTA shares
-    at most the tile inside which its run begins and the tile inside which its run ends. The CTA's
-    sums for these two tiles go to ``parts`` (CTAS, 2, BM, BN), in this order. Units and options
-    are as in :func:`kernels.triton.tiled.matmul_tiled`.
+    The K steps of the first ``streamed`` tiles, out of ``tiles`` in all, are dealt out to the CTAs.
+    A CTA shares at most the tile inside which its run begins and the tile inside which its run
+    ends. The CTA's sums for these two tiles go to ``parts`` (CTAS, 2, BM, BN), in this order. Units
+    and options are as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])

@@ -3,8 +3,8 @@
 The loads of the next K steps run while the current step multiplies, because Triton pipelines the
 loop in ``num_stages`` stages. Sums are fp32 for every dtype.
 
-In fp32 and tf32, some layouts are slow to read. A separate launch then transposes the operand
-beforehand (:func:`kernels.triton.gemm.slow_operands`).
+In fp32 and tf32, some layouts are slow to read. If it pays off, a separate launch transposes each
+slow operand before the GEMM (:func:`kernels.triton.gemm.slow_operands`).
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class TritonTiled(GemmFamily):
     name = "triton-tiled"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return the base tiles, with ``repack`` where an operand is stored in a slow order."""
+        """Return the base tiles, with ``repack`` on if A or B should be transposed."""
         assert isinstance(problem, Gemm)
         repacks = should_repack(problem, machine)
         tiles = self.base_tiles(repacked_problem(problem) if repacks else problem, machine)
         return [TiledConfig(**vars(tile), repack=repacks) for tile in tiles]
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the number of elements of transposed operands, or () if none are transposed."""
+        """Return the shape (elements,) of the transposed operands, or () if none are transposed."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, TiledConfig)
         return (repacked_elements(problem),) if config.repack else ()
@@ -82,7 +82,7 @@ class TritonTiled(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return one launch of batch × tiles CTAs, after those that transpose slow operands."""
+        """Return the launches that transpose slow operands, then one launch with a CTA per tile."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, TiledConfig)
         matrices = Matrices.from_operands(operands)

@@ -37,7 +37,7 @@ def saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     """Return the bytes kept for the backward pass if repeated layers keep only their inputs.
 
     Layers are recomputed one at a time, and the layer that is being recomputed keeps all its
-    tensors. The peak is therefore the sum of the bytes saved outside of layers, the bytes of the
+    tensors. The result is therefore the sum of the bytes saved outside of layers, the bytes of the
     inputs of all calls to all layers, and the bytes that the largest layer saves in one call.
 
     The result can be too large, because an input that several layers share, such as the output of
@@ -64,9 +64,9 @@ def peak_bytes(
 ) -> tuple[int, LossMemory]:
     """Return the largest number of bytes of activations at any time in the backward pass.
 
-    They consist of the saved tensors that are still needed, and of the other tensors that one
-    operation reads or writes, such as a gradient of logits. Parameters do not count. The second
-    value is the part that belongs to the output head and the loss.
+    The activations are the saved tensors that are still needed, and the other tensors that the
+    running operation reads or writes, such as the gradient of the logits. Parameters do not count.
+    The second value is the part that belongs to the output head and the loss.
     """
     # 1. Find where each saved tensor is needed last. Those that no operation reads are needed only
     # until the backward pass begins.

@@ -45,10 +45,11 @@ class AlikeLayers:
         """Skip calls that are equivalent to a traced call, and count the skipped calls.
 
         While the context is active, the ``forward`` of identical layers is replaced. Layers count
-        as identical if they are in one ``ModuleList`` or ``Sequential`` and :func:`_facts` finds no
-        difference other than their position in the list. Calls to such layers are equivalent if
-        they agree in the structure and the kinds of their inputs (:func:`_input_kind`), in whether
-        gradients are enabled, and in the traced calls to the layers that contain the layer.
+        as identical if they are in one ``ModuleList`` or ``Sequential`` and if their properties
+        (:func:`_facts`) show no difference other than their position in the list. Calls to such
+        layers are equivalent if they agree in the structure and the kinds of their inputs
+        (:func:`_input_kind`), in whether gradients are enabled, and in the traced calls that
+        enclose them (``stack``).
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -176,7 +177,7 @@ class _SkippedLayer(torch.autograd.Function):
 
 
 def _input_kind(value: Any) -> Any:
-    """Return the properties that an input of a call must share with that of a skipped call."""
+    """Return the properties in which the inputs of two calls must agree for one to be skipped."""
     if isinstance(value, Tensor):
         return _kind(value)
     if isinstance(value, _SCALARS):
@@ -205,7 +206,7 @@ def _groups_of_identical(layers: list[tuple[int, nn.Module]]) -> list[list[nn.Mo
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """Return, by name, the properties in which layers are compared."""
+    """Return, by name, the properties of a layer that are compared with those of other layers."""
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
         facts[name] = type(module)

@@ -18,8 +18,8 @@ NAME = "rooftile"
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
     """Represent attention of queries, keys and values (batch, heads, length, width) in a trace.
 
-    The output is (batch, heads, queries, width of the values). ``window`` is the number of keys
-    that a query sees; 0 means all of them.
+    The output is (batch, heads, queries, width of the values). ``window`` is the largest
+    number of keys that a query sees; 0 means no limit.
     """
     raise RuntimeError("rooftile::attention can only be traced with fake tensors, not computed.")
 
@@ -68,7 +68,7 @@ class OneAttention(TorchFunctionMode):
     A torch function mode intercepts even the calls of code that imported the function by name.
     Modules of PyTorch itself may call the function while no mode is active, so the function is also
     replaced in ``torch.nn.functional``. The fused path of these modules does not call the function,
-    so it is switched off.
+    so this path is switched off.
     """
 
     def __enter__(self) -> OneAttention:
@@ -108,8 +108,8 @@ def _trace_pytorch(
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
     The operands are (…, heads, length, width), and their leading dimensions are broadcast. A single
-    query head is broadcast to the heads of the keys. The mask, the dropout and the scaling are
-    ignored.
+    query head is broadcast to the heads of the keys. ``attn_mask``, ``dropout_p`` and the scaling
+    are ignored.
     """
     # The operands are cast first, because casting a broadcast operand would copy it.
     query = _cast(query)
@@ -151,7 +151,7 @@ def for_transformers(
     """Trace attention with the arguments of transformers' ``AttentionInterface``.
 
     If ``is_causal`` is None, attention is causal unless the module's attribute ``is_causal`` is
-    False. The mask, the scaling and the dropout are ignored.
+    False. ``attention_mask``, ``scaling`` and ``dropout`` are ignored.
 
     Returns:
         The result (batch, length, heads, width), and None in place of the attention weights.

@@ -61,7 +61,7 @@ def capture(
     ``changes`` has new values for sizes of the model, by name.
 
     Raises:
-        UserError: if the model cannot be built or called with these sizes.
+        UserError: if the model cannot be built with these sizes, or if its step cannot be run.
     """
     with fake_tensors(), _autocast(step):
         try:
@@ -108,7 +108,8 @@ def dimensions(
     whose names suggest a size of a layer.
 
     Raises:
-        UserError: if a named size cannot be varied, or if the forward pass cannot be captured.
+        UserError: if a named size does not exist or is below 1, or if the forward pass cannot be
+            captured.
     """
     # 1. Choose the sizes.
     sizes = source.sizes

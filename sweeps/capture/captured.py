@@ -66,8 +66,8 @@ class Attention:
     """One call to attention: scores, softmax and weighted sum, computed by one fused kernel.
 
     The queries are (batch, heads, queries, width), the keys (batch, kv_heads, keys, width) and the
-    values (batch, kv_heads, keys, value_width). ``window`` is the number of keys that a query sees;
-    0 means all of them.
+    values (batch, kv_heads, keys, value_width). ``window`` is the largest number of keys that a
+    query sees; 0 means no limit.
     """
 
     batch: int
@@ -142,8 +142,8 @@ class Product:
         role: purpose of the product in the model, one of :data:`ROLES`.
         path: path of the product's module, with ``*`` in place of numbers.
         count: number of times that the product occurs in a step.
-        input_id: number that is the same for all forward products that read the same input; -1 in
-            the backward pass.
+        input_id: number that is the same for all forward products that read the same input; -1 for
+            a gradient.
         forward_position: position in :attr:`Captured.products` of the forward product whose
             gradient the product computes. If the product is a forward product, or a gradient whose
             forward product is not known, this is the position of the product itself.
@@ -217,8 +217,8 @@ class Captured:
 
     Attributes:
         moved: bytes that the other operations move if each of them is a separate kernel.
-        moved_fused: bytes that the other operations move if, within a layer, all of them between
-            two products are one kernel.
+        moved_fused: bytes that the other operations move if consecutive ones in the same layer,
+            with no product between them, are fused into one kernel.
         parameters: number of elements of all distinct parameters.
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
@@ -257,8 +257,8 @@ class Captured:
 class Dimension:
     """A size of the model that can be changed, and its effect on the sizes of the products.
 
-    Each key of ``slopes`` is the position of a product and the name of one of the product's sizes.
-    The value is the amount by which this product size grows if the dimension grows by 1.
+    ``slopes`` maps the position of a product and the name of one of the product's sizes to the
+    amount by which this product size grows if the dimension grows by 1.
     """
 
     name: str
@@ -341,7 +341,7 @@ def _term(dimension: Dimension, slope: float) -> str:
 
 
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Return a formula of dimensions for a size, or ``fixed`` if no dimension affects the size."""
+    """Return a formula for a size in terms of dimensions, or ``fixed`` if none affects the size."""
     effects = [
         (dimension, dimension.slopes[position, size])
         for dimension in dimensions

@@ -196,8 +196,8 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
     """Build a model with attention as one operation and experts as grouped GEMMs, where supported.
 
-    The choice is stored in ``config``, and the attention operation stays registered with
-    transformers.
+    The chosen implementations of attention and experts are stored in ``config``, and the attention
+    operation stays registered with transformers.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.initialization import no_init_weights

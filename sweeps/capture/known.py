@@ -48,7 +48,7 @@ class Bottleneck(nn.Module):
 
 
 def _convolution(channels_in: int, channels_out: int, taps: int, stride: int) -> nn.Sequential:
-    """Build a convolution followed by a batch norm, with filters of ``taps`` × ``taps``."""
+    """Build a convolution with filters of ``taps`` × ``taps``, followed by a batch norm."""
     padding = taps // 2
     convolution = nn.Conv2d(channels_in, channels_out, taps, stride, padding, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(channels_out))

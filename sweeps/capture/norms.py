@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 @torch.library.custom_op("rooftile::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Represent an RMS norm of the last dimensions in a trace; the output has the shape of ``x``.
+    """Represent an RMS norm over the last dimensions in a trace.
 
-    The output has the dtype of ``x``.
+    The output has the shape and the dtype of ``x``.
     """
     raise RuntimeError("rooftile::rms_norm can only be traced with fake tensors, not computed.")
 
@@ -33,7 +33,8 @@ def rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor | None) -> tup
     """Represent the backward pass of :func:`rms_norm` in a trace.
 
     Returns:
-        The gradients of the input and of the weight. Without a weight, the latter is empty.
+        The gradients of the input and of the weight. If there is no weight, the second
+        gradient is empty.
     """
     raise RuntimeError(
         "rooftile::rms_norm_backward can only be traced with fake tensors, not computed."

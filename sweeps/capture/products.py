@@ -42,7 +42,7 @@ _LIKE_A_PRODUCT = re.compile(
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
     """Return the products of a step in order, and the names of operations that cannot be read.
 
-    The latter operations multiply matrices, judging by their names, but are not supported.
+    Judging by their names, the unreadable operations multiply matrices, but are not supported.
     """
     products: list[Product] = []
     unknown: dict[str, None] = {}  # the dictionary is used as a set that keeps its order
@@ -130,9 +130,9 @@ def _pass(operation: TracedOperation, a: Tensor) -> str:
 
 
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
-    """Return which gradient a GEMM computes, judging by its sizes.
+    """Return the pass of a gradient, judging by its sizes if it is computed by a GEMM.
 
-    Return ``guess`` if the sizes do not show the answer.
+    Return ``guess`` for any other kind of product, or if the sizes do not show the answer.
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess

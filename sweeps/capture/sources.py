@@ -1,4 +1,4 @@
-"""Find the model to audit: a known name, a Hugging Face ``config.json``, or a factory function."""
+"""Find the model to audit: a known model, a Hugging Face ``config.json``, or a factory function."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class KnownModel:
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model, and a function that calls it on token ids or 224 × 224 images.
 
-        The loss of a language model is its cross entropy. The loss of a model for images is the
-        mean of its result.
+        The loss of a language model is its cross entropy. The loss of an image model is the mean
+        of its result.
 
         Raises:
             UserError: if the sizes do not fit together, or if the step decodes and the model takes

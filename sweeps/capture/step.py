@@ -117,7 +117,7 @@ def tokens_of(step: ModelStep) -> tuple[str, ...]:
 
 
 def images_of(step: ModelStep, height: int, width: int) -> tuple[str, ...]:
-    """Return the assumption about the input of a model for images, in words."""
+    """Return the assumption about the input of an image model, in words."""
     images = counted(step.batch, "image")
     return (f"a batch of {images} of {height} × {width} pixels",)
 

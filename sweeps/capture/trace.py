@@ -45,8 +45,8 @@ class TracedOperation:
         name: name of the operation, such as ``aten::mm``.
         module: path of the innermost module that called the operation. An operation that computes a
             gradient has the path of the module that called the forward operation.
-        node: if ``backward`` is True, number of the autograd node whose gradient the operation
-            computes. Otherwise, number of the newest autograd node after the operation.
+        node: if ``backward`` is True, number of the autograd node that runs the operation.
+            Otherwise, number of the autograd node that is the newest one when the operation ends.
         backward: True if the operation computes a gradient.
         recomputed: True if a checkpoint recomputes the operation in the backward pass.
         layers: traced layers that the operation runs in, the outermost one first.

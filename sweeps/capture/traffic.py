@@ -1,6 +1,6 @@
 """Count the bytes that a model's operations move, apart from its matrix multiplications.
 
-All *other operations* are assumed to run one at a time, or to be fused into groups.
+These *other operations* are assumed either to run one at a time, or to be fused into groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS = (
 
 ELEMENTWISE, STRIDED = "elementwise", "strided access"
 _IN_ANY_ORDER = ("activation", "copies and casts", ELEMENTWISE)
-"""Kinds whose operations accept tensors in any order, at the cost of a slower kernel."""
+"""Kinds whose operations accept tensors in any memory layout, but use a slower kernel for some."""
 
 _LOOKUPS = (
     "aten::embedding", "aten::index", "aten::gather", "aten::nll_loss_forward",
@@ -60,8 +60,10 @@ def kind_of(operation: TracedOperation) -> str:
 def kind_with_order(kind: str, in_order: bool, has_several_shapes: bool) -> str:
     """Return the kind of an operation, given its kind by name and facts about its tensors.
 
+    ``in_order`` is True if all tensors are in order (:class:`sweeps.capture.trace.TensorAccess`).
     ``has_several_shapes`` is True if the arguments differ in shape, apart from single numbers. An
-    elementwise operation then broadcasts an argument, which needs the same kernel as other orders.
+    elementwise operation then broadcasts an argument, which needs the same slower kernel as tensors
+    that are not in order.
     """
     broadcasts = kind == ELEMENTWISE and has_several_shapes
     is_slower = kind in _IN_ANY_ORDER and (broadcasts or not in_order)
@@ -181,7 +183,8 @@ def reads_of(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the reads of an operation.
 
     A lookup, such as an embedding, is assumed to read no more bytes of a tensor than it writes. The
-    gradient of a likelihood does not depend on the values of the logarithms.
+    gradient of the negative log-likelihood does not depend on the values of the log-probabilities,
+    so these are not counted as read.
     """
     if operation.name in ("aten::nll_loss_backward", "aten::nll_loss2d_backward"):
         gradient, _, *others = operation.reads

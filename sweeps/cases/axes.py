@@ -10,9 +10,10 @@ An axis is declared in TOML as one of
     "4*m" or "m"                          a multiple of another size of the same block
 
 The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. An edge is a
-size after which the next size needs another tile or wave. Each edge is added, and so are the sizes
-one below and one above it, if they are within the range. Tiles have edges along m, n and k. Waves
-have edges along m and n, and along a linear layer's ``tokens`` except in the pass ``wgrad``.
+size after which the next size needs another tile or wave. Each edge within the range is added, and
+so are the sizes one below and one above it, if they are within the range, too. Tiles have edges
+along m, n and k. Waves have edges along m and n, and along a linear layer's ``tokens`` except in
+the pass ``wgrad``.
 
 In the functions below, ``along`` is the name of the axis, and ``location`` names the place in the
 file for error messages.
@@ -94,7 +95,7 @@ def parse_axis(declared: Any, location: str) -> tuple[Any, ...]:
 
 
 def parse_size_axis(declared: Any, location: str, along: str, sizes: Sequence[str]) -> Axis:
-    """Parse an axis of sizes, which may also be a multiple of another size.
+    """Parse an axis of sizes: one size, a list, a table or a multiple of another size.
 
     ``sizes`` has the names of the sizes that the axis may be a multiple of.
 

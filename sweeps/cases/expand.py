@@ -110,8 +110,9 @@ def _combinations(
 def _dtypes(declared: list[str], machine: Machine, requested: Sequence[str]) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
-    Dtypes that the machine emulates are left out, because they would take most of the time. An
-    emulated dtype is kept if the user requested it, or if the block selects only emulated dtypes.
+    Dtypes that the machine emulates are left out, because they would take most of the run's time.
+    An emulated dtype is kept if the user requested it, or if the block selects only emulated
+    dtypes.
     """
     if declared == ["emulated"]:
         return machine.emulated

@@ -2,7 +2,7 @@
 
 The standard timer is Triton's ``do_bench`` on a GPU and PyTorch's ``blocked_autorange`` on a CPU.
 Each pass over the cases runs in its own process, because only times from several processes show how
-well a timer repeats. The effect of a profiler is measured in another process, because a profiler
+repeatable a timer is. The effect of a profiler is measured in another process, because a profiler
 slows the later launches of the process that loads it.
 """
 
@@ -109,6 +109,9 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return a summary of each timer's two passes.
+
+    A timer is left out if there is no case that the timer has timed in both passes and the sampler
+    in the first.
 
     Returns:
         For each timer, a mapping with these entries:

@@ -131,8 +131,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
         handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     if nvml is None or handle is None:
         yield DoctorFinding(
-            "NVML is missing or denies access, so clocks, power and temperature are not recorded; "
-            "install nvidia-ml-py, and check that `nvidia-smi` works",
+            "NVML is missing or denies access, so power, temperature and throttling are not "
+            "recorded; install nvidia-ml-py, and check that `nvidia-smi` works",
             warning=True,
         )
         return

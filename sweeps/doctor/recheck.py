@@ -26,7 +26,7 @@ TOLERANCE = 0.03
 """Tolerance of the comparison with the recorded times.
 
 The machine is judged to be as fast as recorded if the median ratio of present to recorded times is
-within a factor of ``1 + TOLERANCE``."""
+within a factor of ``1 + TOLERANCE`` of 1."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
@@ -68,7 +68,8 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         The result of :func:`judge_ratios`, with the added entry ``sentence``: the result in words.
 
     Raises:
-        UserError: if the folder has no measurements.csv, or its run.json cannot be read.
+        UserError: if measurements.csv is missing or damaged, or if run.json or plan.jsonl is
+            damaged or cannot be read.
         PoisonedError: if the device does not recover from a failed launch.
     """
     # 1. Choose the cases.

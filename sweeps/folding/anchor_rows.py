@@ -153,7 +153,10 @@ def settled_windows(samples: Sequence[Event]) -> list[Event]:
 
 
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
-    """Return the mean energy per launch in joules, from readings of the board's energy counter."""
+    """Return the mean energy per launch in joules, from readings of the board's energy counter.
+
+    Return None if there are fewer than two readings, or if the counter did not increase.
+    """
     with_reading = [i for i, event in enumerate(windows) if event.get("joules") is not None]
     if len(with_reading) < 2:
         return None

@@ -40,8 +40,8 @@ def fold_rows(
 
     A planned case has a row if it has a checked time, was refused, failed, or shows launch gaps in
     every sample. A time that is impossible on ``machine`` becomes an error; if ``machine`` is None,
-    all times are accepted. Intervals are widened to cover the changes of speed that ``speeds`` has
-    for each worker and GPU.
+    all times are accepted. ``speeds`` describes the changes of the machine's speed, for each worker
+    and GPU. Intervals are widened to cover these changes.
     """
     history_by_case = histories(events)
     rows = []
@@ -96,7 +96,8 @@ def confirmed_table(
 
     A process counts if it has all :data:`BLOCKS` blocks of the pair, and ran on the same worker
     and GPU as the latest such process. A pair has rows for the latest :data:`PROCESSES` processes
-    that count. A pair with fewer such processes is left out.
+    that count. A pair is left out if fewer processes count, or if one of its cases was refused or
+    failed.
     """
     # 1. Collect the blocks of each pair, by the process that timed them. A process is identified by
     # its start time.
@@ -143,7 +144,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log ratio of A's to B's geometric mean time, from a block A B B A."""
+    """Return the log of the ratio of A's geometric mean time to B's, from a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 

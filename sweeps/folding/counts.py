@@ -73,7 +73,7 @@ class Tally:
         self.spent = 0.0
         """Seconds of the budget that were spent.
 
-        If a case moved to another GPU, the time that it took before is not included."""
+        If a case moved to another GPU, the time that it took before the move is not included."""
         self._end: Event | None = None
         for event in events:
             self.add(event)

@@ -119,8 +119,8 @@ def health(
 def health_sentence(run: Mapping[str, Any]) -> str:
     """Return the verdict in words, with the variation of re-timed medians and the worst reason.
 
-    The reason is left out if the variation already explains the verdict. ``run`` is the content of
-    run.json.
+    The variation is left out if it was not measured, and the reason if the variation already
+    explains the verdict. ``run`` is the content of run.json.
     """
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     repeats = run.get("repeats")
@@ -205,8 +205,9 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
 def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     """Count the cases in which at least 40% of the judged batches last whole ticks.
 
-    Only batches that last between half a tick and eight ticks are judged. Return 0 if chance could
-    explain the count. All times are in seconds.
+    Only batches that last between half a tick and eight ticks are judged. A case does not count if
+    fewer than half of its batches are judged. Return 0 if chance could explain the count. All times
+    are in seconds.
     """
     # 1. Find the share of each case's batches that last whole ticks.
     shares = []

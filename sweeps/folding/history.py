@@ -21,10 +21,10 @@ SENSORS = ("sm_mhz", "power_w", "temp_c")
 If a sensor was not read, the sensor's column is None or is missing from the sample."""
 
 BLOCKS = 5
-"""Number of A B B A blocks of samples that each process takes when it re-times a pair of cases.
+"""Number of blocks of samples that each process takes when it re-times a pair of cases, A and B.
 
-The number is fixed beforehand, because stopping as soon as a gain looks certain would overstate the
-gain."""
+A block has four samples, in the order A, B, B, A. The number of blocks is fixed in advance, because
+stopping as soon as a gain looks certain would overstate the gain."""
 PROCESSES = 2
 """Number of processes that re-time a pair.
 
@@ -43,8 +43,7 @@ class History:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Columns that the ``facts`` events report, such as the kernel's name."""
     outcome: Event | None = None
-    """Event with the reason why the case has no time; None if the case has a time or may still get
-    one."""
+    """Event with the reason why the case was refused or failed; None if neither has happened."""
     too_long: bool = False
     """True if six samples would take more time than one case may take."""
     crashes: int = 0
@@ -185,7 +184,7 @@ def timed(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def sensor_medians(samples: Sequence[Event]) -> dict[str, float | None]:
-    """Return the median reading of each sensor in these samples; None if it was never read."""
+    """Return each sensor's median reading in these samples; None if the sensor was never read."""
     medians: dict[str, float | None] = {}
     for name in SENSORS:
         readings = [sample[name] for sample in samples if sample.get(name) is not None]

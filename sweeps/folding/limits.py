@@ -1,6 +1,6 @@
 """Compute a lower limit of a launch's time, and find measured times that are below it.
 
-If the limit is right, a shorter time is a measuring error. The limit is the longer of two times:
+If the limit is right, a shorter time is a measurement error. The limit is the longer of two times:
 
 - The time of the arithmetic at the highest clock. Winograd and FFT algorithms for convolutions save
   multiplications, but at least one remains for each output element and input channel (Winograd

@@ -143,12 +143,13 @@ def choose_repeats(
 def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
-    The log ratio of a re-timed case is the logarithm of the other process's median divided by the
-    original median. ``ratio`` is the exponential of the median log ratio. ``between`` is the
-    standard deviation of the log ratios from 0, without the part that the noise of the medians
-    explains. ``between_cases`` is computed like ``between``, but without the change that all cases
-    share. Such a shared change does not affect the ratio of two cases. Return None if fewer than
-    four cases have at least six samples from each process.
+    Each re-timed case has two medians: the original one, and the one from the other process. The
+    case's log ratio is the logarithm of the ratio of the second median to the first. ``ratio`` is
+    the exponential of the median log ratio. ``between`` is the standard deviation of the log ratios
+    from 0, without the part that the noise of the medians explains. ``between_cases`` is computed
+    like ``between``, but without the change that all cases share. Such a shared change does not
+    affect the ratio of two cases. Return None if fewer than four cases have at least six samples
+    for each of the two medians.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long in
     that process. Deviations are clipped at three robust standard deviations, so that such a case
@@ -189,7 +190,10 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
 
 
 def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> float:
-    """Return the mean square of deviations from 0, clipped at three robust standard deviations."""
+    """Return the mean square of the deviations after clipping them at three standard deviations.
+
+    The standard deviation is estimated robustly, and is at least that of the noise.
+    """
     robust_deviation = _NORMAL_MAD * float(np.median(np.abs(deviations)))
     limit = _CUT * max(robust_deviation, math.sqrt(noise_variance))
     return float(np.mean(np.square(np.clip(deviations, -limit, limit))))

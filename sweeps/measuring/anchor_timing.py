@@ -37,9 +37,9 @@ def time_anchors(
 
     Burst anchors are sampled in each phase. Burst samples with launch gaps are dropped.
 
-    Sustained anchors run for ``seconds``, only in the last phase, so that all GPUs run them at
-    once. Each window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an
-    event. The event's ``t`` is the start of the window, in seconds since the sustained work began.
+    Each sustained anchor runs for ``seconds``. It runs only in the last phase, so that all GPUs run
+    it at once. Each window of a sustained anchor (:class:`sweeps.timing.sampler.Window`) becomes an
+    event. The event's ``t`` is the start of the window, in seconds since the anchor began.
 
     ``wait`` is called with the name of each phase, and returns when that phase may begin. ``wait``
     is None if no other GPU of the node measures at the same time.

@@ -107,7 +107,7 @@ work is expected to take."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """Return an event of the kind ``event`` with the present time.
+    """Return an event of the kind ``event`` with the current time.
 
     ``case`` is the id of the case, or "" if the event belongs to no case. ``cost`` is the time in
     seconds that counts towards the budget.

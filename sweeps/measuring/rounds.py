@@ -1,4 +1,4 @@
-"""Measuring loop of a run, which samples each new case once, and open cases later in rounds."""
+"""Measuring loop of a run: each new case is sampled once, then all unfinished cases in rounds."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class Rounds:
         """Prepare the loop; nothing is measured yet.
 
         ``known`` has histories from earlier processes. This shard may measure for ``budget``
-        seconds in total, of which ``spent`` seconds are used up. This process may take ``limit``
-        seconds, even if more of the budget is left. Six samples of a case may take ``longest``
-        seconds; None stands for the share :data:`_MAX_SHARE` of the budget.
+        seconds in total, of which ``spent`` seconds are used up. This process may take at most
+        ``limit`` seconds, even if more of the budget is left. Six samples of a case may take
+        ``longest`` seconds or 2.5 times the case's planned time, whichever is longer. If
+        ``longest`` is None, it is the share :data:`_MAX_SHARE` of the budget.
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
@@ -107,7 +108,7 @@ class Rounds:
     def run(self) -> str:
         """Measure, and return ``done`` if no case is left to be measured, else ``budget``.
 
-        ``budget`` means that the budget or the time does not suffice for the other cases.
+        ``budget`` means that the budget or the time does not suffice for the remaining cases.
 
         Raises:
             PoisonedError: if the device does not recover from an error.
@@ -362,7 +363,7 @@ class Rounds:
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work that belongs to no planned case, and return its result, or None if it fails.
 
-        ``name`` is the case to blame for a crash, such as :data:`CANARY`.
+        ``name`` is the case to blame if the work crashes, such as :data:`CANARY`, or None.
         """
         self._on_start([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()

@@ -99,7 +99,10 @@ class TorchBench:
             self._arena.reserve(case.problem, set_count, case.shared_a, storage)
 
     def _free_memory(self) -> int:
-        """Return the bytes of the GPU's free memory or, on a CPU, half of the host's memory."""
+        """Return the GPU's free memory or, on a CPU, half of the host's memory, in bytes.
+
+        If the host does not report its memory, return 1 GiB.
+        """
         if self.gpu is not None:
             free, _ = torch.cuda.mem_get_info(self._index)
             return free
@@ -109,8 +112,8 @@ class TorchBench:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
         A burst without a warm cache uses no set twice, so it needs a set for each launch, up to
-        :data:`_MAX_SETS`. Sustained work uses its sets in turn. The other sets need only displace a
-        set from the cache before it is used again.
+        :data:`_MAX_SETS`. Sustained work uses its sets in turn, so it needs only enough sets for
+        the others to displace a set from the cache before that set is used again.
         """
         if case.cache == "warm":
             return 1
@@ -176,7 +179,7 @@ class TorchBench:
         """Return the canary: a compute-bound GEMM, in fp16 on GPUs with fp16, in fp32 elsewhere.
 
         Raises:
-            Exception: if memory is short.
+            Exception: if there is not enough memory.
         """
         problem = self._canary_problem()
         self._arena.capacity(problem)  # raises an error if the arena cannot hold it
@@ -195,7 +198,7 @@ class TorchBench:
     def _compile(self, cases: Sequence[Case], on_start: OnStart) -> None:
         """Let every implementation compile its cases in parallel, before they are prepared.
 
-        Errors are ignored here, because they occur again when the case is prepared.
+        Errors are ignored here, because they occur again when the cases are prepared.
         """
         cases_by_implementation: dict[str, list[Case]] = {}
         for case in cases:

@@ -60,8 +60,8 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
     """Return the error message if two recordings cannot be merged, or "" if they can."""
     if first.machine.slug != second.machine.slug:
         return (
-            f"{first.folder} is a recording of {first.machine.slug}, and {second.folder} is one of "
-            f"{second.machine.slug}; merge only recordings of one machine."
+            f"{first.folder} is a recording of {first.machine.slug}, but {second.folder} is a "
+            f"recording of {second.machine.slug}; merge only recordings of one machine."
         )
     first_difference = next(_differing_facts(first, second), None)
     if first_difference is not None:
@@ -75,9 +75,9 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
     unknown = "(version unknown)"
     if component := differing_software(versions, other_versions):
         return (
-            f"{first.folder} was measured with {component} {versions.get(component, unknown)}, and "
+            f"{first.folder} was measured with {component} {versions.get(component, unknown)}, but "
             f"{second.folder} with {component} {other_versions.get(component, unknown)}. Measure "
-            "one of them again with the other's version."
+            f"one of them again with the {component} version of the other."
         )
     for gpu in second.gpus:
         different_limits = find_different_limit(gpu, first.gpus)
@@ -91,7 +91,7 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
 
 
 def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the facts about the machines that must be equal but differ, each with both values."""
+    """Yield each machine fact that must be equal but differs: its name and both values."""
     ignored = (*_REPORTED, *_MEASURED) if first.machine.kind == "cpu" else _REPORTED
     other_facts = asdict(second.machine)
     for name, value in asdict(first.machine).items():

@@ -41,7 +41,7 @@ def _worker_name(number: int, count: int) -> str:
 
 
 def _lines(source: MergeSource, worker: str, new_numbers: Mapping[int, int]) -> Iterator[bytes]:
-    """Yield a recording's sample lines, with the worker and GPUs of the merged recording.
+    """Yield a recording's sample lines, with its worker name and GPU numbers after merging.
 
     Damaged lines are copied unchanged, so that folding counts them.
     """
@@ -130,9 +130,9 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 def _left_out(sources: Sequence[MergeSource], case_counts: Mapping[str, int]) -> dict[str, int]:
     """Estimate, for each sweep, how many of its cases are in none of the plans.
 
-    A recording stores how many cases of a sweep it left out, but not which ones. The size of a
-    sweep is therefore estimated as the number of cases that a recording planned plus the number
-    that it left out.
+    A recording stores how many cases of a sweep it left out, but not which ones. The number
+    of cases that it planned is therefore added to the number that it left out. The largest such sum
+    of any recording is the estimated size of the sweep.
     """
     totals: Counter[str] = Counter()
     for source in sources:

@@ -19,7 +19,7 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Name of the subfolder of the results folder that holds merged recordings."""
+"""Name of the subfolder for merged recordings in the results folder."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,22 @@ def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
 
 def _check_target(target: Path, folders: Sequence[Path]) -> None:
     if os.path.lexists(target):
-        raise UserError(f"{target} already exists; move it away, or choose another --into.")
+        raise UserError(
+            f"{target} already exists; move it away, or choose another folder with --into."
+        )
     for folder in folders:
         if Path(os.path.realpath(folder)) in Path(os.path.realpath(target)).parents:
             raise UserError(
-                f"{target} lies inside {folder}, which is to be merged; choose another --into."
+                f"{target} lies inside {folder}, which is to be merged; choose another folder "
+                "with --into."
             )
 
 
 def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Make a folder by writing it elsewhere and renaming it, so that a failure leaves nothing.
+    """Make a folder by writing it elsewhere and renaming it. If this fails, no part of it remains.
 
     ``write`` is called with the path of a folder to create, and returns the content of that
-    folder's run.json.
+    folder's run.json, which this function returns, too.
     """
     # A folder can only be renamed within its file system. It is therefore written next to the
     # target, or in the target's nearest parent that exists.
@@ -96,5 +99,6 @@ def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> d
             return record
     except OSError as error:
         raise UserError(
-            f"{target} could not be created ({error.strerror}); choose another --into.", exit_code=1
+            f"{target} could not be created ({error.strerror}); choose another folder with --into.",
+            exit_code=1,
         ) from None

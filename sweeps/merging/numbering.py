@@ -43,7 +43,7 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
 def merged_gpus(
     sources: Sequence[MergeSource], gpu_numbers: Sequence[Mapping[int, int]]
 ) -> list[dict[str, Any]]:
-    """Return the list ``gpus`` of the merged run.json, in the order of their new numbers."""
+    """Return the list ``gpus`` of the merged run.json, ordered by the GPUs' new numbers."""
     number_of_node: dict[Hashable, int] = {}
     merged: dict[int, dict[str, Any]] = {}  # by new number
     for i, (source, new_numbers) in enumerate(zip(sources, gpu_numbers, strict=True)):
@@ -60,7 +60,7 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, new_numbers: Mapping[int, int]) -> Event:
-    """Return a copy of an event with the worker, GPU and place of the merged recording."""
+    """Return a copy of an event with the worker name and the new numbers of its GPU and place."""
     merged_event = {**event, "worker": worker}
     if event.get("gpu") is not None:
         merged_event["gpu"] = new_numbers[event["gpu"]]

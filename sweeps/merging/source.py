@@ -33,9 +33,10 @@ class MergeSource:
     lines: Sequence[Event | bytes]
     """Lines of the recording's sample file; a line is an event or, if it is damaged, bytes."""
     places: Sequence[Mapping[str, Any]]
-    """Entries of samples/places.json: one for each GPU or, in a run on CPUs, for each node. In
-    each entry, ``gpu`` is a number, ``id`` is the hash of the GPU or, on a CPU, of the node, and
-    ``host`` is the hash of the node."""
+    """Entries of samples/places.json: one for each GPU or, in a run on CPUs, for each node.
+
+    In each entry, ``gpu`` is the number of that GPU or node, ``id`` is its hash, and ``host`` is
+    the hash of the node."""
 
     @property
     def events(self) -> list[Event]:
@@ -53,8 +54,8 @@ def read_source(folder: Path) -> MergeSource:
     """Read a recording that is to be merged.
 
     Raises:
-        UserError: if the folder has no recording, or if the recording cannot be merged, is damaged,
-            or is being written.
+        UserError: if the folder has no recording, or if the recording cannot be read or merged, is
+            damaged, or is being written.
     """
     if not os.path.exists(folder / "run.json"):
         raise UserError(f"{folder} has no run.json; give the folder of a recording.")

@@ -42,7 +42,8 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
     Cases with equal keys are assumed to share their kernels. The assumption fails, for example, if
     the operands of only one of the cases need 64-bit addresses. The missing kernel is then compiled
-    when its case is prepared. Return None if the case runs no hand-written kernel.
+    when its case is prepared. Return None if the case runs no hand-written kernel, or if its config
+    has a tile size of 0.
 
     Raises:
         UserError: if the config is invalid.
@@ -111,8 +112,8 @@ def compiling(
     """Compile the kernels of cases in the background, until the block ends.
 
     Nothing is compiled without a GPU, or if :func:`compilers` allows no process. ``cases`` are in
-    the order in which they will be timed. ``workers`` is the number of runs that share the host's
-    cores, including this run.
+    the order in which they will be timed. ``workers`` is the largest number of workers that share
+    the host at one time, including this one.
     """
     # 1. Choose the cases. Kernels that several cases share are compiled for the first of them.
     first_cases: dict[tuple[object, ...], Case] = {}

@@ -10,8 +10,8 @@ analysis of cliffs or alignment compares them:
   a recommendation may compare them;
 - all cases of sweeps that are needed together, because a rule compares one sweep with another.
 
-A *series* contains the cases that these links connect. Shards consist of whole series. Problems
-that are near each other are linked by at most one case of each.
+A *series* contains the cases that these links connect. Shards consist of whole series. At most
+one pair of cases links two problems that are near each other.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from sweeps.cases.case import Case
 NEAR = 1 / (1 - 0.15)
 """Largest ratio of two sizes that a recommendation compares.
 
-The choose query of the recommendation table considers sizes that are up to 15% smaller or larger.
-Two sizes have the largest ratio if one of them is 15% smaller than the other."""
+The choose query of the recommendation table considers sizes that are up to 15% smaller or larger
+than the original size. Two sizes have the largest ratio if one of them is 15% smaller than the
+other."""
 
 # Columns that say how a problem is computed and timed, as opposed to its sizes.
 _OPTIONS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")

@@ -1,7 +1,7 @@
 """Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
 Cases are admitted in whole lines if possible. A line has the cases of one sweep whose sizes differ
-in only one dimension (:func:`sweeps.planning.lines.lines_of`). A line with missing cases may not
+in only one dimension (:func:`sweeps.planning.lines.lines_of`). A line with missing cases might not
 answer the ``question`` of its sweep. The lines of a sweep are ordered so that the first few lines
 are spread over the sweep's axes. The sweeps take turns, so that each sweep gets its share of the
 time.
@@ -495,7 +495,7 @@ def checked_bytes(case: Case) -> float:
 
 
 def _cudnn_seconds(case: Case) -> float:
-    """Return the seconds that cuDNN needs before a case's first launch; 0 for other libraries."""
+    """Return the seconds that cuDNN needs before a case's first launch; 0 if cuDNN is not used."""
     if case.implementation != "cudnn":
         return 0.0
     return _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS

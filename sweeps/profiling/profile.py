@@ -118,7 +118,7 @@ def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
 
 @contextmanager
 def _synchronized_settings(dtype: str, kind: str) -> Iterator[None]:
-    """Run a block with a dtype's library settings, and wait for a GPU before and after it."""
+    """Run a block with a dtype's library settings; on a GPU, synchronize before and after it."""
     with library_settings(dtype, LibraryConfig()):
         if kind == "gpu":
             torch.cuda.synchronize()

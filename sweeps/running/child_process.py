@@ -53,7 +53,7 @@ class Child:
         return cls(process, parent_end)
 
     def sends_in_time(self) -> bool:
-        """Return True if the child sends a message, or ends, before its patience is used up.
+        """Return True if the child sends a message or ends within :attr:`patience` seconds.
 
         Time during which the child is stopped does not count.
         """

@@ -29,12 +29,14 @@ from sweeps.timing.statistics import CHECKPOINTS
 _LARGEST_SHARE = 0.5  # share of the budget for one candidate, because there are few candidates
 
 CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
-"""Assumed samples of a candidate, divided by the six samples in :attr:`PlanEntry.expected`.
+"""Number of samples assumed for a candidate, divided by the six that :attr:`PlanEntry.expected`
+includes.
 
 A candidate is assumed to converge at the second checkpoint."""
 # A block has two samples of each of the pair's two cases, so it has four in all.
 PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
-"""Samples of a re-timed pair, divided by the six samples in :attr:`PlanEntry.expected`."""
+"""Number of samples of a re-timed pair, divided by the six that :attr:`PlanEntry.expected`
+includes."""
 
 
 def machine_here(request: Request) -> Machine:
@@ -93,6 +95,7 @@ def explore(
 
     Raises:
         UserError: if the run cannot be opened or carried out.
+        OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
 
@@ -122,7 +125,7 @@ def confirm_choices(
     ``run`` is a result of :func:`explore` that includes both contenders of each pair.
 
     Raises:
-        UserError: as in :func:`sweeps.running.supervisor.confirm`.
+        UserError, OSError: as in :func:`sweeps.running.supervisor.confirm`.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     entries = {entry.case.id: entry for entry in run.planned}

@@ -64,8 +64,8 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 
     Returns:
         The device's number within the run, and all places of the run. Each place has ``gpu`` (its
-        number), ``id`` (its hash), ``node`` (the number of its node) and its known limits
-        (``power_limit_w``, ``sm_limit_mhz``).
+        number), ``id`` (its hash), ``node`` (the number of its node) and its limits
+        (``power_limit_w`` and ``sm_limit_mhz``; None if unknown).
 
     Raises:
         DifferentLimitsError: if the device's power or clock limits differ from those of the run.
@@ -109,7 +109,8 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 def take_part(folder: Path, request: Request, device: Device) -> int:
     """Register a device with a folder's run, and return the device's number within the run.
 
-    The GPUs of a run are listed in run.json. Call this only inside :func:`sweeps.store.planning`.
+    If the run is on GPUs, also list them in run.json. Call this only inside
+    :func:`sweeps.store.planning`.
 
     Raises:
         DifferentLimitsError: if the device's power or clock limits differ from those of the run.
@@ -139,10 +140,11 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
 def find_different_limit(
     limits: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
-    """Return a limit of a GPU and the different limit of the run's places, both in words.
+    """Find the first limit in which a GPU differs from the places of a run.
 
-    Return None if all limits agree. Limits agree if they differ by at most 2%, or if one of them is
-    unknown (None, 0 or missing).
+    Return this limit of the GPU and that of the places, both in words, or None if all limits agree.
+    Two limits agree if they differ by at most 2%, or if one of them is unknown (None, 0 or
+    missing).
     """
     for name, words in _LIMITS.items():
         limit = limits.get(name)
@@ -172,7 +174,7 @@ def _hashed(salt: str, text: str) -> str:
 
 
 def _identity(device: Device) -> str:
-    """Return a string that identifies a GPU: its UUID, if PyTorch reports one."""
+    """Return a GPU's UUID or, if PyTorch reports none, its host, PCI address and ordinal."""
     import torch
 
     properties = torch.cuda.get_device_properties(device.gpu)

@@ -78,8 +78,10 @@ def begin(
             is useless.
 
     Raises:
-        UserError: if a sweep or the device cannot be used, the recorded run does not fit the
-            request, or a file of the run cannot be read or written.
+        UserError: if a sweep or the device cannot be used, no case can be planned, the recorded run
+            does not fit the request or the device, another process is using the run, the recorded
+            plan cannot be read, or a file cannot be written.
+        OSError: if a sample file cannot be read, or a file of an old run cannot be moved.
     """
     sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
@@ -243,6 +245,7 @@ def left_for_confirming(folder: Path) -> float:
 
     Raises:
         UserError: if the folder has no readable run.
+        OSError: if a sample file cannot be read.
     """
     plan = read_run(folder)["plan"]
     reserved_seconds: float = plan.get("left_s", 0.0)
@@ -541,7 +544,7 @@ def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any
 def _recorded_sweeps(
     cases: Mapping[str, Sequence[Case]], request: Request, device: Device
 ) -> list[str]:
-    """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``."""
+    """Return the sweeps that need not be measured, because ``request.skip_recorded`` has them."""
     results = request.skip_recorded
     if results is None:
         return []

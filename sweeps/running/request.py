@@ -42,7 +42,7 @@ class Request:
     skip_recorded: Path | None = None
     """Folder of results whose sweeps need not be measured again; None to measure all sweeps.
 
-    If a sweep of a group lacks a time in this folder, all sweeps of the group are measured."""
+    If a sweep of a group is incomplete in this folder, all sweeps of the group are measured."""
     add: bool = False
     """True to add the sweeps to the plan and measure only them, for another ``budget`` seconds."""
     stop_at: float | None = None
@@ -60,7 +60,7 @@ class Request:
 
     @property
     def sets_all_aside(self) -> bool:
-        """True if any old run is set aside, even one whose run.json cannot be read."""
+        """True if an old run is set aside in any case, even if its run.json cannot be read."""
         return self.fresh and self.fresh_since is None
 
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
@@ -92,7 +92,7 @@ class Request:
     def advice_seconds(self, measuring_seconds: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring_seconds``.
 
-        They are the share :attr:`leave` of the sum of both.
+        They make up the share :attr:`leave` of the total, which includes ``measuring_seconds``.
         """
         return measuring_seconds * self.leave / (1 - self.leave)
 

@@ -64,6 +64,7 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     Raises:
         UserError: if another process writes this shard, the measuring process fails, or the samples
             cannot be written or folded.
+        OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts.
     """
     with _supervisor(run, reporter, note) as supervisor:
@@ -82,6 +83,7 @@ def confirm(
 
     Raises:
         UserError: if another process writes this shard, or the samples cannot be written or folded.
+        OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts.
     """
     with _supervisor(run, reporter, note) as supervisor:
@@ -180,9 +182,9 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        """Time the anchors, if the run has any.
+        """Time the anchors of the run, unless an earlier call has timed them at this place.
 
-        Peers time their anchors in turn and then all at once, so each of them must take part.
+        Peers time their anchors in turn and then all at once, so each peer always takes part.
         """
         run = self._run
         has_peers = run.peers is not None

@@ -37,8 +37,9 @@ class SharedSlowdown:
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much slower a node's GPUs are when all of them work at the same time.
 
-    Return None if fewer than six anchors were timed in both phases. ``events`` are the events of
-    all shards of the node, from both phases.
+    The anchors are timed in two phases: on one GPU at a time, and on all GPUs at once. Return None
+    if fewer than six anchors were timed in both phases. ``events`` are the events of all shards of
+    the node, from both phases.
     """
     # 1. Collect the seconds of the samples: first by anchor, worker and GPU, and then by phase. On
     # a CPU, only the worker differs. After a move, a worker also has samples of its earlier GPU.

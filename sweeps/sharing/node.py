@@ -1,8 +1,8 @@
 """The parent process of a node: it plans a run, follows its workers, and folds the samples.
 
 A worker is a process that measures one shard of the run on one GPU. If a worker fails or dies, its
-shard is tried once more, on another GPU if possible. The shard's unfinished series start over on
-another GPU (:mod:`sweeps.running.devices`).
+shard is tried once more, on another GPU if possible. If the shard moves to another GPU, its
+unfinished series start over there (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def share(
         begun: called with the run's folder once the run is planned.
 
     Raises:
-        UserError: if the run cannot be started, failures left some shards unfinished, or a file of
-            the run cannot be read or written.
+        UserError: if the run cannot be started or resumed, measuring fails before all shards are
+            finished, or a file of the run cannot be read or written.
         KeyboardInterrupt: if the user interrupts.
     """
     # 1. Count the shards, and number those of this node.
@@ -104,7 +104,7 @@ def share(
 
 
 def _shards_to_share(folder: Path, request: Request, nodes: int, gpus_per_node: int) -> int:
-    """Return the run's number of shards, or refuse a request that cannot share the recorded run."""
+    """Return the run's number of shards. Refuse a request that does not fit the recorded run."""
     if not (folder / "run.json").exists() or request.sets_all_aside:
         return nodes * gpus_per_node
     record = read_run(folder)
@@ -146,7 +146,7 @@ class _Worker:
 
 
 class _Parent:
-    """Parent of a node's workers."""
+    """Parent process of a node's workers."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class _Parent:
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Register the GPUs with the run, except those whose power or clock limits differ."""
+        """Register the GPUs, except those whose power or clock limits differ from the run's."""
         with planning(self._folder):
             for gpu, device in self._gpus.items():
                 try:
@@ -343,7 +343,7 @@ class _Parent:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Assign shards that have no worker to idle GPUs."""
+        """Give idle GPUs the unfinished shards that have no worker."""
         for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
                 return

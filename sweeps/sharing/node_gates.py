@@ -73,7 +73,8 @@ class Gates:
     def _next_alone(self) -> list[int]:
         """Return the next worker that may time its anchors alone, as a list of at most one.
 
-        A worker that is still preparing would disturb the times.
+        No worker may begin while another is still preparing or timing its anchors alone, because
+        that would disturb the times.
         """
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):

@@ -30,7 +30,7 @@ class WorkerJob:
 
 
 class _Silent:
-    """Reporter that shows nothing, because the parent shows the progress of all workers."""
+    """Reporter that shows nothing, because the parent process shows the progress of all workers."""
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
         """Do nothing."""
@@ -40,7 +40,7 @@ class _Silent:
 
 
 def work(connection: Connection, job: WorkerJob) -> None:
-    """Measure a worker's shard, and send messages to the parent.
+    """Measure a worker's shard, and send messages to the parent process.
 
     The worker sends ("note", text) for the user. At a gate, it sends ("wait", gate) and waits for
     an answer. It sends ("end", reason) when the run ends, and ("failed", sentence) after a

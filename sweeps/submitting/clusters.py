@@ -1,7 +1,7 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-``squeue`` tells which Slurm jobs are alive. On a cluster without Slurm's accounting, submitit
-itself would never notice that a job was killed.
+``squeue`` reports which Slurm jobs are still queued or running. On a cluster without Slurm's
+accounting, submitit itself would never notice that a job was killed.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return those of the jobs that ``squeue`` lists, in the form of :meth:`Cluster.living`.
+    """Return the jobs among ``ids`` that ``squeue`` lists, as :meth:`Cluster.living` returns them.
 
     Raises:
-        NoAnswerError: if squeue gives no answer.
+        NoAnswerError: if squeue fails or does not answer.
     """
     if not ids:
         return {}

@@ -1,4 +1,4 @@
-"""Carry out a job on its node, and leave the run's folder and any failure in a note."""
+"""Carry out a node's job, and record the run's folder and any failure in a note."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class NodeNote:
 class NodeJob:
     """Picklable job that is called with the number of its node and measures the node's shards.
 
-    A job that Slurm requeues resumes from its files.
+    If Slurm requeues the job, the job resumes from the run's files.
     """
 
     request: Request

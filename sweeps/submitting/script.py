@@ -1,4 +1,4 @@
-"""Write a script for sbatch that carries out the same run as a submission, for users to adapt."""
+"""Write an sbatch script that users can adapt and that carries out the same run as a submission."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Outcome:
     folders: tuple[Path, ...]
     """Folders of the run, one for each GPU model."""
     missing: tuple[str, ...]
-    """One sentence for each node that is not finished, or that has another GPU model than the
-    nodes of the first folder."""
+    """One sentence for each node that is not finished, or whose GPU model differs from that of the
+    first folder in ``folders``."""
 
 
 def submit(
@@ -209,7 +209,7 @@ class _Submission:
         return later_nodes
 
     def _follow(self, living: set[int]) -> set[int]:
-        """Show the nodes' progress for a few seconds, and return those with unfinished jobs."""
+        """Show progress for a few seconds, and return the nodes with unfinished jobs."""
         looks = _LOOKS if self._cluster.kind == "slurm" else 1
         for _ in range(looks):
             time.sleep(_LOOK_SECONDS)
@@ -297,7 +297,7 @@ class _NodeRun:
             self.follower.look()
 
     def _begin(self, folder: Path) -> None:
-        """Follow a folder's plan, unless its shards do not divide evenly among the nodes."""
+        """Follow a folder's plan if its shards can be divided evenly among the nodes."""
         plan = read_run(folder)["plan"]
         self.budget = plan["budget_s"]
         planned = read_plan(plan)
@@ -312,8 +312,8 @@ class _NodeRun:
     def is_open(self, budget: float) -> bool:
         """Return True if any of the node's shards needs a job.
 
-        A shard needs no job once it has ended with at least ``budget`` and at least the plan's
-        budget, both in seconds.
+        A shard needs no job once it has ended with a budget of at least ``budget`` seconds and at
+        least the plan's budget.
         """
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:
@@ -334,7 +334,10 @@ class _NodeRun:
 
 
 def _find_plan(folder: Path | None) -> tuple[Path, int] | None:
-    """Return ``folder`` and the modification time of its run.json in nanoseconds."""
+    """Return ``folder`` and the modification time of its run.json in nanoseconds.
+
+    Return None if ``folder`` is None or has no run.json.
+    """
     if folder is None:
         return None
     try:

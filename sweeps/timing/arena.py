@@ -156,9 +156,9 @@ class Arena:
 
 
 def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
-    """Return the bytes that the inputs of one more operand set take in the arena.
+    """Return the number of bytes that the inputs of one more operand set take in the arena.
 
-    With ``shared_a``, these are only the bytes of the second operand.
+    With ``shared_a``, only the second operand is counted.
     """
     a_bytes, b_bytes, _ = _padded_bytes(problem, storage)
     return b_bytes if shared_a else a_bytes + b_bytes

@@ -54,7 +54,7 @@ class Clock(Protocol):
     """Interface through which the sampler uses a device's clock."""
 
     batch_seconds: float
-    """Length of a burst in seconds, long enough to keep the clock's error below 0.5%."""
+    """Length of a burst-mode batch in seconds, long enough to keep the clock's error below 0.5%."""
 
     max_launches: int
     """Largest number of launches in a batch."""

@@ -41,7 +41,7 @@ class Gate(Protocol):
         ...
 
     def open(self) -> None:
-        """Release the stream, because everything is queued or queueing failed."""
+        """Release the stream after the batch has been queued or queueing has failed."""
         ...
 
     def learn(self, first: Any, hidden: bool) -> None:

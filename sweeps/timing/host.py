@@ -35,7 +35,7 @@ class _HostLook(NamedTuple):
     """Counters of CPU time at one moment, in ticks.
 
     Attributes:
-        core_ticks: used, stolen and total ticks of all cores.
+        core_ticks: used, stolen and total ticks of all cores; None if they cannot be read.
         our_ticks: ticks of our live processes, by process id.
     """
 
@@ -123,7 +123,10 @@ class HostWatch:
         return used, steal, total
 
     def _ticks_of(self, pid: int) -> int | None:
-        """Return the sum of the user and system ticks of a process and its reaped children."""
+        """Return the total user and system ticks of a process and its reaped children.
+
+        Return None if they cannot be read, usually because the process has ended.
+        """
         try:
             stat = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -53,8 +53,8 @@ class Kernel:
 def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
     """Yield a function that names the oneDNN and MKL kernels of one launch.
 
-    The function returns an empty list if PyTorch computed the launch without these libraries. Other
-    output of C libraries to stdout inside the block is lost.
+    The function returns an empty list if the launch uses neither library. Other output of C
+    libraries to stdout inside the ``with`` block is lost.
     """
     with _captured_stdout() as read, ExitStack() as verbose:
         for library in (torch.backends.mkldnn, torch.backends.mkl):
@@ -197,7 +197,7 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
 
 
 class _Span(NamedTuple):
-    """Span of a mark; ``begin`` and ``end`` are in microseconds on the trace's clock."""
+    """One mark of a trace; ``begin`` and ``end`` are in microseconds on the trace's clock."""
 
     begin: float
     end: float
@@ -206,7 +206,7 @@ class _Span(NamedTuple):
 
 
 class _Marks:
-    """Marked spans of a trace, sorted by start time."""
+    """Marks of a trace, sorted by start time."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
         spans = []
@@ -219,7 +219,10 @@ class _Marks:
         self._begins = [span.begin for span in self._spans]
 
     def number_around(self, event: Mapping[str, Any]) -> int | None:
-        """Return the number of the mark during which a host event began on the mark's thread."""
+        """Return the number of the mark during which a host event began.
+
+        Return None if there is no such mark on the event's thread.
+        """
         if "ts" not in event:
             return None
         moment = float(event["ts"])

@@ -28,7 +28,7 @@ class Pulse:
         return 0
 
     def lost(self) -> float:
-        """Return the total seconds of the stops that left a gap."""
+        """Return the total length, in seconds, of the stops that show as gaps between beats."""
         return 0.0
 
 
@@ -63,7 +63,7 @@ class BeatingPulse(Pulse):
         return self._continued + self._gaps
 
     def lost(self) -> float:
-        """Return the seconds of all gaps that count as stops."""
+        """Return the total length, in seconds, of the gaps that count as stops."""
         self.beat()
         return self._lost
 

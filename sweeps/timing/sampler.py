@@ -99,7 +99,7 @@ class Subject:
         renew: function that is called as ``renew(n)`` before a batch of n launches.
         checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
         checking: approximate seconds to launch once and check the result.
-        checked_late: True if a late check was due in this process, see :data:`LATE`.
+        checked_late: True if a check with changed inputs (:data:`LATE`) was due in this process.
     """
 
     key: str
@@ -218,7 +218,7 @@ class Sampler:
         return max(1, min(needed, self._clock.max_launches))
 
     def set_batch(self, subject: Subject, seconds: float) -> None:
-        """Set a subject's launches per batch and cost, given the ``seconds`` of one launch.
+        """Set a subject's cost and its launches per batch, given the ``seconds`` of one launch.
 
         A cold burst uses no set twice, because the second use would find the data in the cache. The
         same applies to ``weights-cold``, although there all sets share a first operand that stays
@@ -342,10 +342,11 @@ class Sampler:
         return self._clock.now() - self._pulse.lost()
 
     def _set_indices(self, subject: Subject, taken: int) -> Sequence[int]:
-        """Return the index of the operand set of each launch of a batch, in launch order.
+        """Return the operand set's index for each launch of a batch, in launch order.
 
-        ``taken`` is the number of the case's earlier batches, including rejected ones. The first
-        set rotates, so that batches of one launch also use all sets.
+        ``taken`` is the number of the subject's earlier samples, including rejected ones. The first
+        set rotates, so that batches with a single launch also use all sets in turn. A warm burst
+        uses only set 0.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
@@ -399,8 +400,8 @@ class Sampler:
     def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
         """Time a batch, and time it again if the process was stopped during it.
 
-        If the process is stopped during every attempt, the batch is treated as one with launch
-        gaps.
+        If the process is stopped during every attempt, the batch is treated as one with visible
+        launch gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()

@@ -1,9 +1,9 @@
 """Fit the machine's speed at each moment of a run, from the samples of the run's cases.
 
-The logarithm of a sample's time, its log time, is modelled as the sum of its case's log time, the
-machine's log time at that moment, and noise. The machine's log time is assumed to be constant over
-short stretches of the run. The fit matters for a case whose few samples were taken close together,
-because their scatter does not show how the machine's speed changes.
+The logarithm of a sample's time is called its log time. It is modelled as the sum of the case's log
+time, the machine's log time at the moment of the sample, and noise. The machine's log time is
+assumed to be constant over short stretches of the run. The fit matters for a case whose few samples
+were taken close together, because their scatter does not show how the machine's speed changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MachineSpeed:
     Attributes:
         until: time of the last sample of each stretch, in seconds since 1970; empty if the
             machine's speed did not change measurably.
-        log_time: the machine's log time in each stretch; empty like ``until``.
+        log_time: the machine's log time in each stretch; empty if ``until`` is empty.
         lo: lower end of the 95% interval of the log time's median over the run.
         hi: upper end of that interval.
         spread: difference between the 95th and 5th percentiles of ``log_time``.
@@ -164,7 +164,7 @@ def _rank_in_group(group: Whole) -> Whole:
 def _medians(group: Whole, values: Array, count: int = 0) -> Array:
     """Return the median of each group's values, by group number, or 0 for an empty group.
 
-    The result has at least ``count`` entries, because the last groups may be empty.
+    The result has at least ``count`` entries, even if the last groups are empty.
     """
     # Sort the values by group, and within each group by size. A group's median is the mean of its
     # two middle values, which are the same value if the group has an odd number of values.

@@ -55,7 +55,7 @@ def interval_rank(n: int) -> int:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the middle sample, or the mean of the two middle samples of an even number."""
+    """Return the middle sample, or for an even number of samples the mean of the middle two."""
     ordered = sorted(samples)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -216,7 +216,10 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def _open_handle(gpu: int) -> tuple[Any, Any] | None:
-    """Return the NVML module, and its handle of the GPU with this ordinal in PyTorch."""
+    """Return the NVML module, and its handle of the GPU with this ordinal in PyTorch.
+
+    Return None if NVML is not available or does not find the GPU.
+    """
     import torch
 
     nvml = open_nvml()
@@ -229,7 +232,7 @@ def _open_handle(gpu: int) -> tuple[Any, Any] | None:
 def gpu_telemetry(gpu: int) -> Telemetry:
     """Return the telemetry of the GPU with this ordinal.
 
-    If NVML does not find the GPU, the telemetry has no sensors.
+    If NVML is not available or does not find the GPU, the telemetry has no sensors.
     """
     opened = _open_handle(gpu)
     if opened is None:

@@ -58,7 +58,7 @@ def test_events_read_back(tmp_path: Path) -> None:
         ({**EVENT, "event": "sample", "s": 0}, "it.s is 0"),
         ({**EVENT, "event": "sample", "s": "1"}, "it.s is '1'"),
         ({**EVENT, "event": "sample", "s": 1.0, "at": 1e20}, "it.at is 1e+20"),
-        ({**EVENT, "event": "confirm", "against": "b", "process": 1.0, "s": [1.0]}, "four times"),
+        ({**EVENT, "event": "confirm", "against": "b", "process": 1.0, "s": [1.0]}, "four entries"),
         ({**EVENT, "event": 7}, "it is not an event"),
         ([1], "it is not an event"),
     ],

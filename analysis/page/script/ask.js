@@ -433,7 +433,7 @@ function sourceText(problem, timeModel) {
   const unlike =
     hasLike(problem, group) || group.uncalibrated
       ? ""
-      : "; no such alignment, layout or batch was measured, so the interval is at least a factor of two either way";
+      : "; the shape's alignment, layout or batching was not measured, so the interval is at least a factor of two either way";
   const differs = group.trees === null ? undefined : timeModel.trees[group.trees].differs;
   const smaller = differs
     ? ` A smaller copy of the model predicts here; nine in ten of its times are within ${percent(differs)} of those of the full model.`

@@ -70,7 +70,7 @@ def test_alignment_is_named_with_the_size_that_lacks_it() -> None:
     one = why(both, Gemm(4090, 4096, 4096, "bf16"), row(), row(), gain=0.1, choose=True)
     assert "(N is not" in one or "alignment" not in one
     assumed = why(odd, Gemm(4096, 4104, 4096, "bf16", "nn"), row(), row(), 0.6, assumed=True)
-    assert "the price is assumed" in assumed
+    assert "the price of misalignment is assumed" in assumed
 
 
 def test_channels_of_a_group_are_named_if_they_are_misaligned() -> None:

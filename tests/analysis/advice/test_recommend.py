@@ -318,7 +318,7 @@ def test_what_misalignment_costs_is_said_to_be_assumed_where_no_row_has_shown_it
         model = Model(H100, {"cublas gemm bf16": replace(fit, aligned_only=aligned_only)})
         answer = advise(odd, model, Measurements({}), "cublas")
         assert answer.verdict == LIKELY
-        assert ("the price is assumed" in answer.reason) == aligned_only
+        assert ("the price of misalignment is assumed" in answer.reason) == aligned_only
         # The time of the misaligned shape is then known to a factor of two either way.
         ends = (1 + answer.predicted_hi) / (1 + answer.predicted_lo)
         assert (ends > 4) == aligned_only

@@ -67,7 +67,7 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     arguments = ("--machine", "nvidia-h100-sxm", "--gemm", "4096,4096,4096,bf16", "--json", *place)
     answer = json.loads(analysis("predict", *arguments).stdout)
     assert answer["basis"] == "public"
-    assert answer["source"].endswith("public rows, TensorRT-LLM 1.3.0rc20, warm")
+    assert answer["source"].endswith("public measurements, TensorRT-LLM 1.3.0rc20, warm")
     assert answer["hi_us"] / answer["lo_us"] < 1.5  # not the factor of four of shipped constants
     assert json.loads(analysis("recommend", *arguments).stdout)["basis"] == "public"
     rows = {row["slug"]: row for row in json.loads(analysis("machines", "--json", *place).stdout)}
@@ -139,12 +139,12 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     here = ("--machine", "h100-sxm", *place)
     first = analysis("import", path, *here)
     assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; held-out errors: ")
+    assert first.stdout.startswith("nvidia-h100-sxm: 120 measurements, mine.csv; held-out errors: ")
     assert "already imported" in analysis("import", path, *here).stderr
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
     assert (answer["basis"], answer["evidence"]) == ("recorded", "measured")
-    assert answer["source"] == "120 rows from mine.csv, warm"
+    assert answer["source"] == "120 measurements from mine.csv, warm"
     result = analysis("recommend", "--gemm", f"{m},{n},{k},bf16", "--json", *here)
     assert json.loads(result.stdout)["basis"] == "recorded"
     folder = tmp_path / "public" / "nvidia-h100-sxm"
@@ -208,7 +208,8 @@ def test_few_own_rows_move_what_is_shipped(tmp_path: Path) -> None:
     rows = json.loads(analysis("predict", *arguments, "--json", *here).stdout)
     assert [row["basis"] for row in rows] == ["recorded", "shipped"]
     assert rows[0]["hi_us"] / rows[0]["lo_us"] < 1.5
-    assert "2 rows from few.csv, warm, on top of shipped constants, fitted to" in rows[0]["source"]
+    start = "2 measurements from few.csv, warm, on top of shipped constants, fitted to"
+    assert start in rows[0]["source"]
     nothing = ("--machine", "h200", "--results", tmp_path / "nothing")
     unmoved = json.loads(analysis("predict", *arguments, "--json", *nothing).stdout)
     # Two rows change the prediction in their dtype a little, and no prediction in another dtype.

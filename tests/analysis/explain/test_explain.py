@@ -465,7 +465,7 @@ def test_a_machine_is_looked_for_in_both_folders(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ((), "is not recorded. Run `make sweep` here first, or name the trace's machine"),
-        (("--machine", "h200"), "the trace is from a CPU, and nvidia-h200 is a GPU"),
+        (("--machine", "h200"), "the trace is from a CPU, but nvidia-h200 is a GPU"),
         (("--machine", "nothing"), "machine 'nothing' is not known"),
         (("--against", "no-such-folder"), "no-such-folder is not a folder"),
         (("--against", str(CPU), "--machine", "h200"), "Leave --machine out"),

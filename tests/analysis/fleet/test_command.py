@@ -238,7 +238,9 @@ def test_one_slow_gpu_is_the_title(tmp_path: Path) -> None:
         "GPU 3 (00000003) of node 0 is 9% below the median in sustained compute: reason unknown"
     )
     sound = make_report(record_fleet(tmp_path / "y", simulate(PLAIN, 0)[0]), 0.05)
-    assert fleet_title(sound).startswith("None of 64 GPUs is clearly slow: they differ by 0.8%")
+    assert fleet_title(sound).startswith(
+        "None of 64 GPUs is clearly slow; the speeds have a standard deviation of 0.8%"
+    )
 
 
 def test_a_thousand_gpus_are_told_in_a_page(tmp_path: Path) -> None:

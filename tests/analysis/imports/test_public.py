@@ -55,7 +55,7 @@ def test_only_bursts_in_the_most_frequent_cache_state_are_read(tmp_path: Path) -
     assert source.seconds.tolist() == pytest.approx([5e-6])
     assert not source.warm
     path.write_text("m,n,k,dtype,time_us,mode\n64,64,64,bf16,1,sustained\n")
-    with pytest.raises(UserError, match="no time of a vendor library that was measured in bursts"):
+    with pytest.raises(UserError, match="no vendor-library times that were measured in bursts"):
         read_source(path, H100)
 
 

@@ -345,7 +345,7 @@ def test_nothing_measured_is_a_sentence(tmp_path: Path) -> None:
 
 def test_times_that_the_model_does_not_use_are_told_from_none(tmp_path: Path) -> None:
     cases = [replace(case, cache="weights-cold") for case in gemm_cases([(64, 64, 64)])]
-    with pytest.raises(UserError, match="has no time of an ordinary GEMM or convolution"):
+    with pytest.raises(UserError, match="has no measured GEMM or convolution that the model"):
         analyse(load(record(tmp_path, cases, [1e-5])))
 
 

@@ -131,8 +131,8 @@ def test_a_measured_tf32_fit_says_which_layouts_were_not_measured(tmp_path: Path
     measured = replace(borrowed, rows=100, layout="nt", aligned_only=True)
     own = replace(basis, model=replace(basis.model, fits={**basis.model.fits, group: measured}))
     nt, nn = (Gemm(4096, 4096, 4096, "tf32", layout=layout) for layout in ("nt", "nn"))
-    assert "no such alignment, layout or batch" not in own.kind_and_source(nt)[1]
-    assert "no such alignment, layout or batch" in own.kind_and_source(nn)[1]
+    assert "alignment, layout or batching was not measured" not in own.kind_and_source(nt)[1]
+    assert "alignment, layout or batching was not measured" in own.kind_and_source(nn)[1]
 
 
 def test_the_other_16_bit_dtype_is_as_fast_and_a_little_less_sure(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_the_source_says_why_an_interval_is_wider(tmp_path: Path, problem: Gemm)
     basis = find_basis("nvidia-h100-sxm", tmp_path)
     assert ends(basis, problem)[1:] == pytest.approx(UNCALIBRATED)
     assert basis.kind_and_source(problem)[1].endswith(
-        "no such alignment, layout or batch was measured, so the interval is at least a factor of "
-        "two either way"
+        "the shape's alignment, layout or batching was not measured, so the interval is at least a "
+        "factor of two either way"
     )
 
 

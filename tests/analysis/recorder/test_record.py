@@ -264,7 +264,8 @@ def test_other_software_starts_anew_and_sets_the_old_recording_aside(tmp_path: P
     (tmp_path / "families" / "machine" / "run.json").unlink()
     recorder, notes = node.slice(3000)
     assert node.done == ALL
-    assert "torch is 3, but the recorded run used 2. The old recording is kept in" in notes[0]
+    difference = "torch 3 is installed, but the recorded run used torch 2."
+    assert f"{difference} The old recording is kept in" in notes[0]
     assert (tmp_path / "machine" / "doctor.json").exists()  # that of the new recording
     (kept,) = (tmp_path / "machine" / "runs").iterdir()
     assert {path.name for path in kept.iterdir()} >= {"run.json", "record.json", "doctor.json"}

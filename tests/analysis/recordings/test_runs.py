@@ -233,8 +233,8 @@ def test_only_a_file_of_others_is_suspected_of_wrong_times(tmp_path: Path) -> No
     measured = load(record(tmp_path / H100.slug, CASES, [1e-5] * 4))
     imported = replace(measured, run={**measured.run, "public": {"source": "file.csv"}})
     advice = (
-        "The median error of held-out predictions is 30%; check that each time belongs to its "
-        "shape."
+        "Predictions of held-out cases have a median error of 30%; check that the times belong to "
+        "the right shapes."
     )
     assert advice not in health_lines(measured, 0.3)
     assert health_lines(imported, 0.3) == [advice]

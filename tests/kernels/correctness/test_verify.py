@@ -42,7 +42,8 @@ def test_a_wrong_row_that_is_not_sampled_is_seen_in_the_sums(case: Results) -> N
     assert all(messages)
     assert any(
         re.fullmatch(
-            r"sums with random signs are off by [\d.]+% of their expected size; 3% is allowed\.",
+            r"sums of the result's elements with random signs are off by [\d.]+% of their expected "
+            r"size; 3% is allowed\.",
             message,
         )
         for message in messages

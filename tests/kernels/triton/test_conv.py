@@ -223,7 +223,7 @@ def test_more_pixels_than_32_bits_count_are_refused() -> None:
     problem = Conv(2049, 1, 1024, 1024, 1, 1, 1, (1, 1), (0, 0), (1, 1), 1, "bf16")
     reason = family().supports(problem, known_machine("nvidia-h200"))
     assert reason == (
-        "triton-conv counts pixels in 32 bits, and this convolution has 2³¹ pixels or more; use a "
+        "triton-conv counts pixels in 32 bits, but this convolution has 2³¹ pixels or more; use a "
         "smaller batch or image."
     )
 

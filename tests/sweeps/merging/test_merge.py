@@ -209,7 +209,7 @@ def test_a_disturbed_recording_does_not_hide_among_quiet_ones(two: Path) -> None
 def test_without_into_it_goes_to_the_merged_results(two: Path) -> None:
     result = merge([two / "a", two / "b"], None, two / "results")
     assert result.folder == two / "results" / "merged" / CPU.slug
-    with pytest.raises(UserError, match="already exists; move it away, or choose another --into"):
+    with pytest.raises(UserError, match="already exists; move it away, or choose another folder"):
         merge([two / "a", two / "b"], None, two / "results")
 
 

@@ -151,7 +151,7 @@ def with_another_limit(two: Path) -> None:
     [
         (
             of_another_machine,
-            f"is a recording of {CPU.slug}, and .*b is one of cpu-other-2t; merge only recordings",
+            f"is a recording of {CPU.slug}, but .*b is a recording of cpu-other-2t; merge only",
         ),
         (of_another_cache, "are recordings of machines that differ in l2_bytes"),
         (of_no_machine, "b: invalid machine description"),
@@ -197,7 +197,7 @@ def test_a_place_that_is_taken_or_within_a_source(two: Path) -> None:
 
 def test_a_place_that_cannot_be_made(two: Path) -> None:
     (two / "file").write_text("")
-    with pytest.raises(UserError, match="could not be created .*; choose another --into"):
+    with pytest.raises(UserError, match="could not be created .*; choose another folder"):
         merge([two / "a", two / "b"], two / "file" / "all", two)
     assert {path.name for path in two.iterdir()} == {"a", "b", "file"}
 

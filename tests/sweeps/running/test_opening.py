@@ -188,7 +188,7 @@ def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"protocol": PROTOCOL + 1}, "the timing protocol or the file format has changed"),
-        ({"software": {"torch": "1.0"}}, "but the recorded run used 1.0"),
+        ({"software": {"torch": "1.0"}}, "but the recorded run used torch 1.0"),
     ],
 )
 def test_another_pytorch_or_protocol_starts_anew(
