@@ -117,8 +117,9 @@ def test_examples_are_found() -> None:
 
 
 def as_parameter(example: Example) -> Any:
-    """A minute or two of importing first is for the long part."""
-    marks = [pytest.mark.long] if example.imported else []
+    """Studies, and a minute or two of importing first, are for the long part."""
+    is_long = example.imported or example.page.parent.name == "studies"
+    marks = [pytest.mark.long] if is_long else []
     return pytest.param(example, marks=marks, id=name_of(example))
 
 

@@ -25,11 +25,16 @@ from analysis.rules.inputs import judge_inputs, rule_inputs
 from analysis.slices.series import roofline_series
 from kernels.common.program import ROOT
 from tests.support.published import PUBLISHED, RECORDED
-from tests.support.tiers import quick_and_long
+from tests.support.tiers import quick_and_long, quick_and_slow
 
 pytestmark = pytest.mark.xdist_group("recordings")  # one worker, which calibrates once
 
 PUBLISHED_RUNS = [path.parent for path in sorted(PUBLISHED.glob("*/run.json"))]
+# Calibrating on a GPU's recording takes most of a minute. One is enough before every change.
+RUNS = [
+    *quick_and_slow(PUBLISHED_RUNS[:2]),
+    *(pytest.param(folder, marks=pytest.mark.long) for folder in PUBLISHED_RUNS[2:]),
+]
 
 
 @functools.cache
@@ -49,7 +54,7 @@ def test_there_is_a_recording() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
     analysis = analysed(folder)
     assert not analysis.recording.damaged
@@ -75,7 +80,7 @@ def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Path) -> None:
     analysis = analysed(folder)
     table, machine = analysis.table, analysis.recording.machine
@@ -105,7 +110,7 @@ def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
     assert 0.85 <= np.mean(covered) <= 0.95  # 90 % is stated
 
 
-@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_a_recording_has_its_findings(folder: Path) -> None:
     found = headlines(analysed(folder), table_of(folder))
     assert 5 <= len(found) <= 8
@@ -122,7 +127,7 @@ def test_the_front_page_shows_a_recordings_lines() -> None:
     assert [" ".join(line.split()) for line in shown] == [found["text"] for found in findings]
 
 
-@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_the_terminal_and_the_roofline_say_the_same_of_the_ceiling(folder: Path) -> None:
     analysis = analysed(folder)
     found = peak(analysis)
@@ -158,7 +163,7 @@ def test_recorded_rules_are_judged_so_again(path: Path) -> None:
         assert row.lo == pytest.approx(before["lo"])
 
 
-@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_a_recording_names_no_host_user_or_path(folder: Path) -> None:
     text = (folder / "run.json").read_text(encoding="utf-8")
     for word in ("/home", "/root", "/work", "hostname", "GPU-", "serial"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import logging
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 
 from kernels.common.errors import UserError
 from sweeps.capture.capture import capture, dimensions
-from sweeps.capture.captured import ROLES, Attention, GroupedGemm, with_names
+from sweeps.capture.captured import ROLES, Attention, GroupedGemm, Product, with_names
 from sweeps.capture.sources import find_source
 from sweeps.capture.step import ModelSource, ModelStep
 from tests.support.flop_counts import counted_by_pytorch, counted_here
@@ -106,16 +109,23 @@ NAMES = [
 ]
 
 
+@functools.cache
+def named_products(kind: str) -> Sequence[Product]:
+    """Capturing a model once for each of its sizes takes seconds: once for all its rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = source_of(Path(folder), kind)
+        step = ModelStep(mode="prefill", batch=2, seq=64)
+        base = capture(source, step)
+        return with_names(base, dimensions(source, step, base)).products
+
+
 @needs_transformers
+@pytest.mark.xdist_group("huggingface-names")
 @pytest.mark.parametrize(("kind", "role", "place", "expected"), quick_and_slow(NAMES, 1))
 def test_sizes_have_the_names_of_the_configuration(
-    kind: str, role: str, place: int, expected: dict[str, str], tmp_path: Path
+    kind: str, role: str, place: int, expected: dict[str, str]
 ) -> None:
-    source = source_of(tmp_path, kind)
-    step = ModelStep(mode="prefill", batch=2, seq=64)
-    base = capture(source, step)
-    captured = with_names(base, dimensions(source, step, base))
-    names = [p.names for p in captured.products if p.role == role][place]
+    names = [p.names for p in named_products(kind) if p.role == role][place]
     assert {size: names[size] for size in expected} == expected
 
 
