@@ -35,6 +35,7 @@ from sweeps.submitting.command import submit_command
 if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.machine import Machine
+    from sweeps.running.request import Request
 
 app = new_app("Run and inspect sweeps.")
 app.command("submit")(submit_command)
@@ -405,19 +406,20 @@ def run_command(
     """Measure cases. An earlier run of the same plan is resumed where it stopped."""
     # --stop-after counts from here, because the imports below take seconds.
     began = time.monotonic()
-    from kernels.device import select_device
-    from sweeps.doctor.doctor import examine
     from sweeps.folding.counts import counts_sentence
     from sweeps.folding.health import health_sentence
-    from sweeps.progress import LiveReporter
-    from sweeps.running.opening import begin
     from sweeps.running.request import Request
-    from sweeps.running.supervisor import carry_out
-    from sweeps.sharing.gpus import choose_gpus
-    from sweeps.sharing.node import share
     from sweeps.store import read_run
 
     # 1. Check the options.
+    if gpus and gpu is not None:
+        raise UserError("--gpu and --gpus cannot be combined; give only one of them.")
+    if gpus and add:
+        raise UserError(
+            "--add works only on one GPU; leave out --gpus, or start a new run of all sweeps."
+        )
+    if add and not names:
+        raise UserError("--add needs at least one sweep; give the names of the sweeps to add.")
     stop_after_seconds = parse_seconds(stop_after, "stop-after")
     stop_at = None if stop_after_seconds is None else began + stop_after_seconds
     for dtype_name in dtype or ():
@@ -437,45 +439,9 @@ def run_command(
         leave=leave,
         identify=gpu_ids,
     )
-    if gpus and gpu is not None:
-        raise UserError("--gpu and --gpus cannot be combined; give only one of them.")
-    if gpus and add:
-        raise UserError(
-            "--add works only on one GPU; leave out --gpus, or start a new run of all sweeps."
-        )
-    if add and not names:
-        raise UserError("--add needs at least one sweep; give the names of the sweeps to add.")
-    # 2. Choose the devices, plan or resume the run, and measure.
+    # 2. Plan or resume the run, and measure.
     note_broken()
-    devices = (
-        choose_gpus(gpus, device) if gpus else {request.gpu: select_device(device, request.gpu)}
-    )
-    single_run = None
-    begun_folders: list[Path] = []  # the folder of a run with --gpus, once the run has begun
-    try:
-        with LiveReporter() as live:
-            # With --gpus, share() begins the run and measures on all of these GPUs.
-            if not gpus:
-                single_run = begin(request, note)
-            # One device is examined for all, because all devices of a run are of one model.
-            first_device = next(iter(devices.values()))
-            for finding in examine(first_device, results):
-                if finding.warning:
-                    note(f"warning: {finding.text}")
-            if single_run is None:
-                folder = share(request, devices, request.shard, live, note, begun_folders.append)
-            else:
-                folder = single_run.folder
-                carry_out(single_run, live, note)
-    except KeyboardInterrupt:
-        # Until a run has begun, the old one is not set aside, so --fresh is still needed.
-        has_begun = bool(begun_folders) or single_run is not None
-        next_command = same_command(fresh and has_begun)
-        if has_begun:
-            note(f"Stopped. Measurements are saved. Run {next_command} to resume.")
-        else:
-            note(f"Stopped before this call measured a case. Run {next_command} again.")
-        raise
+    folder = _measure(request, gpus)
     # 3. Report the outcome.
     record = read_run(folder)
     note(counts_sentence(record))
@@ -492,6 +458,53 @@ def run_command(
     if json:
         summary = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
         print_json({"machine": record["machine"]["slug"], "folder": str(folder), **summary})
+
+
+def _measure(request: Request, gpus: str | None) -> Path:
+    """Begin or resume a run, measure its cases, and return its folder.
+
+    ``gpus`` selects devices as in :func:`sweeps.sharing.gpus.choose_gpus`; None to measure only on
+    the device of the request. If the user interrupts the run, print the command that resumes it.
+    """
+    from kernels.device import select_device
+    from sweeps.progress import LiveReporter
+    from sweeps.running.opening import begin
+    from sweeps.running.supervisor import carry_out
+    from sweeps.sharing.gpus import choose_gpus
+    from sweeps.sharing.node import share
+
+    folders: list[Path] = []  # the folder of the run, once the run has begun
+    try:
+        with LiveReporter() as live:
+            if gpus:
+                devices = choose_gpus(gpus, request.device)
+                # All GPUs of a run are of one model, so one of them is examined for all.
+                _print_warnings(next(iter(devices.values())), request.results)
+                share(request, devices, request.shard, live, note, folders.append)
+            else:
+                device = select_device(request.device, request.gpu)
+                run = begin(request, note)
+                folders.append(run.folder)
+                _print_warnings(device, request.results)
+                carry_out(run, live, note)
+    except KeyboardInterrupt:
+        # Until a run has begun, the old one is not set aside, so --fresh is still needed.
+        next_command = same_command(request.fresh and bool(folders))
+        if folders:
+            note(f"Stopped. Measurements are saved. Run {next_command} to resume.")
+        else:
+            note(f"Stopped before this call measured a case. Run {next_command} again.")
+        raise
+    return folders[-1]
+
+
+def _print_warnings(device: Device, results: Path) -> None:
+    """Print what may disturb measurements on a device."""
+    from sweeps.doctor.doctor import examine
+
+    for finding in examine(device, results):
+        if finding.warning:
+            note(f"warning: {finding.text}")
 
 
 @app.command("merge")

@@ -58,11 +58,12 @@ def parse_attention(text: str) -> Attention:
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
     """Return the row that ``predict --json`` prints for an attention call.
 
-    ``framework`` is the framework that computes the attention; None if it is unknown.
+    ``framework`` is the name of the framework that computes the attention; None if any framework
+    may compute it.
 
     Raises:
-        UserError: if the machine or the dtype is not supported, if the framework is unknown or has
-            no fits, or if the file with the fits cannot be read.
+        UserError: if the machine or the dtype is not supported, if there are no fits for the named
+            framework, or if the file with the fits cannot be read.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.attention_folder)

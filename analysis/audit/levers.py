@@ -62,10 +62,10 @@ class Lever:
             the original time.
         products: gain of the matrix operations that change, without the rest of the step.
         share: share of the original step's time that these operations take.
-        parameters: increase of the number of parameters, as a fraction.
-        flops: increase of the FLOPs, as a fraction.
-        bytes: increase of the bytes that all other operations move, without the optimizer, as a
-            fraction.
+        parameters: increase in the number of parameters, as a fraction.
+        flops: increase in the FLOPs, as a fraction.
+        bytes: increase in the bytes that all operations other than GEMMs, convolutions and
+            attention move, as a fraction; the optimizer is not counted.
         verdict: verdict on the change; if the FLOPs fall, the verdict is about the gain per FLOP.
         evidence: weakest kind of evidence for the operations that change. A kind that covers at
             most 5% of the original time of these operations is ignored.

@@ -46,7 +46,7 @@ def measure_best_guesses(
     Raises:
         UserError: if an argument is invalid, ``results`` has no readable recording of this machine,
             or the machine cannot be measured.
-        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
+        KeyboardInterrupt: if the user interrupts the call; measurements taken so far are saved.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.table import open_trials
@@ -122,7 +122,7 @@ def measure_questions(
     Raises:
         UserError: if ``machine`` is not this machine, the query does not fit a problem, a file
             cannot be read, the machine cannot be measured, or the new measurements are unusable.
-        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
+        KeyboardInterrupt: if the user interrupts the call; measurements taken so far are saved.
     """
     from analysis.advice.times import measurements_near
     from analysis.advice.trials import trial_of
@@ -214,7 +214,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     Raises:
         UserError: if the machine cannot be measured or, with ``quickly``, if no case was timed
             within the budget.
-        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
+        KeyboardInterrupt: if the user interrupts the call; measurements taken so far are saved.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.trials import pairs_to_confirm

@@ -79,7 +79,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
     faults.record((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
         faults.record(~rows[column].isin(words), f"{column} is not one of {', '.join(words)}")
-    _record_time_faults(rows, faults)
+    _record_measurement_faults(rows, faults)
     _record_problem_faults(rows, faults)
     # Only sound rows count as earlier rows of a case, so that a damaged row does not exclude a
     # sound one.
@@ -89,7 +89,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
     faults.record(repeated, "an earlier line has the same case")
 
 
-def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
+def _record_measurement_faults(frame: pd.DataFrame, faults: Faults) -> None:
     """Record a fault for each row with an impossible measured value."""
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 
@@ -112,16 +112,17 @@ def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
             rates = values_of(name)
             is_rate = np.isnan(rates) | _is_within(rates, 0)
             faults.record(ok & ~is_rate, f"{name} is not a valid rate")
-        # 2. Check the result's error and the sensors. These levels have no upper limit, because the
-        #    error of a wrong kernel may be any finite number.
+        # 2. Check the levels. They have no upper limit, because one of them is the result's error,
+        #    and the error of a wrong kernel may be any finite number.
         for name in _LEVELS:
             levels = values_of(name)
             is_level = np.isnan(levels) | ((levels >= 0) & np.isfinite(levels))
             faults.record(~is_level, f"{name} is below 0 or infinite")
+        # 3. Check the temperature, which may be below 0.
         temperature = values_of("temp_c")
         is_temperature = np.isnan(temperature) | _is_within(temperature, _COLDEST)
         faults.record(~is_temperature, "temp_c is out of range")
-        # 3. Check the number of samples, which is only known for rows with times.
+        # 4. Check the number of samples, which is only known for rows with times.
         faults.record(ok & (samples < 1), "it has no samples")
 
 

@@ -347,7 +347,10 @@ def explain(
 
 
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
-    """Read a recording that was measured on a machine or imported for it.
+    """Read the measurements of a machine, or an import.
+
+    A machine's usable runs with the same PyTorch and driver are combined, as in all answers. This
+    also holds for the folder of its latest run, but not for the folder of an older one.
 
     Args:
         place: a machine, or the folder of a recording; the machine measured last if None.
@@ -356,7 +359,7 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
     Returns:
         A :class:`Recording`. Its attribute ``rows`` is a DataFrame with the columns of
         measurements.csv and one row per case. ``ok`` has the rows with times, ``machine`` describes
-        the machine, and ``health`` says how quiet the machine was.
+        the machine, and ``health`` says how quiet the machine was in the run with the most rows.
 
     Raises:
         UserError: if the recording does not exist or cannot be read.

@@ -303,7 +303,7 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 
 
 def out_size(product: Product, forward: Product) -> str:
-    """Return the name of ``product``'s size that is the number of output features of ``forward``.
+    """Return which size of ``product`` (m, n or k) is the number of output features of ``forward``.
 
     ``product`` is a GEMM or a grouped GEMM, and ``forward`` is its forward product. In the forward
     pass, both are the same product.
@@ -320,7 +320,7 @@ def out_size(product: Product, forward: Product) -> str:
 
 
 def in_size(product: Product, forward: Product) -> str:
-    """Return the name of ``product``'s size that is the number of input features of ``forward``.
+    """Return which size of ``product`` (m, n or k) is the number of input features of ``forward``.
 
     The arguments are as in :func:`out_size`.
     """

@@ -363,7 +363,8 @@ class Rounds:
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work that belongs to no planned case, and return its result, or None if it fails.
 
-        ``name`` is the case to blame if the work crashes, such as :data:`CANARY`, or None.
+        ``name`` says what to blame if the work crashes, such as :data:`CANARY`; None to blame
+        nothing.
         """
         self._on_start([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()
