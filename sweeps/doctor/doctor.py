@@ -19,7 +19,7 @@ from kernels.common.counts import counted
 from kernels.common.program import command, extra
 from kernels.config import HAND_WRITTEN
 from kernels.device import Device, clock_khz, software
-from kernels.machine import known_machines, usable_cores
+from kernels.machine import known_machines, usable_cores, usable_processors
 from kernels.operation import Workload
 from kernels.problem import Conv, Gemm
 from sweeps.timing.telemetry import nvml_handle, open_nvml, other_processes
@@ -61,11 +61,19 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 
 def _examine_cpu() -> Iterator[DoctorFinding]:
     """Report threads, instruction set and load, and governors other than ``performance``."""
-    threads, load = torch.get_num_threads(), os.getloadavg()[0]
+    threads, usable = torch.get_num_threads(), usable_cores()
     instructions = torch.backends.cpu.get_cpu_capability()
-    yield DoctorFinding(f"{counted(threads, 'thread')}, {instructions}")
+    has_too_many = threads > usable
+    remark = f": set THREADS to at most {usable}, the number of cores" if has_too_many else ""
+    text = f"{counted(threads, 'thread')}, {instructions}{remark}"
+    yield DoctorFinding(text, warning=has_too_many)
+    # The load is that of the whole host. If this process may use only a part of the host, the load
+    # may be on other cores, so the process is only disturbed for sure if the host is full.
+    load = os.getloadavg()[0]
+    processors = os.cpu_count() or 1
+    cores = usable if usable_processors() == processors else processors
     # Each thread needs an idle core. Half a core of other work is tolerated.
-    busy = load + threads > usable_cores() + 0.5
+    busy = load + min(threads, usable) > cores + 0.5
     remark = ": other processes disturb timings; end them, or wait" if busy else ""
     yield DoctorFinding(f"load average {load:.1f}{remark}", warning=busy)
     governors = set()
@@ -113,9 +121,9 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     machine = device.machine
     if machine.slug not in known_machines():
         yield DoctorFinding(
-            f"this GPU is not in machines.toml, so its bandwidth ({machine.bandwidth / 1e9:,.0f} "
-            f"GB/s), its peak rates and its number of SMs ({machine.sms}) come from the properties "
-            "that it reports",
+            f"this GPU is not in machines.toml. It reports {machine.sms} SMs; its bandwidth "
+            f"({machine.bandwidth / 1e9:,.0f} GB/s) and its peak rates are derived from its "
+            "properties, or from a similar GPU in machines.toml",
         )
     else:
         yield from _compare_facts(device)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,33 @@ def test_the_governor_of_a_core_that_is_switched_off_is_left_out(
     monkeypatch.setattr(doctor, "_GOVERNORS", str(tmp_path / "cpu*"))
     texts = [finding.text for finding in doctor._examine_cpu()]
     assert texts[-1] == "CPU frequency governor powersave: set it to performance"
+
+
+@pytest.mark.parametrize(
+    ("threads", "processors", "load", "warning"),
+    [
+        (2, 8, 1.0, ""),
+        (4, 8, 1.0, "load average 1.0: other processes disturb timings; end them, or wait"),
+        # Half of a host: a load of 9 may be on the other half, a load of 13 is not.
+        (4, 16, 9.0, ""),
+        (4, 16, 13.0, "load average 13.0: other processes disturb timings; end them, or wait"),
+        # More threads than cores are not the fault of other processes.
+        (8, 8, 0.0, "set THREADS to at most 4, the number of cores"),
+    ],
+)
+def test_the_doctor_blames_the_load_only_if_it_disturbs(
+    threads: int, processors: int, load: float, warning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may use 4 cores with two processors each."""
+    monkeypatch.setattr(doctor, "_GOVERNORS", "/nowhere/*")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
+    monkeypatch.setattr(doctor, "usable_processors", lambda: 8)
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    found = [finding.text for finding in doctor._examine_cpu() if finding.warning]
+    assert len(found) == bool(warning)
+    assert all(text.endswith(warning) for text in found)
 
 
 @pytest.mark.parametrize(
