@@ -70,15 +70,25 @@ class OneRmsNorm(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in (functional.rms_norm, torch.rms_norm):
-            return _trace_pytorch(*args, **(kwargs or {}))
+            return _instead_of_pytorch(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _trace_pytorch(
+def _instead_of_pytorch(
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Call :func:`rms_norm` with the arguments of PyTorch's function."""
+    """Call :func:`rms_norm` with the arguments of PyTorch's function.
+
+    ``eps`` is ignored, because a trace has no values.
+
+    Raises:
+        RuntimeError: if ``normalized_shape`` does not have the sizes of the last dimensions.
+    """
+    if tuple(input.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
+        raise RuntimeError(
+            f"an RMS norm over {list(normalized_shape)} got an input of shape {list(input.shape)}"
+        )
     return rms_norm(input, weight)

@@ -5,7 +5,6 @@ These *other operations* are assumed either to run one at a time, or to be fused
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -38,6 +37,9 @@ _LOOKUPS = (
     "aten::nll_loss2d_forward",
 )  # fmt: skip
 """Operations that read only the entries that indices choose."""
+
+_OVERWRITES = ("aten::copy_", "aten::fill_", "aten::zero_")
+"""Operations that write their first argument without reading it."""
 
 # Pattern of the names of normalisations that always read their inputs twice: once for sums, and
 # once for the results that depend on these sums. The gradients of a layer norm's input and weight
@@ -132,17 +134,21 @@ def _groups_between_products(
     # last.
     groups: list[list[int]] = [[]]
     last_read: dict[int, int] = {}
+    last_written: dict[int, int] = {}
     for position, operation in enumerate(operations):
-        for access in operation.reads:
+        for access in reads_of(operation):
             last_read[access.storage] = position
+        for access in operation.writes:
+            last_written[access.storage] = position
         if is_product(operation):
             groups.append([])
             continue
         if groups[-1] and operations[groups[-1][-1]].layers != operation.layers:
             groups.append([])
         groups[-1].append(position)
-    # 2. Find the results of each group that are used after it. A tensor that no operation reads,
-    # such as the gradient of a parameter, counts as used, because it is a result of the step.
+    # 2. Find the results of each group that are used after it. A tensor that no operation reads
+    # after it was written, such as the gradient of a parameter, is a result of the step. It counts
+    # as used.
     groups_and_used = []
     for positions in groups:
         if not positions:  # for example between two products in a row
@@ -150,32 +156,41 @@ def _groups_between_products(
         group = [operations[position] for position in positions]
         written = {access.storage for operation in group for access in operation.writes}
         used_later = {
-            storage for storage in written if last_read.get(storage, math.inf) > positions[-1]
+            storage
+            for storage in written
+            if last_read.get(storage, -1) > positions[-1]
+            or last_read.get(storage, -1) <= last_written[storage] <= positions[-1]
         }
         groups_and_used.append((group, used_later))
     return groups_and_used
 
 
 def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
-    """Return the bytes that a group of operations moves as one kernel, by kind of operation."""
+    """Return the bytes that a group of operations moves as one kernel, by kind of operation.
+
+    ``used_later`` has the storages of the group's results that are used after the group.
+    """
     moved_bytes: Counter[str] = Counter()
-    read: set[tuple[int, int]] = set()  # storages and offsets
-    written: set[int] = set()  # storages
-    results_to_write = set(used_later)
+    # Parts of tensors, each as a storage and an offset. A result may be written in parts.
+    read: set[tuple[int, int]] = set()
+    written: set[tuple[int, int]] = set()
+    # A part of a tensor that the group wrote is still on the chip, whichever part is read.
+    written_storages: set[int] = set()
     for operation in group:
         kind = kind_of(operation)
         if kind == "nothing":
             continue
         for access in reads_of(operation):
             start = (access.storage, access.offset)
-            if access.storage not in written and start not in read:
+            if access.storage not in written_storages and start not in read:
                 read.add(start)
                 moved_bytes[kind] += operation.count * access.bytes
         for access in distinct(operation.writes):
-            written.add(access.storage)
-            if access.storage in results_to_write:
+            start = (access.storage, access.offset)
+            if access.storage in used_later and start not in written:
                 moved_bytes[kind] += operation.count * access.bytes
-                results_to_write.remove(access.storage)
+            written.add(start)
+            written_storages.add(access.storage)
     return moved_bytes
 
 
@@ -184,11 +199,13 @@ def reads_of(operation: TracedOperation) -> Sequence[TensorAccess]:
 
     A lookup, such as an embedding, is assumed to read no more bytes of a tensor than it writes. The
     gradient of the negative log-likelihood does not depend on the values of the log-probabilities,
-    so these are not counted as read.
+    so these are not counted as read. An operation that overwrites a tensor does not read it.
     """
     if operation.name in ("aten::nll_loss_backward", "aten::nll_loss2d_backward"):
         gradient, _, *others = operation.reads
         return [gradient, *others]
+    if operation.name in _OVERWRITES:
+        return operation.reads[1:]
     if operation.name not in _LOOKUPS:
         return operation.reads
     written_bytes = sum(access.bytes for access in operation.writes)

@@ -468,6 +468,21 @@ def test_parts_of_one_tensor_are_each_read() -> None:
     assert sum(m.bytes for m in halves.moved_fused) == sum(m.bytes for m in apart.moved_fused)
 
 
+def test_a_result_that_is_written_in_parts_is_written_in_full() -> None:
+    source = find_source(f"{__name__}:Joined", inputs=["x[64,32]"])
+    captured = capture(source, ModelStep("prefill"))
+    # Each half of x is read, and each half of the result is written, in bf16.
+    assert sum(moved.bytes for moved in captured.moved_fused) == 2 * 64 * 32 * 2
+
+
+class Joined(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.empty_like(x)
+        joined[:32] = 2 * x[:32]
+        joined[32:] = 3 * x[32:]
+        return joined
+
+
 class Gated(nn.Module):
     def __init__(self, together: bool) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernels.common.errors import UserError
 from sweeps.capture.capture import capture
 from sweeps.capture.sources import find_source
 from sweeps.capture.step import ModelStep
@@ -82,3 +83,14 @@ def test_normalisations_with_sums_read_their_inputs_twice() -> None:
     # An RMS norm reads x once in the forward pass.
     fewer = moved("rms", "train")["normalisation"]
     assert 7 * BYTES < fewer < 7 * BYTES + 10 * WEIGHT
+
+
+class WrongWidth(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, [16])
+
+
+def test_a_norm_over_another_width_than_the_input_s_is_refused() -> None:
+    source = find_source(f"{__name__}:WrongWidth", inputs=["x[8,32]"])
+    with pytest.raises(UserError, match=r"an RMS norm over \[16\] got an input of shape \[8, 32\]"):
+        capture(source, ModelStep("prefill"))
