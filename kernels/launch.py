@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Launch:
-    """Callable that computes a problem: ``launch(i)`` launches once on operand set i.
+    """Callable that runs an implementation: ``launch(i)`` launches it once on operand set i.
 
     Each call returns the output without waiting for the GPU. It sets the process-wide settings that
     the implementation needs, such as the precision of fp32 GEMMs, and then restores the previous

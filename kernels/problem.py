@@ -232,9 +232,8 @@ class Conv:
             )
         if min(self.p, self.q) < 1:
             raise UserError(
-                f"a {self.r}×{self.s} filter does not fit into {self.h}×{self.w} pixels with "
-                f"padding {pair_text(self.padding)} and dilation {pair_text(self.dilation)}; "
-                "give a larger image or more padding."
+                f"a {self.r}×{self.s} filter does not fit into {self.h}×{self.w} pixels with this "
+                "padding and dilation; give a larger image or more padding."
             )
         check_bytes(self)
 

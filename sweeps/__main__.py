@@ -185,14 +185,14 @@ def _show_plan(
         noun = "case, " if row["cases"] == 1 else "cases,"  # equally long, to align the columns
         print(
             f"{row['name']:20} {row['cases']:5,} {noun} {row['planned']:5,} in the plan, "
-            f"about {row['expected_s']:6,.0f} s at six samples each"
+            f"about {row['expected_s']:6,.0f} s"
         )
     total_seconds = sum(row["expected_s"] for row in rows)
     checking_seconds = sum(row["checking_s"] for row in rows)
     share_text = ""
     if total_seconds:
         share_text = f", {checking_seconds / total_seconds:.1%} of it for checking results"
-    print(f"{total_seconds:,.0f} s in total{share_text}.")
+    print(f"{total_seconds:,.0f} s in total at six samples per case{share_text}.")
 
 
 @app.command("doctor")
@@ -301,9 +301,9 @@ def _check_clock(cases: int, device: str, gpu: int, results: Path, json: bool) -
         return
     for name, timer in report["timers"].items():
         print(
-            f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case; two passes differ by "
-            f"{timer['passes_differ']:.2%}, and times are {timer['over_sampler']:.3f}× those of "
-            "the sampler"
+            f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case; the median difference "
+            f"between its passes is {timer['passes_differ']:.2%}, and the median ratio of its "
+            f"times to the sampler's is {timer['over_sampler']:.3f}"
         )
 
 

@@ -130,7 +130,8 @@ def add_if_possible(needed: list[str], extra: str) -> str | None:
     else:
         _say(
             f"The optional extra {extra} could not be installed; everything else works without "
-            "it. To try again before tomorrow, run `make clean` and then the same command."
+            "it. The installation is tried again a day after it failed; to try sooner, run "
+            "`make clean` and then the same command."
         )
         if not tried_today:
             new_failed_at[extra] = time.time()

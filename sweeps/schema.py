@@ -26,7 +26,7 @@ _TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
 COLUMNS: dict[str, tuple[str, str]] = {
     "schema": (_WHOLE, "version of this table's format"),
     "run": (_TEXT, "run that measured the case, named by the UTC time at which it was planned"),
-    "time_utc": (_TEXT, "time of the case's last sample, ISO 8601"),
+    "time_utc": (_TEXT, "time of the case's last sample, or of its refusal or failure; ISO 8601"),
     "worker": (_TEXT, "shard that measured the case, such as 1/1"),
     "gpu": (_WHOLE, "ordinal of the GPU within the run; empty on a CPU"),
     "sweep": (_TEXT, "sweep that the case belongs to"),
@@ -92,7 +92,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "largest error, max |y − ref| / max |ref|, of the checked entries against float64",
     ),
     "kernel": (_TEXT, "name of the kernel that takes most of the time"),
-    "tile": (_TEXT, "tile of the main kernel, rows x columns x depth, if its name contains it"),
+    "tile": (
+        _TEXT,
+        "tile of the main kernel, rows x columns x depth; empty if the kernel's name does not "
+        "contain the tile",
+    ),
     "grid": (_TEXT, "grid of CTAs of the main kernel"),
     "kernels": (_TEXT, "all kernels of one launch with their shares of the time, JSON"),
     "tensor_cores": (_FLAG, "true if the main kernel uses Tensor Cores, judged by its name"),

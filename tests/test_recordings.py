@@ -132,7 +132,7 @@ def test_the_terminal_and_the_roofline_say_the_same_of_the_ceiling(folder: Path)
     analysis = analysed(folder)
     found = peak(analysis)
     assert found is not None
-    said = dict(re.findall(r"(\w+) [\d.]+ \w+/s .*?, (\d+%) of the peak", found.text))
+    said = dict(re.findall(r"fastest (\w+) GEMM .*?, (\d+%) of the peak", found.text))
     rows = roofline_series(analysis.table, analysis.recording.cache)
     title = roofline_title(rows, analysis.recording.machine)
     assert said

@@ -93,5 +93,5 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
         "evidence": "predicted",
         "basis": attention_basis.kind,
         "source": attention_basis.source(framework),
-        "explanation": f"limited by {_LIMIT_WORDS[time.limit]}, {peak_share:.0%} of the peak",
+        "explanation": f"limited by {_LIMIT_WORDS[time.limit]}, at {peak_share:.0%} of the peak",
     }

@@ -11,7 +11,7 @@ from analysis.advice.recommend import Advice
 from analysis.advice.sizes import aligned_multiple, misaligned
 from analysis.advice.verdict import LEAVE_IT, VERDICTS
 from analysis.units import percent_range
-from kernels.common.counts import counted
+from kernels.common.counts import counted, enumerated
 
 MAX_FINDINGS = 10
 _UNIT = 8  # least multiple advised for alignment, unless a new size is a multiple of only 4
@@ -37,9 +37,9 @@ class AdviceFinding:
         return sum(answer.gain.value for answer in self.advice)
 
     def text(self) -> str:
-        """Format the finding as a sentence, and name the shape with the largest gain as an example.
+        """Format the finding as text, and name the shape with the largest gain as an example.
 
-        Example: ``**likely** when padding, fp32, N: make it a multiple of 64; gain 4–8% (…).``
+        Example: ``**likely** when padding in fp32: make N a multiple of 64. The gain is 4–8% (…).``
         """
         best = self.best
         gains = sorted(answer.gain.value for answer in self.advice)
@@ -58,31 +58,29 @@ class AdviceFinding:
             up_to = "up to " if len(gains) > 1 else ""
             qualifier = f" for {up_to}{extra_flops:.1%} more FLOPs" if is_printable else ""
         return (
-            f"**{best.verdict}** {_QUERY_WORDS[best.question]}, {self._action()}; "
-            f"gain {gain_range}{qualifier} ({example})."
+            f"**{best.verdict}** {_QUERY_WORDS[best.question]} in {best.problem.dtype}: "
+            f"{self._action()}. The gain is {gain_range}{qualifier} ({example})."
         )
 
     def _action(self) -> str:
-        """Describe the action, for example ``bf16, N: make it a multiple of 64``."""
+        """Describe the action, for example ``make N a multiple of 64``."""
         best = self.best
         if not best.changed:
-            return f"{best.problem.dtype}: use {best.implementation} instead of the vendor library"
+            return f"use {best.implementation} instead of the vendor library"
         dimensions = _dimensions(best)
-        names = " and ".join(name.upper() for name in dimensions)
+        names = enumerated([name.upper() for name in dimensions])
         if len(dimensions) == 1:
-            make_multiple, other_size = "make it a multiple", "another size nearby"
+            make_multiple, nearby = f"make {names} a multiple", "a nearby size"
         else:
-            make_multiple, other_size = "make them multiples", "other sizes nearby"
+            make_multiple, nearby = f"make {names} multiples", "nearby sizes"
         step = self._step()
         if _cause(best) == "alignment" and step is not None:
             # Sizes below 16 may become multiples of only 4, such as 4 channels instead of 3.
             multiple = min(max(_UNIT, aligned_multiple(best.problem)), step)
-            action = f"{make_multiple} of {multiple} to align rows"
-        elif step is not None and step >= _CLEAR_STEP:
-            action = f"{make_multiple} of {step}"
-        else:
-            action = other_size
-        return f"{best.problem.dtype}, {names}: {action}"
+            return f"{make_multiple} of {multiple} to align rows"
+        if step is not None and step >= _CLEAR_STEP:
+            return f"{make_multiple} of {step}"
+        return f"change {names} to {nearby}"
 
     def _step(self) -> int | None:
         """Return the largest of :data:`_STEPS` that divides all new sizes; None if none does."""
@@ -122,10 +120,9 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
         lines.append(f"- {more} in the tables below.")
     unchanged = [answer for answer in advice if answer.verdict == LEAVE_IT]
     query_count = f"{len(unchanged):,} of {len(advice):,} queries"
-    reasons = Counter(answer.reason for answer in unchanged).most_common(4)
-    reason_text = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
-    reasons_in_brackets = f" ({reason_text})" if reason_text else ""
-    lines.append(f"- **leave it** is the answer to {query_count}{reasons_in_brackets}.")
+    reasons = Counter(answer.reason for answer in unchanged).most_common()
+    lines.append(f"- **leave it** is the answer to {query_count}{':' if reasons else '.'}")
+    lines += [f"  - {reason} ({counted(count, 'query', 'queries')})" for reason, count in reasons]
     return lines
 
 

@@ -31,7 +31,7 @@ from analysis.slices.series import (
     square_series,
 )
 from analysis.units import percent_range, rate
-from kernels.common.counts import counted
+from kernels.common.counts import counted, enumerated
 from kernels.problem import Problem
 from sweeps.timing.statistics import median_interval
 
@@ -111,13 +111,15 @@ def peak(analysis: Analysis) -> Headline | None:
     fastest = fastest_gemms(plotted, analysis.recording.machine)
     if not fastest:
         return None
-    texts = []
+    sentences = []
     for gemm in fastest:
         interval = ""
         if not math.isnan(gemm.lo):
             interval = f" ({_interval_text(rate(gemm.lo), rate(gemm.hi))})"
-        texts.append(f"{gemm.dtype} {rate(gemm.tflops)}{interval}, {gemm.share:.0%} of the peak")
-    sentences = [f"Fastest GEMMs: {'; '.join(texts)}."]
+        sentences.append(
+            f"The fastest {gemm.dtype} GEMM reaches {rate(gemm.tflops)}{interval}, "
+            f"{gemm.share:.0%} of the peak."
+        )
     ceilings = analysis.recording.run.get("ceilings") or {}
     raised_peaks = ceilings.get("raised") or {}
     for dtype, raised in raised_peaks.items():
@@ -154,12 +156,12 @@ def steady(analysis: Analysis) -> Headline | None:
     readings = [
         text.format(entry[name]) for name, text in formats.items() if entry[name] is not None
     ]
-    readings_in_brackets = f" ({', '.join(readings)})" if readings else ""
+    sensors = f" At this speed, the sensors show {enumerated(readings)}." if readings else ""
     return Headline(
         "steady",
         f"Sustained runs of {entry['problem']} settle at {rate(entry['tflops'])}, "
-        f"{share:.0%}{interval} of burst speed{readings_in_brackets}. Times are burst times unless "
-        "their mode is sustained.",
+        f"{share:.0%}{interval} of burst speed.{sensors} Times are burst times unless their mode "
+        "is sustained.",
         share,
         lo,
         hi,
@@ -189,12 +191,12 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     affected = rows[rows["along"] == slowest.lower()] if slowest else rows
     where = f" along {slowest}" if slowest else ""
     speed, lo, hi = means[slowest]
-    others = [f"{name}: {mean:.0%}" for name, mean in speeds.items() if name != slowest]
-    other_speeds = f" ({', '.join(others)})" if others else ""
+    others = [f"{mean:.0%} along {name}" for name, mean in speeds.items() if name != slowest]
+    other_means = f" The mean is {enumerated(others)}." if others else ""
     return Headline(
         "alignment",
         f"Sizes{where} that are not multiples of {_WIDE} reach on average {speed:.0%} "
-        f"({percent_range(lo, hi)}) of the speed of the next smaller round size{other_speeds}. "
+        f"({percent_range(lo, hi)}) of the speed of the next smaller round size.{other_means} "
         f"On average{where if others else ''}, {_sufficient_multiple(affected)}.",
         speed,
         lo,
@@ -239,7 +241,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
     slower = int((pairs["ratio_hi"] < 1).sum())
     return Headline(
         "layout",
-        f"NHWC is {mean:.2f}× as fast as NCHW ({lo:.2f}–{hi:.2f}, geometric mean). It is "
+        f"In the geometric mean, NHWC is {mean:.2f}× ({lo:.2f}–{hi:.2f}×) as fast as NCHW. It is "
         f"clearly faster in {faster} of {len(pairs)} pairs, and clearly slower in {slower}.",
         mean,
         lo,
@@ -255,7 +257,8 @@ def size(table: pd.DataFrame) -> Headline | None:
     enough, ``value`` is the largest measured size.
     """
     rows = square_series(table)
-    fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
+    fast = []  # phrases about the dtypes whose largest size is fast
+    slow = []  # sentences about the other dtypes
     figures = []  # value, interval and count of the headline, for each dtype
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < LEAST_COMPARED:
@@ -268,8 +271,11 @@ def size(table: pd.DataFrame) -> Headline | None:
         largest = int(group["m"].max())
         if fast_size is None:
             # The upper end of the largest size's speed may be fast enough.
-            doubt = "" if lo is None else "; not significant"
-            slow.append(f"{dtype} (M = {largest}{doubt})")
+            doubt = "" if lo is None else ", but not significantly"
+            slow.append(
+                f"The largest square GEMM in {dtype} (M = {largest}) is below {NEARLY:.0%} of the "
+                f"best speed{doubt}."
+            )
         else:
             fast.append(f"{fast_size}{_size_interval(lo, hi)} in {dtype}")
         figures.append((fast_size or largest, lo or largest, hi or largest, len(group)))
@@ -277,15 +283,11 @@ def size(table: pd.DataFrame) -> Headline | None:
         return None
     sentences = []
     if fast:
-        sentences.append(
-            f"Smallest M from which square GEMMs reach {NEARLY:.0%} of their best speed: "
-            f"{'; '.join(fast)}."
-        )
-    if slow:
-        sentences.append(
-            f"The largest square GEMM is below {NEARLY:.0%} of the best speed in "
-            f"{' and in '.join(slow)}."
-        )
+        first, *others = fast
+        sentences.append(f"Square GEMMs reach {NEARLY:.0%} of their best speed from M = {first}.")
+        if others:
+            sentences.append(f"This size is {enumerated(others)}.")
+    sentences += slow
     value, lo_of_value, hi_of_value, count = figures[0]
     return Headline(
         "size",
@@ -318,12 +320,12 @@ def accuracy(analysis: Analysis) -> Headline | None:
     if canary and canary.get("certain"):
         # The drift is the relative change of the canary GEMM's time.
         direction = "slower" if canary["drift"] > 0 else "faster"
-        drift = f"; the machine became {abs(canary['drift']):.1%} {direction} during the run"
+        drift = f" The machine became {abs(canary['drift']):.1%} {direction} during the run."
     median = float(errors.median())
     return Headline(
         "accuracy",
         f"Predictions of {len(errors):,} held-out cases: median error {median:.1%} "
-        f"({100 * lo:.1f}–{hi:.1%}), 95th percentile {errors.quantile(0.95):.0%}{drift}.",
+        f"({100 * lo:.1f}–{hi:.1%}), 95th percentile {errors.quantile(0.95):.0%}.{drift}",
         median,
         lo,
         hi,
@@ -385,7 +387,7 @@ def sizes_line(advice: Sequence[Advice]) -> str:
     if not confirmed and not likely:
         return f"{shapes} checked: no better size or implementation was found."
     return (
-        f"{len(advice):,} queries (pad and choose for {shapes}): "
+        f"Pad and choose queries for {shapes}: "
         f"{counted(confirmed, 'confirmed improvement')}, {counted(likely, 'likely improvement')}."
     )
 

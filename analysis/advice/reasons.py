@@ -13,7 +13,7 @@ from kernels.problem import TIMED_DTYPES, Problem
 
 _LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
 _LEAST_SHARE = 0.1  # smallest part of a gain that is mentioned, as a share of the gain
-_SIMILAR = "a measured trend of similar shapes"
+_SIMILAR = "a measured trend among similar shapes"
 _OF_ARITHMETIC = ("compute", "feed", "latency")  # limits under which tiles and waves matter
 
 
@@ -108,16 +108,15 @@ def _known_parts(
     tile_text = f"{_fullness(tile_gain)} tiles ({areas})"
     # If the tiles are fuller but their total area still grows, the additional FLOPs cost the time.
     if area_gain < 0 <= tile_gain:
-        tile_text = f"{math.expm1(log_work):.1%} more FLOPs"
+        tile_text = "more FLOPs"
     wave_gain = math.log(after["tail_efficiency"] / before["tail_efficiency"])
     if kind == "cpu":
         degree = "more" if wave_gain >= 0 else "less"
         most_tiles = f"{before['waves']} → {after['waves']} tiles for the busiest thread"
         wave_text = f"{degree} evenly loaded threads ({most_tiles})"
     else:
-        waves_before = f"{counted(before['waves'], 'wave')} {before['tail_efficiency']:.0%} full"
-        waves_after = f"{counted(after['waves'], 'wave')} {after['tail_efficiency']:.0%} full"
-        wave_text = f"{_fullness(wave_gain)} waves ({waves_before} → {waves_after})"
+        slots = f"{before['tail_efficiency']:.0%} → {after['tail_efficiency']:.0%} of their slots"
+        wave_text = f"{_fullness(wave_gain)} waves ({slots})"
     return {tile_text: area_gain, wave_text: wave_gain}
 
 
@@ -147,7 +146,7 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
     other_names = [
         name.upper() for name in changed(problem, option) if name.upper() not in misaligned_names
     ]
-    also = f" and the change of {enumerated(other_names)}" if other_names else ""
+    also = f" and the change in {enumerated(other_names)}" if other_names else ""
     verb = "is not a multiple" if len(misaligned_names) == 1 else "are not multiples"
     fact = f"{enumerated(misaligned_names)} {verb} of {aligned_multiple(problem)}"
     caveat = "; the price of misalignment is assumed, not measured" if assumed else ""

@@ -36,17 +36,19 @@ _QUESTION_TEXT = {
     "pad": "I need at least this size. What should I pad it to?",
     "choose": "I may pick a size within ±15%. Which one computes the most per second?",
 }
+_SIZES_CONSIDERED = {"pad": "Larger sizes", "choose": "Other sizes"}
+_LIMITED_CHANGE = {"pad": "grow", "choose": "change"}
 _GAINS = {
-    "pad": "A gain of 12% means that the padded shape takes 1/1.12 of the time, although it "
-    "computes more.",
+    "pad": "A gain of 12% means that the padded shape takes 1/1.12 of the original shape's time, "
+    "although it computes more.",
     "choose": "A gain of 12% means that the chosen shape computes 12% more per second.",
 }
 _LEGEND = (
     "*do it*: the gain was measured in new samples after the change was chosen. Its whole interval "
     "and the expected gain after costs are at least 1%. *likely*: the change brings a gain with "
     "the stated probability, which is at least 80%, and the expected gain after costs is at least "
-    "1%. Costs are a tenth of the additional FLOPs. In brackets: the 95% interval of a measured "
-    "gain, or the 90% interval of a predicted gain."
+    "1%. Costs are a tenth of the additional FLOPs. Square brackets contain the 95% interval of a "
+    "measured gain, or the 90% interval of a predicted gain."
 )
 _MAX_LISTED = 40  # maximum number of changes in one table of the Markdown page
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
@@ -199,8 +201,9 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
-            f"Sizes and FLOPs within {question.allowance:.1%} of the original were checked "
-            f"for {len(answers):,} of {counted(shape_count, 'measured shape')}{sample}. "
+            f"{_SIZES_CONSIDERED[question.kind]} were considered for {len(answers):,} of "
+            f"{counted(shape_count, 'measured shape')}{sample}. Neither a size nor the FLOPs may "
+            f"{_LIMITED_CHANGE[question.kind]} by more than {question.allowance:.1%}. "
             f"Verdicts: {verdict_counts[DO_IT]:,} *do it*, {verdict_counts[LIKELY]:,} *likely*, "
             f"{verdict_counts[LEAVE_IT]:,} *leave it*. {_GAINS[question.kind]}",
             "",

@@ -19,7 +19,7 @@ from analysis.recordings.repetition import MeasuredTime
 from analysis.recordings.runs import load_runs
 from analysis.units import three_digits
 from kernels.common.counts import counted
-from kernels.problem import FP8_INCLUDES, WIDE_BYTES, Gemm, Problem
+from kernels.problem import WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import priced_alignment
 from sweeps.schema import problem_columns
 
@@ -58,7 +58,10 @@ def _read_near(folder: Path, problems: Sequence[Problem], factor: float) -> Meas
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks about misalignment, fp8 and too little memory, for the end of a sentence."""
+    """Return sentences about misalignment, fp8 and too little memory, to append to a sentence.
+
+    Each begins with a period and a space, and the last one lacks its period.
+    """
     machine = basis.model.machine
     remarks = ""
     # In fp32, the same kernels run at any alignment, and a CPU has no kernels for alignments.
@@ -67,17 +70,17 @@ def _remarks(problem: Problem, basis: Basis) -> str:
         alignment = priced_alignment(problem)
         if alignment < WIDE_BYTES:
             remarks += (
-                f"; rows begin at multiples of {counted(alignment, 'byte')}, but the fastest "
+                f". Rows begin at multiples of {counted(alignment, 'byte')}, but the fastest "
                 f"kernels need multiples of {WIDE_BYTES}"
             )
     if problem.dtype == "fp8":
-        remarks += f"; {FP8_INCLUDES}"
+        remarks += ". The time includes the quantisation of the activations"
     memory_bytes = machine.memory_bytes  # 0 if the size of the memory is unknown
     if 0 < memory_bytes < problem.bytes:
         needed_gb = three_digits(problem.bytes / 1e9)
         available_gb = three_digits(memory_bytes / 1e9)
         remarks += (
-            f"; the problem needs {needed_gb} GB of memory, but the machine has {available_gb} GB"
+            f". The problem needs {needed_gb} GB of memory, but the machine has {available_gb} GB"
         )
     return remarks
 

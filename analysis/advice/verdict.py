@@ -19,7 +19,7 @@ CONFIRMED, MEASURED, PREDICTED = EVIDENCE = "confirmed", "measured", "predicted"
 prediction."""
 
 MIN_GAIN = 0.01
-"""Smallest gain that is worth changing a model, as a fraction."""
+"""Smallest gain that justifies changing a model, as a fraction."""
 
 LEAST_PROBABILITY = 0.8
 """Smallest probability of a gain at which a change is advised."""

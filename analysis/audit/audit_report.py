@@ -58,6 +58,13 @@ def duration(us: float) -> str:
     return f"{us:.3g} µs"
 
 
+def duration_range(lo_us: float, hi_us: float) -> str:
+    """Format an interval as ``52.1–71.1 µs``, or as ``977 µs – 3.96 ms`` if the units differ."""
+    low, high = duration(lo_us), duration(hi_us)
+    number, unit = low.split()
+    return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low} – {high}"
+
+
 def products_frame(account: Account) -> pd.DataFrame:
     """Return a table with one row per distinct matrix operation, as in ``--json``.
 
@@ -195,8 +202,7 @@ def _other_rows(account: Account) -> list[list[str]]:
 def summary_lines(report: AuditReport) -> list[str]:
     """Summarise an audit: the step's time, whether the step fits in memory, and the best change."""
     account, memory = report.account, report.memory
-    low, high = account.interval_us
-    time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
+    time_text = f"Step: {duration(account.step_us)} ({duration_range(*account.interval_us)})."
     needed_gb = three_digits(memory.total / 1e9)
     available_gb = three_digits(memory.available / 1e9)
     memory_text = f"Memory: {needed_gb} of {available_gb} GB"
@@ -213,20 +219,21 @@ def summary_lines(report: AuditReport) -> list[str]:
         unknown_text = f"Memory: {needed_gb} GB; the machine did not report how much it has."
         return [time_text, unknown_text, change_text]
     if memory.fits:
-        return [time_text, f"{memory_text}; it fits.", change_text]
+        return [time_text, f"{memory_text}; the step fits.", change_text]
     # Not fitting matters more than the time, so it comes first.
     remedies = f" It fits with {' or '.join(report.fits_with)}." if report.fits_with else ""
-    return [f"{memory_text}; IT DOES NOT FIT.{remedies}", time_text, change_text]
+    return [f"{memory_text}; THE STEP DOES NOT FIT.{remedies}", time_text, change_text]
 
 
-def time_line(account: Account) -> str:
-    """Format the share of the step's time that each role takes."""
-    shares = [f"{role} {us / account.step_us:.0%}" for role, us in account.by_role.items()]
-    return f"Time by role: {', '.join(shares)}."
+def role_table(account: Account) -> list[list[str]]:
+    """Return a head and a row with the share of the step's time that each role takes."""
+    times = account.by_role
+    shares = [f"{us / account.step_us:.0%}" for us in times.values()]
+    return [["time by role", *times], ["share", *shares]]
 
 
-def memory_line(memory: Memory) -> str:
-    """Format the memory that a step needs for each use."""
+def memory_table(memory: Memory) -> list[list[str]]:
+    """Return a head and a row with the memory that a step needs for each use."""
     uses = {
         "weights": memory.weights,
         "optimizer": memory.optimizer,
@@ -234,10 +241,15 @@ def memory_line(memory: Memory) -> str:
         "gradients": memory.gradients,
         "KV cache": memory.kv_cache,
     }
-    texts = [f"{name} {three_digits(size / 1e9)} GB" for name, size in uses.items() if size]
+    sizes = {name: f"{three_digits(size / 1e9)} GB" for name, size in uses.items() if size}
     if memory.gradients:
-        texts[-1] += " (later, in place of activations)"  # a training step has no KV cache
-    return f"Memory by use: {', '.join(texts) or 'none'}."
+        sizes["gradients"] += " (later, in place of activations)"
+    return [["memory by use", *sizes], ["size", *sizes.values()]]
+
+
+def _listed(title: str, phrases: Sequence[str]) -> list[str]:
+    """Format phrases as a list in Markdown, below a line with the title."""
+    return [f"{title}:", *(f"- {phrase}" for phrase in phrases)]
 
 
 _LEVER_HEAD = ("change", "step gain", "90% interval", "verdict", "basis", "FLOPs", "parameters")
@@ -319,12 +331,10 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     lines += [*aligned_lines(table), ""]
     if shared:
         lines += [*shared, ""]
-    lines += [
-        f"Not counted on {account.machine}: {'; '.join(account.not_counted)}."
-        for account in accounts
-        if account.not_counted
-    ]
-    lines.append(f"Assumed: {'; '.join(reports[0].assumptions)}.")
+    for account in accounts:
+        if account.not_counted:
+            lines += [*_listed(f"Not counted on {account.machine}", account.not_counted), ""]
+    lines += _listed("Assumed", reports[0].assumptions)
     return "\n".join(lines)
 
 
@@ -347,16 +357,17 @@ def as_text(report: AuditReport) -> str:
     change_lines = [*_lever_lines(report.levers), *_refused_lines(report)]
     if change_lines:
         lines += [*change_lines, ""]
-    lines += [time_line(account), memory_line(report.memory), ""]
+    for table in (role_table(account), memory_table(report.memory)):
+        lines += [*aligned_lines(table), ""]
     lines += aligned_lines([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
     if len(rows) > _MOST_ROWS:
         lines.append(
             f"Only the {_MOST_ROWS} matrix operations that take the most time are shown; --json "
             f"lists all {len(rows)}."
         )
-    lines += ["", f"Assumed: {'; '.join(report.assumptions)}."]
+    lines += ["", *_listed("Assumed", report.assumptions)]
     if account.not_counted:
-        lines.append(f"Not counted: {'; '.join(account.not_counted)}.")
+        lines += ["", *_listed("Not counted", account.not_counted)]
     return "\n".join(lines)
 
 
@@ -372,14 +383,15 @@ def as_markdown(report: AuditReport) -> str:
     if report.refused:
         lines.append("")
         lines += [f"- {line}" for line in _refused_lines(report)]
-    lines += ["", time_line(account), "", memory_line(report.memory), "", table_row(_HEAD)]
-    lines.append("|" + "---|" * len(_HEAD))
+    for head, row in (role_table(account), memory_table(report.memory)):
+        lines += ["", table_row(head), "|" + "---|" * len(head), table_row(row)]
+    lines += ["", table_row(_HEAD), "|" + "---|" * len(_HEAD)]
     rows = [*(_cells(account, row) for row in account.rows), *_other_rows(account)]
     lines += [table_row(row) for row in rows[:_MARKDOWN_ROWS]]
     if len(rows) > _MARKDOWN_ROWS:
         more = counted(len(rows) - _MARKDOWN_ROWS, "more row is", "more rows are")
         lines += ["", f"{more} left out."]
-    lines += ["", f"Times: {sources(report)}. Assumed: {'; '.join(report.assumptions)}."]
+    lines += ["", f"Times: {sources(report)}.", "", *_listed("Assumed", report.assumptions)]
     if account.not_counted:
-        lines += ["", f"Not counted: {'; '.join(account.not_counted)}."]
+        lines += ["", *_listed("Not counted", account.not_counted)]
     return "\n".join([*lines, ""])

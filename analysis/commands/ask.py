@@ -134,7 +134,7 @@ def recommend_command(
         str | None,
         typer.Option(
             "--pad",
-            help="Pad query: largest growth of a size and of the FLOPs [default: 12.5%].",
+            help="Pad query: largest increase in a size and in the FLOPs [default: 12.5%].",
         ),
     ] = None,
     choose: Annotated[
@@ -277,6 +277,6 @@ def _print_answers(answers: Sequence[Advice]) -> None:
         print(f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action}.")
         print(
             f"    Expected gain{per_flop} {answer.gain.value:+.1%} ({answer.gain.lo:+.1%} to "
-            f"{answer.gain.hi:+.1%}, {answer.evidence}), FLOPs {answer.extra_flops:+.2%}; "
-            f"{answer.reason}."
+            f"{answer.gain.hi:+.1%}, {answer.evidence}), FLOPs {answer.extra_flops:+.2%}."
         )
+        print(f"    Why: {answer.reason}.")

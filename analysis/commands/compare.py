@@ -89,7 +89,9 @@ def compare_command(
         _compare_kernels(old, results, json)
         return
     if old is None or new is None:
-        raise UserError("give two results to compare, or one recording and --kernels.")
+        raise UserError(
+            "compare needs two results; give OLD and NEW, or one recording with --kernels."
+        )
     has_named_cases = _has_named_cases(old) or _has_named_cases(new)
     if gate is None and pattern is None and not has_named_cases:
         _compare_recordings(old, new, results, json)
@@ -225,7 +227,7 @@ def _no_common_case(
     return UserError(
         f"{old} and {new} have no timed case in common: for example, {old} has "
         f"{min(old_names)!r}, and {new} has {min(new_names)!r}. Compare results of the same "
-        "cases, or give a --pattern that matches the cases of both."
+        "cases, or give a --pattern that matches the cases of both results."
     )
 
 
@@ -245,7 +247,8 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     if not path.is_dir() or (path / "run.json").exists():
         recording = recording_at(place, results)
         if recording.unusable:
-            note(f"The run of {place} is unusable: {'; '.join(recording.health['reasons'])}.")
+            reasons = [f"- {reason}" for reason in recording.health["reasons"]]
+            note("\n".join([f"The run of {place} is unusable:", *reasons]))
         process = timed_process(recording)
         if pattern is None:
             return [process]

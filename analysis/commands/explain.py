@@ -43,8 +43,8 @@ def explain_command(
         typer.Option(
             "--pad",
             help=(
-                "Pad query: largest growth of a size and of the FLOPs [default: 12.5%, or more if "
-                "the next multiple of 8 is farther away]."
+                "Pad query: largest increase in a size and in the FLOPs [default: 12.5%, or more "
+                "if the next multiple of 8 is farther away]."
             ),
         ),
     ] = None,

@@ -232,8 +232,8 @@ def _write_results(
     )
     largest = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
     if largest.median is None or largest.mean is None or largest.p95 is None:
-        return summary
+        return f"{summary}."
     return (
-        f"{summary}; held-out errors: median {largest.median:.1%}, mean {largest.mean:.1%}, "
-        f"95th percentile {largest.p95:.0%}"
+        f"{summary}. Held-out errors: median {largest.median:.1%}, mean {largest.mean:.1%}, "
+        f"95th percentile {largest.p95:.0%}."
     )

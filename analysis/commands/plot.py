@@ -245,7 +245,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     rows = _plain_gemms(basis, dtype)
     if rows.empty:
         raise UserError(
-            f"no unbatched {dtype} GEMMs in layout nt were measured for "
+            f"no unbatched {dtype} GEMMs in layout nt were measured on "
             f"{basis.model.machine.slug}; give another --dtype, or measure some first."
         )
     pairs = neighbouring_pairs(rows)
@@ -276,9 +276,10 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
                 f"{row['ratio']:.2f}×"
                 f"{confirmation}"
             )
-    confirmed = f", {len(pairs):,} confirmed by another collection" if others else ""
+    confirmed = f"; at least one other table confirms {len(pairs):,} of them" if others else ""
     source = basis.measured or basis.source
-    note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed} ({source}).")
+    pairs_text = f"{counted(pair_count, 'pair')} of neighbouring sizes"
+    note(f"The measurements have {pairs_text} ({source}){confirmed}.")
 
 
 def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:

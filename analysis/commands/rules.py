@@ -128,17 +128,17 @@ def _judge_and_write(
     Return the result of each rule, and the paths to print.
     """
     from analysis.plots.cheat_sheet import write_cheat_sheet
+    from analysis.recordings.runs import health_reasons
     from analysis.rules.inputs import judge_inputs, rule_inputs
     from analysis.rules.rules_report import write_rules
 
     inputs = rule_inputs(machine, results)
     for recording in inputs.recordings:
         if recording.unusable:
-            reasons = "; ".join(recording.health["reasons"])
-            note(
-                f"{recording.folder} is not used to judge the rules, because its run is unusable: "
-                f"{reasons}."
+            sentence = (
+                f"{recording.folder} is not used to judge the rules, because its run is unusable."
             )
+            note(" ".join([sentence, *health_reasons(recording)]))
     rows = judge_inputs(inputs)
     return rows, [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
 

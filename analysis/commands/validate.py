@@ -53,7 +53,7 @@ def validate_command(
             "--calibrate",
             help=(
                 "Number of measurements to calibrate on (0 for none), or all. With --holdout folds "
-                "and without --prior, the number has no effect, because all are used."
+                "and without --prior, the number has no effect, because all measurements are used."
             ),
         ),
     ] = "256",

@@ -225,9 +225,9 @@ def comparison_text(comparison: Comparison) -> str:
         f"versions: {', '.join(versions) or 'the same'}",
         f"health: {comparison.old.health.get('verdict', 'not judged')} → "
         f"{comparison.new.health.get('verdict', 'not judged')}",
-        f"{counted(len(table), 'case')} in both recordings: "
-        + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
-        + f"; geometric mean of the ratios new/old: {geometric_mean(table['ratio']):.3f}",
+        f"{counted(len(table), 'case')} timed in both recordings: "
+        + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items()),
+        f"geometric mean of the ratios new/old: {geometric_mean(table['ratio']):.3f}",
         f"only in the old recording: {counted(comparison.only_old, 'case')}",
         f"timed only in the new recording: {counted(comparison.only_new, 'case')}",
         f"no longer timed: {counted(len(comparison.lost), 'case')}",

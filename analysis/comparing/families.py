@@ -227,7 +227,7 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
     is_searched = any(row["searched"] for row in summary)
     search_sentence = (
         "The column *chosen/best* is the speed of the chosen config relative to that of the best "
-        "candidate: the geometric mean over the shapes for which all candidates were tried. "
+        "candidate, as a geometric mean over the shapes for which all candidates were tried. "
     )
     left_out_sentence = ""
     if without_library:
@@ -243,7 +243,7 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
         "",
         "A ratio is the vendor library's time over the time of the kernel. If it is above 1, the "
         "kernel is faster. The column *ratio* is the geometric mean over the shapes of a class. "
-        f"*≥ {CLOSE}* is the share of shapes whose ratio is at least {CLOSE}, *wins* is the share "
+        f"*≥ {CLOSE}* is the share of shapes whose ratio is at least {CLOSE}. *wins* is the share "
         "of shapes whose ratio is above 1, and *clear wins* is the share of shapes whose whole 95% "
         "interval is above 1. *worst* is the smallest ratio, and *at* is its shape. "
         "The vendor library runs the kernel that it chooses or the one that its autotuner finds, "

@@ -348,10 +348,12 @@ def gate_text(result: GateResult) -> str:
     changes = result.changes
     cases = counted(len(changes.names), "case")
     threshold = _percent(math.log1p(result.threshold))
+    old, new = changes.processes
     lines = [
-        f"{result.verdict}: {result.count(SLOWER):,} of {cases} slower by "
-        f"{threshold} or more, {result.count(BELOW):,} not, "
+        f"{result.verdict}: {result.count(SLOWER):,} of {cases} slower by {threshold} or more",
+        f"other cases: {result.count(BELOW):,} below the threshold, "
         f"{result.count(UNCLEAR):,} unclear",
+        f"processes: {old} old, {new} new",
         _detectable_sentence(result),
     ]
     if changes.shift is not None:
@@ -377,14 +379,12 @@ def gate_text(result: GateResult) -> str:
 
 
 def _detectable_sentence(result: GateResult) -> str:
-    old, new = result.changes.processes
-    processes = f"{old} old and {counted(new, 'new process', 'new processes')}"
     largest = _largest(result.detectable)
     slowdowns = "unknown"
     if not math.isnan(largest):
         middle = _middle(result.detectable)
-        slowdowns = f"median case {_percent(middle)}, worst case {_percent(largest)}"
-    return f"smallest slowdown that is found with 80% probability ({processes}): {slowdowns}"
+        slowdowns = f"{_percent(middle)} in the median case, {_percent(largest)} in the worst case"
+    return f"smallest slowdown that is found with 80% probability: {slowdowns}"
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
@@ -490,9 +490,9 @@ def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
     if not needs_more.any():
         # A slowdown of the threshold is detectable, but the true slowdown may be above or below it.
         return (
-            f"These runs would find a slowdown of {threshold} in each unclear case, but they do "
-            "not show whether the slowdown is that large. More processes of each version would "
-            "narrow the intervals."
+            f"These runs can detect a slowdown of {threshold} in each unclear case, but they do "
+            f"not show whether the true slowdown is above or below {threshold}. More processes of "
+            "each version would narrow the intervals."
         )
     remedies = []
     if np.isfinite(rounds).all():

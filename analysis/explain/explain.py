@@ -39,7 +39,7 @@ from analysis.traces.trace_account import (
     ProfiledOperation,
     account_of,
 )
-from kernels.common.counts import counted
+from kernels.common.counts import counted, enumerated
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.config import ceil_div
@@ -372,7 +372,7 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
     names = [subject_of(other.operation) for other in others[:_MOST_NAMED]]
     if len(others) > _MOST_NAMED:
         names.append(f"{len(others) - _MOST_NAMED} more")
-    listed = f"{counted(len(others), 'other operation')}: {'; '.join(names)}"
+    listed = f"{counted(len(others), 'other operation')}: {enumerated(names)}"
     text = f"{text}. These figures are for {subject}. "
     if first.by_tf32:
         subject = f"TF32 for {len(group)} operations in fp32"
@@ -401,7 +401,7 @@ def subject_of(operation: ProfiledOperation) -> str:
     """Return an operation's name, module and shape; the kernel stands in for an unknown shape."""
     shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
-    return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
+    return f"{operation.op}{place} ({shape})" if shape else f"{operation.op}{place}"
 
 
 def _queries(
@@ -553,8 +553,9 @@ def _explained(
         gain = change.gain
         per_flop = " per FLOP" if change.question == "choose" else ""
         text = (
-            f"{change.question} {change.change} ({change.roles}): {verdict_words}, gain "
-            f"{gain.value:+.1%}{per_flop} ({gain.lo:+.1%} to {gain.hi:+.1%}, {change.evidence})"
+            f"{change.question} {change.change} ({change.roles}). Verdict: {verdict_words}, with "
+            f"an expected gain of {gain.value:+.1%}{per_flop} ({gain.lo:+.1%} to {gain.hi:+.1%}, "
+            f"{change.evidence})"
         )
         savings.append(_Saving(saves_us, text))
         explained = replace(explained, change=change.change, advice=change)
@@ -563,7 +564,8 @@ def _explained(
         return explained
     savings.sort(key=lambda saving: -saving.us)
     reasons = kernel_reasons(operation, explained.tensor_cores)
-    finding = "; ".join([*(saving.text for saving in savings), *reasons])
+    first, *others = [*(saving.text for saving in savings), *reasons]
+    finding = ". ".join([first, *(f"{text[0].upper()}{text[1:]}" for text in others)])
     return replace(explained, finding=finding, saves_us=savings[0].us, by_tf32=savings[0].by_tf32)
 
 
@@ -581,7 +583,7 @@ def _savings_at_this_size(
     # 1. The operation takes significantly longer than expected.
     if traced_us > slowdown * expected.hi_us:
         excess_us = traced_us - slowdown * expected.time_us
-        text = f"takes {traced_us / expected.time_us:.1f}× the expected time"
+        text = f"the operation takes {traced_us / expected.time_us:.1f}× the expected time"
         savings.append(_Saving(operation.calls * excess_us, text))
     # 2. A large share of the operation's time is spent on converting the layout of images.
     converting_share = share_of_converting(operation)

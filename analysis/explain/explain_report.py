@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.audit.audit_report import aligned_lines, duration
+from analysis.audit.audit_report import aligned_lines, duration, duration_range
 from analysis.explain.explain import ExplainedOperation, TraceVerdict
 from analysis.explain.kernel_evidence import NOT_ELIGIBLE
 from analysis.markdown import plain, table_row
@@ -203,7 +203,7 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
     share = operation.time_us / account.total_us if account.total_us else 0.0
     expected_text = "–"
     if expected is not None:
-        interval = _range(expected.lo_us, expected.hi_us)
+        interval = duration_range(expected.lo_us, expected.hi_us)
         expected_text = f"{duration(expected.time_us)} ({interval})"
     use = entry.tensor_cores or "unknown"
     module = ".".join(operation.module.split(".")[-_SHOWN_MODULES:])
@@ -221,13 +221,6 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
         "–" if use == NOT_ELIGIBLE else use,
         _shortened(operation.kernel) or "–",
     ]
-
-
-def _range(lo_us: float, hi_us: float) -> str:
-    """Format an interval as ``52.1–71.1 µs``, or as ``977 µs – 3.96 ms`` if the units differ."""
-    low, high = duration(lo_us), duration(hi_us)
-    number, unit = low.split()
-    return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low} – {high}"
 
 
 def _percent(share: float | None) -> str:

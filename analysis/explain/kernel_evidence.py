@@ -42,7 +42,7 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
     """
     reasons = []
     if tensor_cores == ELIGIBLE:
-        reasons.append("its kernel uses CUDA cores instead of Tensor Cores")
+        reasons.append("the kernel uses CUDA cores instead of Tensor Cores")
     alignment = operation.kernel_name.alignment
     # If the dtype is unknown, the number of bytes that a load reads is unknown, too, and no load
     # counts as too narrow.
@@ -51,16 +51,18 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
     on_cuda_cores = operation.kernel_name.tensor_cores is False
     if alignment is not None and alignment * bytes_each < WIDE_BYTES and not on_cuda_cores:
         elements = "one element" if alignment == 1 else f"{alignment} elements"
-        reasons.append(f"its kernel loads {elements} at a time (align{alignment})")
+        reasons.append(f"the kernel loads {elements} at a time (align{alignment})")
     converting_share = share_of_converting(operation)
     if converting_share >= LEAST_PART:
-        reasons.append(f"{converting_share:.0%} of its time is spent on converting layouts")
+        reasons.append(
+            f"{converting_share:.0%} of the operation's time is spent on converting layouts"
+        )
     reduced_share = operation.share_of_kind("reduce")
     if reduced_share >= LEAST_PART:
         kernel_names = map(read_name, operation.kernels)
         splits_k = any(name.kind in MULTIPLYING and name.split_k for name in kernel_names)
         purpose = "adding up the parts of a split K" if splits_k else "reductions"
-        reasons.append(f"{reduced_share:.0%} of its time is spent on {purpose}")
+        reasons.append(f"{reduced_share:.0%} of the operation's time is spent on {purpose}")
     return reasons
 
 

@@ -168,8 +168,8 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 def _remedy() -> str:
     return (
-        f"To measure anchors, run {command('sweeps run')} on a GPU and give it a budget of at "
-        "least a minute (--budget 1m), or divide the run into several shards (--shard)."
+        f"To measure anchors, run {command('sweeps run')} on a GPU with a budget of at least a "
+        "minute (--budget 1m), or divide the run into several shards (--shard)."
     )
 
 

@@ -65,17 +65,17 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     # 2. Say why the clock is lower.
     finding = f"Its clock is {-math.expm1(clock):.1%} lower than the fleet's median"
     causes = list(_clock_causes(fleet, speeds, i))
-    explanation = "; ".join(words for _, words in causes) or (
-        "the recording does not show why the clock is lower"
+    explanation = " ".join(sentence for _, sentence in causes) or (
+        "The recording does not show why the clock is lower."
     )
     # 3. The clock is the cause if it explains at least half of the slowness and leaves at most the
     #    margin unexplained.
     leaves_too_much = speed - clock < math.log1p(-margin)
     explains_too_little = clock > _MOST * speed
     if leaves_too_much or explains_too_little:
-        return SlowCause("", f"{finding}, which explains only part of the slowness; {explanation}.")
+        return SlowCause("", f"{finding}, which explains only part of the slowness. {explanation}")
     codes = ", ".join(code for code, _ in causes) or "unknown reason"
-    return SlowCause(f"clock: {codes}", f"{finding}, which explains the slowness; {explanation}.")
+    return SlowCause(f"clock: {codes}", f"{finding}, which explains the slowness. {explanation}")
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
@@ -84,7 +84,7 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
 
 
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
-    """Yield a code and a phrase for each possible cause of the low clock of device ``i``."""
+    """Yield a code and a sentence for each possible cause of the low clock of device ``i``."""
     # Unknown limits and readings are NaN. Comparisons with NaN are False, so an unknown value is
     # never a cause.
     device = fleet.devices[i]
@@ -94,11 +94,11 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if mhz < _LOWER * usual_mhz:
         yield (
             "clock limit",
-            f"the clock is limited to {mhz:,.0f} MHz (the fleet's median is {usual_mhz:,.0f} MHz)",
+            f"The clock limit is {mhz:,.0f} MHz (the fleet's median is {usual_mhz:,.0f} MHz).",
         )
     for reason in reasons(speeds, i):
         if reason in RETRY:
-            yield reason, f"the device reported {reason}"
+            yield reason, f"The device reported {reason}."
     # 2. Check the power. If the power limit is unknown, a power cap that the device reported is a
     #    cause, unless at least half of all devices reported one.
     watts = device.power_limit_w
@@ -107,21 +107,21 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if watts < _LOWER * usual_watts:
         yield (
             "lower power limit",
-            f"the device's power limit is {watts:,.0f} W (the fleet's median is "
-            f"{usual_watts:,.0f} W)",
+            f"The device's power limit is {watts:,.0f} W (the fleet's median is "
+            f"{usual_watts:,.0f} W).",
         )
     elif power >= _FULL_POWER * watts:
-        yield "power limit", f"the device is at its power limit ({power:,.0f} of {watts:,.0f} W)"
+        yield "power limit", f"The device is at its power limit ({power:,.0f} of {watts:,.0f} W)."
     elif math.isnan(watts) and _capped_unlike_others(speeds, i):
-        yield "power cap", f"the device reported {POWER_CAP}, which most others did not"
+        yield "power cap", f"The device reported {POWER_CAP}, which most others did not."
     # 3. Check the temperature.
     temperature = speeds.sensors["temp_c"]
     hotter = temperature - median_of(temperature)
     if hotter[i] > max(_HOTTER, _ORDINARY * deviation_of(hotter)):
         yield (
             "temperature",
-            f"the device is {hotter[i]:.0f} °C hotter than the fleet's median, at "
-            f"{temperature[i]:.0f} °C",
+            f"At {temperature[i]:.0f} °C, the device is {hotter[i]:.0f} °C hotter than the fleet's "
+            "median.",
         )
 
 

@@ -18,6 +18,7 @@ from scipy.special import ndtr
 from analysis.fleet.anchors import Fleet, FleetDevice
 from analysis.fleet.causes import SlowCause, clock_cause
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds
+from kernels.common.counts import enumerated
 from sweeps.timing.telemetry import RETRY
 
 SLOW, THROTTLED, ORDINARY = "slow", "throttled", "ordinary"
@@ -132,13 +133,15 @@ def _slow_sentence(
     # Only the first kind is printed with its interval.
     first_kind, *other_kinds = slow
     first = speeds.kinds[first_kind]
-    others = "".join(
-        f", {1 - speeds.kinds[kind].speed[i]:.1%} in {KIND_WORDS[kind]}" for kind in other_kinds
-    )
     sentences = [
-        f"{name} is slow: {1 - first.speed[i]:.1%} below the fleet's median in "
-        f"{KIND_WORDS[first_kind]} ({1 - first.hi[i]:.1%} to {1 - first.lo[i]:.1%}){others}."
+        f"{name} is slow: its speed in {KIND_WORDS[first_kind]} is {1 - first.speed[i]:.1%} "
+        f"({100 * (1 - first.hi[i]):.1f}–{1 - first.lo[i]:.1%}) below the fleet's median."
     ]
+    if other_kinds:
+        losses = [
+            f"{1 - speeds.kinds[kind].speed[i]:.1%} in {KIND_WORDS[kind]}" for kind in other_kinds
+        ]
+        sentences.append(f"It is also below the median by {enumerated(losses)}.")
     if cause:
         sentences.append(cause)
     if in_spread:
@@ -218,7 +221,8 @@ def _not_slow_sentence(
         )
     else:
         comparison = (
-            f"is not significantly slow: {overall.speed[i]:.1%} of the fleet's median in "
-            f"{KIND_WORDS[speeds.overall]} ({overall.lo[i]:.1%} to {overall.hi[i]:.1%})"
+            f"is not significantly slow: its speed in {KIND_WORDS[speeds.overall]} is "
+            f"{overall.speed[i]:.1%} ({100 * overall.lo[i]:.1f}–{overall.hi[i]:.1%}) of the "
+            "fleet's median"
         )
     return f"{throttling}, but {comparison}." if throttling else f"{name} {comparison}."

@@ -183,8 +183,8 @@ def _summary_sentence(report: FleetReport) -> str:
     slow_count = sum(verdict.verdict == SLOW for verdict in report.verdicts)
     verb = "is" if slow_count == 1 else "are"
     summary = (
-        f"{slow_count:,} of {count:,} {report.noun}s {verb} slow: significantly more than "
-        f"{100 * report.margin:.3g}% below the median."
+        f"{slow_count:,} of {count:,} {report.noun}s {verb} slow (significantly more than "
+        f"{100 * report.margin:.3g}% below the fleet's median)."
     )
     if math.isnan(speeds.spread):
         return summary
@@ -213,8 +213,9 @@ def _pair_sentences(report: FleetReport) -> list[str]:
     if least <= 0:
         return [f"{slower_name} and {faster_name} do not differ significantly in speed ({kind})."]
     return [
-        f"{slower_name} is {1 - ratio:.1%} slower than {faster_name} in {kind} ({least:.1%} to "
-        f"{most:.1%}); with only two {report.noun}s, it is unknown which {report.noun} is normal."
+        f"{slower_name} is {1 - ratio:.1%} ({100 * least:.1f}–{most:.1%}) slower than "
+        f"{faster_name} in {kind}. With only two {report.noun}s, it is unknown which {report.noun} "
+        "is normal."
     ]
 
 
@@ -251,16 +252,15 @@ def _interference_sentences(
     undisturbed: list[Interference] = []
     for node_change in interference:
         slowed = [
-            f"{KIND_WORDS[kind]} {_slowdown(change)}"
+            f"{_slowdown(change)} longer in {KIND_WORDS[kind]}"
             for kind, change in node_change.kinds.items()
             if change.slowed
         ]
         node_words = _node_words(node_change.node, device_counts)
         if slowed:
-            sentences.append(
-                f"While all {noun}s of {node_words} work, these anchors take longer: "
-                f"{', '.join(slowed)}."
-            )
+            first, *others = slowed
+            further = f" They also take {enumerated(others)}." if others else ""
+            sentences.append(f"While all {noun}s of {node_words} work, they take {first}.{further}")
         # The slowdown may be significant only over all kinds together.
         elif node_change.all.slowed:
             sentences.append(
@@ -287,10 +287,11 @@ def _interference_sentences(
                 f"{noun} at a time and with all {noun}s in parallel"
             )
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
+        place = "this node" if len(undisturbed) == 1 else "the median node"
         sentences.append(
             f"Working in parallel causes no significant slowdown above {TOLERANCE:.0%} for the "
-            f"{noun}s of {undisturbed_nodes}: anchors take {ratio:.3f} times as long as when one "
-            f"{noun} works at a time."
+            f"{noun}s of {undisturbed_nodes}. On {place}, anchors take {ratio:.3f} times as long "
+            f"as when one {noun} works at a time."
         )
     return sentences
 
@@ -302,8 +303,8 @@ def _node_words(node: int | None, device_counts: Mapping[int | None, int]) -> st
 
 
 def _slowdown(change: SpeedChange) -> str:
-    """Format a slowdown with its interval, such as ``3.0% (2.0% to 4.1%)``."""
-    return f"{change.ratio - 1:.1%} ({change.lo - 1:.1%} to {change.hi - 1:.1%})"
+    """Format a significant slowdown with its interval, such as ``3.0% (2.0–4.1%)``."""
+    return f"{change.ratio - 1:.1%} ({100 * (change.lo - 1):.1f}–{change.hi - 1:.1%})"
 
 
 def report_text(report: FleetReport) -> str:
@@ -318,8 +319,8 @@ def report_text(report: FleetReport) -> str:
     lines = [f"{recording.machine.name}: {devices}{of_nodes}, {anchors}, measured {date}"]
     if speeds.overall:
         lines += [
-            f"speed: relative to the fleet's median in {KIND_WORDS[speeds.overall]}, with its "
-            "95% interval",
+            "Speeds are relative to the fleet's median. The column speed is for "
+            f"{KIND_WORDS[speeds.overall]} and has a 95% interval.",
             "",
             *_table(report),
         ]
@@ -363,9 +364,10 @@ def _table(report: FleetReport) -> Iterator[str]:
         speeds_of_others = speeds_of_others[np.isfinite(speeds_of_others)]
         speed_range = ""
         if len(speeds_of_others):
-            lowest, highest = f"{speeds_of_others.min():.1%}", f"{speeds_of_others.max():.1%}"
+            lowest = f"{100 * speeds_of_others.min():.1f}"
+            highest = f"{100 * speeds_of_others.max():.1f}"
             same = lowest == highest
-            speed_range = f", at {lowest}" if same else f", from {lowest} to {highest}"
+            speed_range = f", at {lowest}%" if same else f", at {lowest}–{highest}%"
         yield f"… and {counted(len(unlisted), f'more {report.noun}')}{speed_range}"
 
 

@@ -150,8 +150,8 @@ def _check_header(name: str, header: Sequence[str]) -> None:
     missing = [column for column in _NEEDED["gemm"] if column not in header]
     if missing and "op" not in header:
         raise UserError(
-            f"{name} has no column {missing[0]!r}. Add m, n, k and dtype for GEMMs, or op and the "
-            "fields of --conv for convolutions."
+            f"{name} has no column {missing[0]!r}. Add m, n, k and dtype for GEMMs, or op, batch, "
+            "c, h, w, kout, r, s and dtype for convolutions."
         )
     if repeated := [column for column in header if header.count(column) > 1]:
         raise UserError(f"{name} has the column {repeated[0]!r} twice; remove one of them.")

@@ -134,7 +134,7 @@ class Basis:
         if fit.has_like(problem) or fit.is_uncalibrated:
             return kind, source
         return kind, (
-            f"{source}; the shape's alignment, layout or batching was not measured, so the "
+            f"{source}. The shape's alignment, layout or batching was not measured, so the "
             "interval is at least a factor of two either way"
         )
 
@@ -387,7 +387,9 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
         model = for_any_framework(model)
     # Name each prior once, even if the fits of several groups started from it.
     starts = dict.fromkeys(_start_of(fit) for fit in model.fits.values())
-    source += "".join(f", on top of {start}" for start in starts if start)
+    named_starts = [start for start in starts if start]
+    if named_starts:
+        source += f", on top of {', and of '.join(named_starts)}"
     return Basis(model, "recorded" if is_user_data else "public", source, folder, warm)
 
 

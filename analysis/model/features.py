@@ -123,8 +123,8 @@ class Inputs:
     def settled(self, guess: Estimate) -> Inputs:
         """Return the inputs with each case fixed to the tile and algorithm that an estimate chose.
 
-        An estimate of the returned inputs does not search for the fastest tile again. Its field
-        ``algorithm`` is 0 for all cases, whichever algorithm was chosen.
+        For the returned inputs, :meth:`estimate` does not search for the fastest tile again. The
+        field ``algorithm`` of its result is 0 for all cases, whichever algorithm was chosen.
         """
         shapes = self.shapes
         for name, transformed in self.winograd.items():

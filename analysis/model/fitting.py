@@ -50,6 +50,12 @@ _MAX_ROWS = 800
 """Maximum number of cases to which constants are fitted. With more cases, a fit would take seconds
 longer, and the error would hardly change."""
 
+_TOLERANCE = 1e-4
+"""Relative changes of the cost and of the unknowns, and gradient, below which a fit ends.
+
+With SciPy's 1e-8, many fits move along valleys of the cost until they reach the limit of
+evaluations. Held-out errors are the same, and calibration takes about 1.5 times as long."""
+
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
 _MIN_ROWS_FOR_MISFIT = 40  # Smallest number of cases from which the misfit is estimated.
@@ -280,6 +286,9 @@ def _solve_with(
             bounds=(low, high),
             loss="soft_l1",
             f_scale=_OUTLIER * misfit,
+            ftol=_TOLERANCE,
+            xtol=_TOLERANCE,
+            gtol=_TOLERANCE,
             max_nfev=60,
         )
     constants = as_constants([float(value) for value in solved.x[:count]])

@@ -165,15 +165,15 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     split = f", K split into {row['split']} parts" if row["split"] > 1 else ""
     if kind == "cpu":
         waves = f", at most {row['waves']:,} per thread"
-        slots = "threads' time"
+        slots = "threads' time is"
     else:
         comma = "," if split else ""  # ends the clause about the split of K
         waves = f"{comma} in {counted(row['waves'], 'wave')}"
-        slots = "waves' slots"
+        slots = "waves' slots are"
     tiles = counted(row["tiles"], "tile")
     return (
-        f"{limit}: {algorithm}{tiles} of {row['tile']}{split}{waves}, "
+        f"{limit}: {algorithm}{tiles} of {row['tile']}{split}{waves}. "
         f"{row['tail_efficiency']:.0%} of the {slots} used, "
-        f"{row['tile_efficiency']:.0%} of the tiles' area useful, "
-        f"{row['bytes'] / 1e6:,.1f} MB moved"
+        f"{row['tile_efficiency']:.0%} of the tiles' area is useful, "
+        f"and {row['bytes'] / 1e6:,.1f} MB are moved"
     )

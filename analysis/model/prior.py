@@ -335,7 +335,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
     if sibling is not None:
         sibling_range = SoftwareRange(**shipped["generation"])
         source = (
-            f"constants of {sibling.slug}, scaled, warm; interval learned from "
+            f"constants of {sibling.slug}, scaled, warm, with an interval learned from "
             f"{len(sibling_pairs(measured_fits))} pairs of GPUs of the same generation"
         )
         fit = carried_fit(measured_fits[sibling.slug], sibling, machine, sibling_range)
@@ -346,8 +346,8 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
     constants_by_slug = {slug: measured.constants for slug, measured in measured_fits.items()}
     fit = mean_fit(constants_by_slug, machine, mean_range)
     source = (
-        f"mean of the constants of {len(measured_fits)} GPUs, scaled, warm; interval learned by "
-        "leaving out each GPU's generation in turn"
+        f"mean of the constants of {len(measured_fits)} GPUs, scaled, warm, with an interval "
+        "learned by leaving out each GPU's generation in turn"
     )
     # If a GPU of the machine's generation was measured, its constants are part of the mean.
     measured_generations = {known_machine(slug).generation for slug in measured_fits}
@@ -385,14 +385,14 @@ def shared_prior(known: Prior, machine: Machine, known_dtype: str, dtype: str) -
     """
     if dtype == "tf32":
         source = (
-            f"{known.source}; tf32 uses the constants of {known_dtype} and the peak of tf32, "
-            f"with an interval of {_FACTOR_OF_TWO}"
+            f"{known.source} (tf32 uses the constants of {known_dtype} and the peak of tf32, "
+            f"with an interval of {_FACTOR_OF_TWO})"
         )
         fit = Fit(known.fit.constants, aligned_only=True)
         return Prior(fit, known.kind, source, UNKNOWN, warm=known.warm)
     if machine.peaks[dtype] != machine.peaks[known_dtype]:
         return None
-    source = f"{known.source}; {dtype} uses the fit of {known_dtype}, which has the same peak"
+    source = f"{known.source} ({dtype} uses the fit of {known_dtype}, which has the same peak)"
     return replace(known, fit=known.fit.stretched(_TWIN_WIDER), source=source)
 
 

@@ -173,7 +173,7 @@ def rules(report: PageReport) -> str:
         return "No rule was judged for this recording."
     counts = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
     # Commas separate the verdicts, so the comma within "holds, weaker" is removed.
-    phrases = [f"{words.replace(',', '')} {count}" for words, count in counts.most_common()]
+    phrases = [f"{words.replace(',', '')} ({count})" for words, count in counts.most_common()]
     return f"Verdicts on {counted(len(with_verdict), 'rule')}: {', '.join(phrases)}."
 
 

@@ -28,7 +28,7 @@ _MEASURED = "Points are measured, with 95% intervals; lines are predicted"
 PLOTS = {
     "roofline": Plot(
         roofline.draw,
-        "Filled points are measured, hollow points are predicted. Left of a dtype's ridge, memory "
+        "Filled points are measured; hollow points are predicted. Left of a dtype's ridge, memory "
         "limits the speed; right of the ridge, arithmetic does.",
     ),
     "square": Plot(scaling.draw_square, f"{_MEASURED}. Dotted lines are the peaks."),

@@ -23,10 +23,10 @@ _HATCHED = "#BBBBBB"
 # centres of two bars is 1.
 _BAR_HEIGHT, _BELOW_BAR = 0.6, 0.38
 _CAPTION = (
-    "Times of GEMMs, convolutions and attention are measured or predicted. Times of other "
-    "operations are estimated from the bytes moved. Hatched parts are other operations, together "
-    "with matrix operations whose role is unknown. Lines below the bars are 90% intervals of the "
-    "step's time."
+    "Times of GEMMs and convolutions are measured or predicted. Times of attention are predicted "
+    "or assumed. Times of other operations are estimated from the bytes moved. Hatched parts are "
+    "other operations, together with matrix operations whose role is unknown. Lines below the bars "
+    "are 90% intervals of the step's time."
 )
 _TOGETHER = ("q", "k", "v")
 """Roles that are drawn as a single role."""

@@ -223,8 +223,8 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     measured_step = steepest["step"]
     predicted_step = steepest["predicted_step"]
     title = (
-        f"One more row, M {m} → {m + 1}: measured time {measured_step:+.0%}, "
-        f"predicted time {predicted_step:+.0%}"
+        f"One more row, M {m} → {m + 1}. The measured time changes by {measured_step:+.0%}, and "
+        f"the predicted time by {predicted_step:+.0%}"
     )
     # 2. Draw the predicted line, the measured points, and an arrow at this cliff.
     figure, (axes,) = panels(1, title, (11.0, 6.0))

@@ -99,10 +99,10 @@ def alignment_title(rows: pd.DataFrame) -> str:
     if not is_other_multiple.any():
         multiples_phrase = ""
     elif slower_multiples.empty:
-        multiples_phrase = "; no multiple of 8 is significantly slower"
+        multiples_phrase = ". No multiple of 8 is significantly slower"
     else:
         most = 1 - slower_multiples["relative"].min()
-        multiples_phrase = f"; multiples of 8 are up to {most:.0%} slower"
+        multiples_phrase = f". Multiples of 8 are up to {most:.0%} slower"
     return (
         f"{size} is {1 - worst['relative']:.0%} slower than the round size in {worst['dtype']}"
         f"{multiples_phrase}"

@@ -123,7 +123,7 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured_count: int
     added_rows = int(cliff["after"] - cliff["m"])
     more_rows = "One more row" if added_rows == 1 else f"{added_rows} more rows"
     return (
-        f"{more_rows}, M {int(cliff['m'])} → {int(cliff['after'])}: the time goes from "
+        f"{more_rows}, M {int(cliff['m'])} → {int(cliff['after'])}. The time goes from "
         f"{three_digits(cliff['time_us'])} to {three_digits(cliff['after_us'])} µs "
         f"({cliff['ratio'] - 1:+.0%})"
     )
@@ -145,7 +145,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     before = predicted[predicted["m"] == cliff["m"]].iloc[0]
     after = predicted[predicted["m"] == cliff["after"]].iloc[0]
     text_lines = [
-        f"M {int(row['m'])}, predicted: {three_digits(row['time_us'])} µs, "
+        f"At M = {int(row['m'])}, the model predicts {three_digits(row['time_us'])} µs, with "
         f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in "
         f"{counted(int(row['waves']), 'wave')}"
         for row in (before, after)
@@ -160,10 +160,13 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         # The ratio is 1 if both sizes take the same time, which leaves nothing to explain.
         is_cliff = cliff["ratio"] != 1
         if is_cliff and np.log(predicted_ratio) / np.log(cliff["ratio"]) >= _EXPLAINED:
-            text_lines.append(f"the model attributes the cliff to {cause}")
+            text_lines.append(f"The model attributes the cliff to {cause}")
         else:
-            change = f"{signed_percent(predicted_ratio - 1)} instead of {cliff['ratio'] - 1:+.0%}"
-            text_lines.append(f"the model predicts {cause}, but a change of {change}")
+            predicted_change = signed_percent(predicted_ratio - 1)
+            text_lines.append(
+                f"The model predicts {cause}, but a change of {predicted_change} instead of the "
+                f"measured {cliff['ratio'] - 1:+.0%}"
+            )
     # 4. Write the text at the lower right, where it rarely covers points.
     axes.text(
         0.99,

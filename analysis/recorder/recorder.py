@@ -263,14 +263,13 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """Return a line for each incomplete part, with the reason for each unfinished step."""
-        lines = []
-        for part in self._parts:
-            steps = self._steps(part)
-            reasons = [reason for reason in map(self._unfinished_reason, steps) if reason]
-            if reasons:
-                lines.append(f"{part.name}: {'; '.join(reasons)}")
-        return lines
+        """Return a line for each unfinished step, with the step's part and the reason."""
+        return [
+            f"{part.name}: {reason}"
+            for part in self._parts
+            for step in self._steps(part)
+            if (reason := self._unfinished_reason(step))
+        ]
 
     def can_resume(self) -> bool:
         """Return True if another slice would do more than repeat failed steps."""

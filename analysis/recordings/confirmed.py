@@ -112,7 +112,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
     # 2. Report damaged lines, and leave them out.
     table.faults.record(
         [line is None for line in parsed_lines],
-        f"it must have two planned cases and at least {_LEAST_BLOCKS} ratios",
+        f"it must have two planned cases and at least {_LEAST_BLOCKS} ratios, all finite",
     )
     table.faults.report()
     # 3. Collect the processes of each pair. A claim must rest on more than one process.

@@ -95,7 +95,9 @@ def why_unusable(folder: Path) -> str:
     health = load_run(folder).get("health") or {}
     if health.get("verdict") != UNUSABLE or not load_runs(folder).unusable:
         return ""
-    return f"the run in {folder} is unusable ({'; '.join(health['reasons'])})"
+    reasons = health["reasons"]  # the worst reason comes first
+    worst_reason = f" ({reasons[0]})" if reasons else ""
+    return f"the run in {folder} is unusable{worst_reason}"
 
 
 def _is_as_fast(first: Recording, second: Recording) -> bool:
@@ -221,12 +223,12 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     # 2. Name the runs if there are several, and say why the folder's own run is left out.
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()
-        phrases = []
         for part in recording.parts:
             name = part.run["run"]
             verdict = (part.run.get("health") or {}).get("verdict", "not judged")
-            phrases.append(f"{counts.get(name, 0):,} from {name} ({verdict})")
-        lines.append(f"Times come from {len(phrases)} runs: {', '.join(phrases)}.")
+            count = int(counts.get(name, 0))
+            verb = "comes" if count == 1 else "come"
+            lines.append(f"{counted(count, 'time')} {verb} from the run of {name} ({verdict}).")
     own_run = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
         reason = _why_left_out(recording.folder)

@@ -81,7 +81,7 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cases of one run that rules may pair.
+    """Cases of one run or table that rules may pair.
 
     Attributes:
         predicted: predicted seconds of each case; NaN for a case that the model cannot predict.

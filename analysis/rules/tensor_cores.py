@@ -237,8 +237,8 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
         verdict = "no longer"
     else:
         verdict = f"depends: {UNCERTAIN}"
-    listing = "; ".join(
-        f"{speed_up.model}: {speed_up.ratio:.2f}× of at most {speed_up.bound:.2f}×"
+    listing = ", ".join(
+        f"{speed_up.model} {speed_up.ratio:.2f}× of at most {speed_up.bound:.2f}×"
         for speed_up in speed_ups
     )
     return RuleResult(
@@ -270,7 +270,7 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
         return not_measured(rule)
     lowest = min(known_shares.values())
     highest = max(known_shares.values())
-    listing = "; ".join(f"{name} {share:.0%}" for name, share in known_shares.items())
+    listing = ", ".join(f"{name} {share:.0%}" for name, share in known_shares.items())
     if lowest >= _MIN_USED_SHARE:
         verdict = "holds"
     elif highest < _MIN_USED_SHARE:
@@ -287,5 +287,5 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
         hi=highest,
         predicted=None,
         cases=len(known_shares),
-        reason=f"{rule.effect}: mean, with an interval from the lowest to the highest; {listing}",
+        reason=f"{rule.effect}; mean and range of {counted(len(known_shares), 'step')}: {listing}",
     )

@@ -54,8 +54,8 @@ MULTIPLYING = ("gemm", "conv", "winograd", "fft", "attention", "gemv")
 _PAUSE_NS = 100_000
 """Longest pause, in ns, between two calls of a host thread that launches one kernel after another.
 
-PyTorch needs microseconds from one operation to the next. A host that loads data or computes
-something else needs milliseconds.
+PyTorch takes only microseconds to get from one operation to the next. A host that loads data or
+computes something else takes milliseconds.
 """
 
 
@@ -180,7 +180,7 @@ class ProfileAccount:
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
         calls_without_kernel: number of calls of matrix operations with known shapes that have no
             kernel in a GPU's trace, for example because records were lost or a graph was captured.
-        with_shapes: True if any matrix operation has the shapes of its inputs.
+        with_shapes: True if the traces have the input shapes of at least one matrix operation.
         with_strides: False if any inputs have shapes without strides, so that layouts are assumed.
         left_out: number of events without a name or with impossible times, which were left out.
     """

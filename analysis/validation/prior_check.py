@@ -102,7 +102,7 @@ def _collection_from_file(path: Path, machine: Machine, dtype: str) -> Collectio
     gemms = [problem for problem in source.problems if isinstance(problem, Gemm)]
     if len(gemms) < len(source):
         raise UserError(
-            f"{path} has measurements of other operations than GEMMs; give --prior a file with "
+            f"{path} has measurements of operations other than GEMMs; give --prior a file with "
             "only GEMMs."
         )
     return Collection(machine, source.name, gemms, source.seconds)

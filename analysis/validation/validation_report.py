@@ -58,10 +58,11 @@ def validation_text(validation: Validation) -> str:
         for reason, count in validation.source.skipped.items()
         if count
     )
-    left_out = f"; measurements left out: {skipped}" if skipped else ""
+    left_out = [f"Measurements left out: {skipped}"] if skipped else []
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
-        f"{basis(validation)}{left_out}",
+        f"{basis(validation)}",
+        *left_out,
         "",
         _line("", "rows", "median", "mean", "p95"),
         _error_line("this model", validation.errors),
@@ -147,10 +148,10 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         verb = "was" if padding.moved == 1 else "were"
         lines.append(
             f"Pad queries, following the {_RULES.get(name, name)}: {padding.moved:,} of "
-            f"{counted(worth.pads, 'shape')} {verb} padded. The mean gain is {padding.gain:z.2%} "
-            f"(best possible: {worth.hindsight:.2%}), and the 95th percentile of the loss is "
-            f"{padding.loss_p95:z.1%}. This rule pads {padding.found:.0%} of the shapes that could "
-            "gain at least 5%."
+            f"{counted(worth.pads, 'shape')} {verb} padded. The mean gain is {padding.gain:z.2%}; "
+            f"the best possible mean gain is {worth.hindsight:.2%}. The 95th percentile of the "
+            f"loss is {padding.loss_p95:z.1%}. This rule pads {padding.found:.0%} of the shapes "
+            "that could gain at least 5%."
         )
     if worth.overclaimed is not None:
         lines.append(

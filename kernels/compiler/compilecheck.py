@@ -147,7 +147,9 @@ def compile_rows(
     supported = [arch for arch, capability in capabilities.items() if capability >= MIN_CAPABILITY]
     for arch in arches:
         if arch in capabilities and arch not in supported:
-            raise UserError(f"--arch {arch} is too old; the Triton kernels need sm_80 or later.")
+            raise UserError(
+                f"--arch {arch} is too old for the Triton kernels; give sm_80 or later."
+            )
         check_word("architecture", arch, supported)
     jobs = [
         job

@@ -14,8 +14,8 @@ _HEAD = """# What the compiler makes of the kernels
 
 Written by {written} with Triton {version}; no GPU is needed.
 Each cell covers all layouts of a GEMM, or all passes of a convolution. The config is the one that
-would be chosen for a GEMM of 4096³, or for a 3 × 3 convolution of a ResNet with 256 channels of
-14 × 14 pixels (4095³ and 255 channels for odd rows). A cell says:
+would be chosen for a GEMM of 4096³ (4095³ for odd rows), or for a 3 × 3 convolution of a ResNet.
+The convolution has images of 14 × 14 pixels and 256 channels (255 for odd rows). A cell says:
 
 - the matrix instruction, the largest number of registers of a thread, and the spilled bytes, if
   any;

@@ -193,7 +193,7 @@ def foreign_constants(
     For a CPU, return the CPU constants from constants.toml, and ``cpu`` as the slug.
 
     Raises:
-        UserError: if the GPU does not compute the dtype, or if ``slug`` has no suitable constants.
+        UserError: if the GPU does not support the dtype, or if ``slug`` has no suitable constants.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
@@ -212,7 +212,7 @@ def foreign_constants(
         )
     if slug is not None and slug not in by_slug:
         suggestion = nearest(slug, by_slug)
-        raise UserError(f"constants.toml has no constants of {slug!r} in {dtype}; {suggestion}")
+        raise UserError(f"constants.toml has no {dtype} constants for {slug!r}; {suggestion}")
     # 2. Scale the constants of the selected machine, or of the first one, which is the closest.
     origin = next(iter(by_slug)) if slug is None else slug
     origin_machine = known_machine(origin)
@@ -239,7 +239,7 @@ def scaled_constants(
     """
     # 1. Compare the two datasheets. Each ratio is the value of ``here`` relative to ``there``.
     clock_ratio = here.boost_mhz / there.boost_mhz
-    # If ``there`` does not compute this dtype, as Volta does not compute bf16, its peak in fp16 is
+    # If ``there`` does not support this dtype, as Volta does not support bf16, its peak in fp16 is
     # compared.
     peak_there = there.peaks.get(dtype) or there.peak("fp16")
     sm_flops_ratio = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** exponent

@@ -260,14 +260,14 @@ def conv_filter(
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
     UNITS: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """Sum the filter's gradient over pixels, into out (part; groups · width, depth, r, s).
+    """Sum the filter's gradient over pixels, into ``out`` (part; groups · width, depth, r, s).
 
     ``grad`` is the gradient of the convolution's output, and the source is the convolution's input.
     The rows of the GEMM are the channels of ``grad``, and its columns are the channels of the
     source, repeated for each tap. Sizes, units, GROUP, PRECISION, WIDE and UPCAST are as in
     :func:`conv_data`. The strides of the source and of ``grad`` are (group, image, row, column,
-    channel); those of out are (part, channel of ``grad``, channel of the source, r, s). The grid is
-    (tiles × groups, parts).
+    channel). Those of ``out`` are (part, channel of ``grad``, channel of the source, r, s). The
+    grid is (tiles × groups, parts).
 
     - WHOLE: all columns of a tile stay within one tap.
     - DENSE: the pixels of ``grad`` are at equal distances in memory, also from one image to the

@@ -1,4 +1,4 @@
-"""Host side of all GEMM families: the arguments of their kernels, and their candidate tiles."""
+"""Host code that GEMM families share: kernel arguments, candidate tiles and transposed operands."""
 
 from __future__ import annotations
 

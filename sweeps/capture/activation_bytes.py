@@ -66,7 +66,8 @@ def peak_bytes(
 
     The activations are the saved tensors that are still needed, and the other tensors that the
     running operation reads or writes, such as the gradient of the logits. Parameters do not count.
-    The second value is the part that belongs to the output head and the loss.
+    The second value has the bytes that the output head and the loss need, and the peak after their
+    backward pass.
     """
     # 1. Find where each saved tensor is needed last. Those that no operation reads are needed only
     # until the backward pass begins.

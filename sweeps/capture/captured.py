@@ -136,7 +136,7 @@ Work = Gemm | Conv | GroupedGemm | Attention
 
 @dataclass(frozen=True)
 class Product:
-    """A product of one shape and pass, at one place in the model.
+    """A matrix operation of one shape and pass, at one place in the model.
 
     Attributes:
         role: purpose of the product in the model, one of :data:`ROLES`.
@@ -225,7 +225,7 @@ class Captured:
             and are recomputed one by one.
         peak: largest number of bytes of saved and temporary tensors at any time in the backward
             pass, if each operation is a separate kernel.
-        loss: part of ``saved`` and ``peak`` that the output head and the loss need.
+        loss: bytes that the output head and the loss need, and the peak after their backward pass.
         largest_operation_bytes: largest number of bytes that one operation reads and writes,
             without parameters.
         operations: number of operations that eager mode launches in a step, without the optimizer.

@@ -151,8 +151,9 @@ def _log_ratio(seconds: Sequence[float]) -> float:
 
 def _exposed_outcome(history: History) -> Event:
     message = (
-        "launch gaps show in every sample: launching waits for the device (is CUDA_LAUNCH_BLOCKING "
-        "set?) or takes longer than the sampler can hide, or the process is stopped repeatedly."
+        "launch gaps show in every sample. Either launching waits for the device or takes longer "
+        "than the sampler can hide, or the process is stopped repeatedly. Unset "
+        "CUDA_LAUNCH_BLOCKING if it is set, and stop other programs before the next run."
     )
     return {**history.exposed[-1], "status": "error", "message": message}
 
@@ -224,4 +225,4 @@ def _crash_remark(history: History) -> str:
         return ""
     times = "once" if history.crashes == 1 else f"{history.crashes} times"
     cause = f": {history.last_crash}" if history.last_crash else ""
-    return f"before this case was timed, the process crashed {times} while handling it{cause}."
+    return f"the process crashed {times} while handling this case{cause}."

@@ -46,18 +46,21 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """Return a sentence that counts a run's cases; ``record`` is the content of run.json."""
+    """Return a run's numbers of cases in words; ``record`` is the content of run.json."""
     counts = record["counts"]
-    failed = [f"{counts[name]:,} {words}" for name, words in _IN_WORDS.items() if counts[name]]
-    measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} measured"
-    clauses = [f"{measured} in {record['spent_s']:,.0f} s", *failed]
+    verb = "was" if counts["measured"] == 1 else "were"
+    measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} {verb} measured"
+    sentences = [f"{measured} in {record['spent_s']:,.0f} s."]
+    untimed = [f"{counts[name]:,} {words}" for name, words in _IN_WORDS.items() if counts[name]]
     if counts["not_reached"]:
-        clauses.append(f"{counts['not_reached']:,} not reached")
-    sentence = ", ".join(clauses)
+        untimed.append(f"{counts['not_reached']:,} not reached")
+    if untimed:
+        sentences.append(f"Cases without a time: {', '.join(untimed)}.")
     left_out = sum(record["plan"]["left_out"].values())
     if left_out:
-        sentence += f"; {left_out:,} more need a larger budget"
-    return f"{sentence}."
+        verb = "needs" if left_out == 1 else "need"
+        sentences.append(f"{counted(left_out, 'more case')} {verb} a larger budget.")
+    return " ".join(sentences)
 
 
 class Tally:

@@ -71,7 +71,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         if too_damaged(len(events), len(damaged)):
             raise UserError(
                 f"{folder} has too many damaged sample lines ({len(damaged):,}), so its tables "
-                f"were not changed. {damaged[0]} {START_OVER}"
+                f"were not changed. The first damage: {damaged[0]} {START_OVER}"
             )
         # 2. Raise a CPU's ceilings to the highest values of the run.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None

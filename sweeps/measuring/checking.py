@@ -146,8 +146,8 @@ class ResultChecker:
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
-                returned = f"shape {tuple(result.shape)} and {result.dtype}"
-                expected = f"shape {tuple(out.shape)} and {out.dtype}"
+                returned = f"shape {tuple(result.shape)} and dtype {result.dtype}"
+                expected = f"shape {tuple(out.shape)} and dtype {out.dtype}"
                 message = f"the result has {returned} instead of {expected}."
                 return CheckVerdict(math.nan, math.nan, message)
         sets = [self._launch.sets[index] for index in results]

@@ -35,7 +35,7 @@ _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of mach
 _PARAMETER_TYPES = {"bf16": torch.bfloat16}
 _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
-"""Top-level entries that are kept from a trace, in addition to its events.
+"""Top-level entries of a trace that are kept in addition to its events.
 
 Some of the other entries name the host or a folder."""
 

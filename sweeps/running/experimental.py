@@ -45,6 +45,6 @@ def refusal(feature: Feature, how: str) -> str:
     """
     implementation, name = feature
     return (
-        f"not tried, because {implementation} with {name} ended the process in another case "
-        f"({how})."
+        f"this case was not tried, because {implementation} with {name} ended the process in "
+        f"another case ({how})."
     )

@@ -109,7 +109,7 @@ def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> 
     record = _new_record(opening, note)
     if reason:
         old_run = set_aside(opening.folder)
-        note(f"Setting the old run aside: {reason}. It is kept in {old_run}.")
+        note(f"Setting the old run aside: {reason}. The old run is kept in {old_run}.")
         make_folder(opening.folder / "samples")
     write_run(opening.folder, record)
     return record
@@ -333,7 +333,9 @@ def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
     events, _ = read_events(folder)
     if not any(event["event"] == "end" for event in events):
         return ""
-    return f"the recorded run is unusable ({'; '.join(health['reasons'])})"
+    # The first reason is the worst. A file that another program wrote may have no reasons.
+    worst_reason = f" ({health['reasons'][0]})" if health["reasons"] else ""
+    return f"the recorded run is unusable{worst_reason}"
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
@@ -484,7 +486,8 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     }
     if elsewhere and not any(cases.values()):
         raise UserError(
-            "Every sweep that has cases on this machine is already recorded.", exit_code=0
+            "Every requested sweep that has cases on this machine is already recorded.",
+            exit_code=0,
         )
     if not any(cases.values()):
         has = "has" if len(sweeps) == 1 else "have"

@@ -255,9 +255,9 @@ class _Parent:
             has = "has" if left_out == 1 else "have"
             all_gpus = counted(len(self._gpus), "GPU")
             raise UserError(
-                f"{left_out} of {all_gpus} {has} power or clock limits that differ from the run's. "
-                "Set every GPU to the run's limits, or name only GPUs with equal limits in --gpus "
-                f"and use {USE_FRESH} to start a new run.",
+                f"{left_out} of {all_gpus} {has} power or clock limits that differ from those of "
+                "the run. Set every GPU to the run's limits, or name only GPUs with equal limits "
+                f"in --gpus and use {USE_FRESH} to start a new run.",
                 exit_code=1,
             )
 
@@ -371,7 +371,7 @@ class _Parent:
         who = "workers" if _is_cpu(self._gpus) else "GPUs"
         self._note(
             f"Working in parallel slows the {who}: the same cases take {slowdown.ratio:.2f} times "
-            f"as long (95% interval {slowdown.lo:.2f} to {slowdown.hi:.2f}). The {who} therefore "
+            f"as long (95% interval {slowdown.lo:.2f}–{slowdown.hi:.2f}). The {who} therefore "
             f"take turns, so the run may take {len(shards)} times as long as its budget."
         )
         self._record_turns()

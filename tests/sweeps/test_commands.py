@@ -131,7 +131,7 @@ def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
     answer = run_mine(tmp_path, sweep)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == ""
-    assert "12 of 12 cases measured" in answer.stderr
+    assert "12 of 12 cases were measured" in answer.stderr
     (folder,) = tmp_path.glob("cpu-*")
     counts = read_run(folder)["counts"]
     assert counts["measured"] == counts["planned"] == 12
@@ -145,7 +145,7 @@ def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
     log.write_bytes(half)
     answer = run_mine(tmp_path, sweep)
     assert answer.returncode == 0, answer.stderr
-    assert "12 of 12 cases measured" in answer.stderr
+    assert "12 of 12 cases were measured" in answer.stderr
     assert log.read_bytes().startswith(half)
     assert len(log.read_bytes()) > len(half)
     assert not (folder / "runs").exists()

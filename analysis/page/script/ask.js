@@ -324,9 +324,9 @@ function neighboursOf(problem, question, run) {
 function explained(problem, answer, { machine }) {
   const counted = (count, noun) => (count === 1 ? `1 ${noun}` : `${count.toLocaleString("en")} ${noun}s`);
   const split = answer.split > 1 ? `, K split into ${answer.split} parts` : "";
-  const waves = machine.kind === "gpu"
-    ? `${split ? "," : ""} in ${counted(answer.waves, "wave")}, ${percent(answer.tailEfficiency, 0)} of the waves' slots used`
-    : "";
+  const onGpu = machine.kind === "gpu";
+  const waves = onGpu ? `${split ? "," : ""} in ${counted(answer.waves, "wave")}` : "";
+  const slots = onGpu ? `${percent(answer.tailEfficiency, 0)} of the waves' slots are used, and ` : "";
   const winograd = answer.winograd ? "Winograd, " : "";
   const memory = bytesOf(problem) > machine.memory_bytes ? " It does not fit into the memory." : "";
   // In fp32, the same kernels run at any alignment.
@@ -337,7 +337,8 @@ function explained(problem, answer, { machine }) {
     : "";
   return (
     `Limited by ${LIMIT_WORDS[answer.limit]}: ${winograd}${counted(answer.tiles, "tile")} of ` +
-    `${answer.bm}x${answer.bn}${split}${waves}, ${percent(answer.tileEfficiency, 0)} of the tiles' area useful.${rows}${memory}`
+    `${answer.bm}x${answer.bn}${split}${waves}. ${slots}` +
+    `${percent(answer.tileEfficiency, 0)} of the tiles' area is useful.${rows}${memory}`
   );
 }
 
@@ -433,7 +434,7 @@ function sourceText(problem, timeModel) {
   const unlike =
     hasLike(problem, group) || group.uncalibrated
       ? ""
-      : "; the shape's alignment, layout or batching was not measured, so the interval is at least a factor of two either way";
+      : ". The shape's alignment, layout or batching was not measured, so the interval is at least a factor of two either way";
   const differs = group.trees === null ? undefined : timeModel.trees[group.trees].differs;
   const smaller = differs
     ? ` A smaller copy of the model predicts here; nine in ten of its times are within ${percent(differs)} of those of the full model.`

@@ -66,7 +66,7 @@ def test_drift_is_a_change_of_speed(analysis: Analysis, drift: float, words: str
     run = {**analysis.recording.run, "canary": {"certain": True, "drift": drift}}
     drifting = replace(analysis, recording=replace(analysis.recording, run=run))
     (headline,) = (one for one in headlines(drifting, []) if one.id == "accuracy")
-    assert headline.text.endswith(f"; the machine became {words} during the run.")
+    assert headline.text.endswith(f". The machine became {words} during the run.")
 
 
 def test_what_is_left_of_a_burst_is_said_and_at_most_eight_sentences(analysis: Analysis) -> None:
@@ -78,8 +78,8 @@ def test_what_is_left_of_a_burst_is_said_and_at_most_eight_sentences(analysis: A
     found = headlines(held, build_table(held))
     assert found[1].text == (
         "Sustained runs of 8192×8192×8192 bf16 nt settle at 640 TFLOP/s, 86% (84–88%) of burst "
-        "speed (1,395 MHz, 695 W, 1.19 J per GEMM). Times are burst times unless their mode is "
-        "sustained."
+        "speed. At this speed, the sensors show 1,395 MHz, 695 W and 1.19 J per GEMM. Times are "
+        "burst times unless their mode is sustained."
     )
     assert found[1].count == 3
     assert len(found) <= 8
@@ -91,7 +91,7 @@ def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: 
     # Two of the 14 sizes along N are multiples of four.
     assert found.value == pytest.approx(0.9 ** (12 / 14), rel=0.01)
     assert found.lo < found.value < found.hi < 1
-    assert "(K: 100%" in found.text
+    assert ". The mean is 100% along K and " in found.text
     assert ". On average along N, " in found.text
     assert found.text.endswith("multiples of 4 are less than 2% slower than multiples of 16.")
     assert found.count == 14
@@ -134,7 +134,7 @@ def test_if_the_largest_size_is_slow_larger_ones_may_be_fast(analysis: Analysis)
     table = analysis.table.copy()
     speeds = ["tflops", "time_us", "time_lo_us", "time_hi_us"]
     slow = (table["sweep"] == "square") & (table["m"] == max(SIZES))
-    slow_text = "The largest square GEMM is below 90% of the best speed in fp32 (M = 1024)."
+    slow_text = "The largest square GEMM in fp32 (M = 1024) is below 90% of the best speed."
     table.loc[slow, speeds] *= [0.5, 2, 2, 2]
     found = size(table)
     assert found is not None
@@ -143,7 +143,7 @@ def test_if_the_largest_size_is_slow_larger_ones_may_be_fast(analysis: Analysis)
     table.loc[slow, "time_lo_us"] /= 4
     found = size(table)
     assert found is not None
-    assert found.text == slow_text.replace("M = 1024", "M = 1024; not significant")
+    assert found.text == slow_text.replace("speed.", "speed, but not significantly.")
     table.loc[slow, speeds] = analysis.table.loc[slow, speeds] * [1, 1, 1, 4]
     found = size(table)
     assert found is not None

@@ -223,46 +223,49 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     found = findings([*advice, one, left])
     assert [len(finding.advice) for finding in found] == [1, 6]  # *do it* comes first
     text = found[1].text()
-    assert text.startswith("**likely** when padding, fp32, N: make it a multiple of 8 to align")
-    assert "; gain 5–8% for up to " in text
-    assert "; gain 50% for 10.8% more FLOPs (64×" in found[0].text()
+    assert text.startswith("**likely** when padding in fp32: make N a multiple of 8 to align")
+    assert "The gain is 5–8% for up to " in text
+    assert "The gain is 50% for 10.8% more FLOPs (64×" in found[0].text()
     assert "6 shapes, such as 400×" in text
     lines = findings_lines([*advice, one, left])
-    assert lines[-1] == "- **leave it** is the answer to 1 of 8 queries (1: because)."
+    assert lines[-2:] == [
+        "- **leave it** is the answer to 1 of 8 queries:",
+        "  - because (1 query)",
+    ]
 
 
 def test_a_finding_names_a_multiple_that_its_example_has() -> None:
     image = Conv.parse("32,3,224,224,64,7,7,2,3,1,1,bf16")
     advice = replace(answer(ODD, ROUND, 0.3), problem=image, instead=replace(image, c=4))
     (finding,) = findings([advice])
-    assert "bf16, C: make it a multiple of 4 to align rows" in finding.text()
+    assert "in bf16: make C a multiple of 4 to align rows" in finding.text()
 
 
 def test_only_dimensions_of_stored_rows_are_called_misaligned() -> None:
     """In the layout nt, rows of A and B have K elements, and rows of C have N."""
     advice = answer(Gemm(101, 101, 64, "bf16"), Gemm(100, 112, 64, "bf16"), 0.1)
     (finding,) = findings([advice])
-    assert "bf16, N: make it a multiple of 8 to align rows" in finding.text()
+    assert "in bf16: make N a multiple of 8 to align rows" in finding.text()
 
 
 def test_channels_are_aligned_in_each_group() -> None:
     grouped = Conv.parse("32,120,28,28,128,3,3,1,1,1,2,bf16")
     advice = replace(answer(ODD, ROUND, 0.3), problem=grouped, instead=replace(grouped, c=128))
     (finding,) = findings([advice])
-    assert "bf16, C: make it a multiple of 16 to align rows" in finding.text()
+    assert "in bf16: make C a multiple of 16 to align rows" in finding.text()
 
 
 def test_a_finding_says_which_query_it_answers() -> None:
     padded = answer(Gemm(65, 64, 64, "fp32"), Gemm(72, 64, 64, "fp32"), 0.1)
     pad, choose = findings([padded, replace(padded, question="choose")])
-    assert pad.text().startswith("**likely** when padding, fp32, M: ")
-    assert choose.text().startswith("**likely** when choosing freely, fp32, M: ")
+    assert pad.text().startswith("**likely** when padding in fp32: change M ")
+    assert choose.text().startswith("**likely** when choosing freely in fp32: change M ")
 
 
 def test_equal_gains_are_written_once() -> None:
     advice = [answer(Gemm(65, n, 64, "fp32"), Gemm(72, n, 64, "fp32"), 0.1) for n in (64, 128)]
     (finding,) = findings(advice)
-    assert "; gain 10% for " in finding.text()
+    assert "The gain is 10% for " in finding.text()
 
 
 def test_at_most_ten_findings_open_the_page() -> None:
@@ -303,7 +306,7 @@ def test_an_unknown_size_of_memory_is_not_too_small(tmp_path: Path) -> None:
 def test_misaligned_rows_are_explained_where_kernels_depend_on_them(tmp_path: Path) -> None:
     def remark(machine: str, *problems: Problem) -> list[bool]:
         rows = times_of(problems, find_basis(machine, tmp_path))
-        return ["rows begin at multiples of" in row["explanation"] for row in rows]
+        return ["Rows begin at multiples of" in row["explanation"] for row in rows]
 
     sizes = (4096, 4097)
     for dtype, expected in (("bf16", [False, True]), ("fp32", [False, False])):

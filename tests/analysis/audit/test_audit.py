@@ -517,11 +517,12 @@ def test_pages_have_every_product_and_lever(gpt2: Captured, h100: Basis, tmp_pat
     assert 0 < levers_frame(levers)["share"][0] < 1
     (found,) = audit(GPT2, STEP, Runtime(), [h100], LeverSearch(("vocab",)))
     page = found.markdown()
-    assert page.count("\n| ") == 2 + 11  # a header and a lever; a header and ten rows
+    # A header and a lever, two tables of a header and a row, and a header and ten rows.
+    assert page.count("\n| ") == 2 + 4 + 11
     assert page.index("Best change") < page.index("| role")
     for text in (page, str(found)):
         assert "vocab 50257 → 50304" in text
         assert "causal masks counted as half" in text
         assert "gpt2, train, batch 4 on nvidia-h100-sxm\n" in text
         assert "Step: " in text
-        assert "; it fits." in text
+        assert "; the step fits." in text

@@ -144,7 +144,7 @@ def test_what_does_not_fit_comes_first(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     _, first, _, _, warning, *_ = result.stdout.splitlines()
     assert first.startswith("Memory: ")
-    assert "of 80 GB; IT DOES NOT FIT. It fits with --batch " in first
+    assert "of 80 GB; THE STEP DOES NOT FIT. It fits with --batch " in first
     assert warning == (
         "Warning: the model has 8,192 positions, but each sequence has 16,384 tokens; give a "
         "smaller --seq."

@@ -139,7 +139,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     here = ("--machine", "h100-sxm", *place)
     first = analysis("import", path, *here)
     assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("nvidia-h100-sxm: 120 measurements, mine.csv; held-out errors: ")
+    assert first.stdout.startswith("nvidia-h100-sxm: 120 measurements, mine.csv. Held-out errors: ")
     assert "already imported" in analysis("import", path, *here).stderr
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)

@@ -202,5 +202,5 @@ def test_the_command_exits_1_only_if_something_is_slower(tmp_path: Path) -> None
 def test_the_head_s_ratio_is_that_of_all_classes(tmp_path: Path) -> None:
     old, new = two(tmp_path, [1.3, 1.0, 1.0, 1.0])
     text = comparison_text(compare(load(old), load(new)))
-    assert "; geometric mean of the ratios new/old: 1.068" in text
+    assert "\ngeometric mean of the ratios new/old: 1.068\n" in text
     assert text.splitlines()[-1].split()[-2] == "1.068"

@@ -101,7 +101,8 @@ def verdict_on(tmp_path: Path, plant: Callable[[GpuTrace], None], **options: Any
     ("plant", "subject", "text"),
     [
         (vocabulary, "8192×50257×1024 bf16 nt",
-         ["pad N 50257 → 50264 (vocabulary): likely", "loads 2 elements at a time (align2)"]),
+         ["pad N 50257 → 50264 (vocabulary). Verdict: likely",
+          "loads 2 elements at a time (align2)"]),
         (channels, "64×33×112×112", ["pad C 33 → 40", "loads one element at a time (align1)",
                                      "2.7× the expected time"]),
         (cuda_cores, "4096×4096×4096 fp32 nt",
@@ -137,7 +138,7 @@ def test_small_savings_of_one_size_are_a_finding_together(tmp_path: Path) -> Non
     expected = {p.m: row["time_us"] for p, row in zip(problems, rows, strict=True)}
     first = verdict_on(tmp_path, step).findings[0]
     assert first.subject == "the size 50257 (vocabulary) of 124 operations"
-    assert first.text.endswith("; 120 more")
+    assert first.text.endswith(" and 120 more")
 
 
 def test_images_that_are_stored_channels_last_need_not_be(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_tf32_for_several_operations_is_one_finding(tmp_path: Path) -> None:
 
     (finding,) = verdict_on(tmp_path, step).findings
     assert finding.subject == "TF32 for 2 operations in fp32"
-    assert "TF32 also saves time in 1 other operation: mm, 4096×4096×4096 fp32 nt" in finding.text
+    assert "TF32 also saves time in 1 other operation: mm (4096×4096×4096 fp32 nt)" in finding.text
     assert "align1" not in finding.text  # a kernel for CUDA cores is always one of align1
 
 

@@ -289,8 +289,7 @@ def test_a_slowdown_that_only_all_kinds_together_show_is_reported(tmp_path: Path
     speeds = replace(report.speeds, interference=(change,))
     sentences = findings(replace(report, speeds=speeds))
     assert (
-        "While all GPUs of node 0 work, anchors of all kinds together take 2.0% (1.0% to 3.0%) "
-        "longer."
+        "While all GPUs of node 0 work, anchors of all kinds together take 2.0% (1.0–3.0%) longer."
     ) in sentences
     assert not any("no significant slowdown" in sentence for sentence in sentences)
 
@@ -310,7 +309,8 @@ def test_nodes_that_were_timed_in_one_phase_are_not_counted_silently(
     text = report_text(
         make_report(record_fleet(tmp_path / "x", replace(fleet, log_time=log)), 0.05)
     )
-    assert f"slowdown above 1% for the GPUs of {nodes}: anchors take" in text
+    place = "this node" if compared == 1 else "the median node"
+    assert f"slowdown above 1% for the GPUs of {nodes}. On {place}, anchors take" in text
 
 
 def test_long_names_of_kinds_stay_above_their_columns(tmp_path: Path) -> None:

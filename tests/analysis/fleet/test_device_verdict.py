@@ -76,7 +76,7 @@ COMPUTE = {"sustained": 0.9, "burst": 0.9}
         ({"sensors": at_limit}, "clock: power limit", "at its power limit (699 of 700 W)"),
         ({"power_limit_w": 500.0}, "clock: lower power limit", "500 W (the fleet's median is 700"),
         ({"sm_limit_mhz": 1350.0}, "clock: clock limit", "1,350 MHz (the fleet's median is 1,980"),
-        ({}, "clock: unknown reason", "the recording does not show why"),
+        ({}, "clock: unknown reason", "The recording does not show why"),
         ({"reasons": ("sw_power_cap",), "power_limit_w": math.nan}, "clock: power cap",
          "which most others did not"),
         ({"reasons": ("sw_power_cap",)}, "clock: unknown reason", "explains the slowness"),

@@ -197,7 +197,8 @@ def test_files_of_other_programs_compare(tmp_path: Path) -> None:
     assert {case["verdict"] for name, case in cases.items() if name != "case 2"} == {"same"}
     gated = analysis("compare", tmp_path / "old", tmp_path / "new", "--gate", "5%")
     assert gated.returncode == 1
-    assert gated.stdout.startswith("fail: 1 of 8 cases slower by 5% or more, 7 not")
+    assert gated.stdout.startswith("fail: 1 of 8 cases slower by 5% or more\n")
+    assert "\nother cases: 7 below the threshold, 0 unclear\n" in gated.stdout
     empty = tmp_path / "empty"
     empty.mkdir()
     missing = analysis("compare", empty, tmp_path / "new")

@@ -388,7 +388,7 @@ def test_a_page_without_ratios_has_no_chart_of_rules(tmp_path: Path) -> None:
 
     analysis = analyse(recorded(tmp_path / "nvidia-h100-sxm", count=60))
     page = page_html([PageReport(analysis, [], [SHARE])])
-    assert "Verdicts on 1 rule: no longer 1." in page
+    assert "Verdicts on 1 rule: no longer (1)." in page
     assert '"rules-0"' not in page
     assert '"rules-0"' in page_html([PageReport(analysis, [], [SHARE, *RATIOS])])
 

@@ -162,10 +162,10 @@ def test_the_script_says_which_shapes_are_like_measured_ones(slug: str, tmp_path
     problems += [Gemm(64, 64, 64, "fp32", layout) for layout in ("nn", "nt")]
     got = [answer["source"] for answer in answers(page_model(basis, []), problems)]
     for problem, text in zip(problems, got, strict=True):
-        source, remark, _ = basis.kind_and_source(problem)[1].partition("; the shape's alignment")
+        source, remark, _ = basis.kind_and_source(problem)[1].partition(". The shape's alignment")
         assert text.startswith(f"Source of predictions: {source} ("), problem
-        assert text.count("the shape's alignment") == bool(remark), problem
-    assert ["the shape's alignment" in text for text in got[-2:]] == [False, True]
+        assert text.count("The shape's alignment") == bool(remark), problem
+    assert ["The shape's alignment" in text for text in got[-2:]] == [False, True]
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)

@@ -77,10 +77,10 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
     ("rows", "title"),
     [
         ([alignment(15, 0.79), alignment(7, 0.9), alignment(8, 1.0)],
-         "N = 1039 is 21% slower than the round size in fp32; "
-         "no multiple of 8 is significantly slower"),
+         "N = 1039 is 21% slower than the round size in fp32. "
+         "No multiple of 8 is significantly slower"),
         ([alignment(15, 0.79), alignment(8, 0.95)],
-         "N = 1039 is 21% slower than the round size in fp32; multiples of 8 are up to 5% slower"),
+         "N = 1039 is 21% slower than the round size in fp32. Multiples of 8 are up to 5% slower"),
         ([alignment(15, 0.79)], "N = 1039 is 21% slower than the round size in fp32"),
         ([alignment(15, 0.99, 0.05)],
          "No misaligned size is significantly slower than the round size"),

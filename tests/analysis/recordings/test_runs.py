@@ -132,7 +132,8 @@ def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> No
     lines = health_lines(load_runs(folder))
     assert lines == [
         "Health: quiet.",
-        f"Times come from 2 runs: 3 from {EARLIER} (quiet), 1 from {LATER} (noisy).",
+        f"3 times come from the run of {EARLIER} (quiet).",
+        f"1 time comes from the run of {LATER} (noisy).",
     ]
 
 
@@ -191,7 +192,7 @@ def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     assert json.loads((folder / "findings.json").read_bytes()) == []
     done = analysis("rules", "--machine", H100.slug, "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    reason = "because its run is unusable: launches waited."
+    reason = "because its run is unusable. Launches waited."
     assert f"is not used to judge the rules, {reason}" in done.stderr
     rules = json.loads((folder / "rules.json").read_bytes())
     assert {rule["verdict"] for rule in rules} == {"not measured here"}

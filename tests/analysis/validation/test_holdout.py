@@ -103,7 +103,7 @@ def test_a_known_law_is_learned_and_beats_every_baseline(source: PublicRows) -> 
     assert "left out" not in text
     skipped = replace(source, skipped={"other_machines": 0, "other_dtypes": 2, "unreadable": 0})
     text = validation_text(replace(found, source=skipped))
-    assert "; measurements left out: 2 in other dtypes\n" in text
+    assert "\nMeasurements left out: 2 in other dtypes\n" in text
 
 
 @pytest.mark.slow

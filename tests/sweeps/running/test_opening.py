@@ -181,7 +181,7 @@ def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
     begin(replace(request(tmp_path, fresh=True), budget=30.0), said.append)
     kept = list((first.folder / "runs").glob("*/measurements.csv"))
     assert [path.read_text() for path in kept] == ["old"]
-    assert "Setting the old run aside: a fresh run was requested. It is kept" in said[-1]
+    assert "Setting the old run aside: a fresh run was requested. The old run is kept" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,8 @@ def test_an_unusable_run_that_is_over_is_measured_again(tmp_path: Path, ended: b
     begin(request(tmp_path), said.append)
     kept = first.folder / "runs" / "2026-11-01T12-30-00Z" / "run.json"
     assert kept.exists() == ended
-    assert any("is unusable (other processes had 80%). It is kept in" in s for s in said) == ended
+    kept_run = "is unusable (other processes had 80%). The old run is kept in"
+    assert any(kept_run in s for s in said) == ended
     assert (read_run(first.folder)["run"] == record["run"]) == (not ended)
 
 
@@ -395,7 +396,8 @@ def test_a_spent_budget_leaves_cases_unreached_and_says_so(
     run_command(list(NAMES), "20s", tmp_path, device="cpu")
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert f"1 of {count} cases measured in 20 s, {count - 1} not reached" in captured.err
+    assert f"1 of {count} cases was measured in 20 s." in captured.err
+    assert f"Cases without a time: {count - 1} not reached." in captured.err
     counts = read_run(started.folder)["counts"]
     assert 0 < counts["measured"] == counts["planned"] - counts["not_reached"]
     assert len((started.folder / "measurements.csv").read_text().splitlines()) == 2

@@ -43,7 +43,7 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
     document = json.loads(answer.stdout)
     assert document["missing"] == []
     (folder,) = map(Path, document["folders"])
-    assert "2 of 2 cases measured" in answer.stderr
+    assert "2 of 2 cases were measured" in answer.stderr
     assert read_run(folder)["plan"]["shards"] == 2
     times = {worker: [event["at"] for event in read_events(folder)[0]
                       if event["worker"] == worker and event["event"] == "sample"]
@@ -64,7 +64,7 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
     assert f"the sweeps of the run in {folder} cannot be changed" in wrong.stderr
     fresh = submit(tmp_path, "--cluster", "debug", "--fresh", *common)
     assert fresh.returncode == 0, fresh.stderr
-    assert fresh.stderr.count("a fresh run was requested. It is kept in") == 1
+    assert fresh.stderr.count("a fresh run was requested. The old run is kept in") == 1
     assert len([*folder.glob("runs/*/run.json")]) == 1
 
 
