@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # The workers are as many as the cores: threads of each worker's BLAS beside them only fight for
-    # those. NumPy reads this when it is first imported.
+    # The workers keep all cores busy: threads of each worker's BLAS would only fight for those.
+    # NumPy reads this when it is first imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
 import torch
 
+from kernels.machine import usable_processors
 from tests.support import tiers
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -42,9 +43,12 @@ _WHY = {
 }  # fmt: skip
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than cores: on two cores, tests wait a fifth of their time."""
-    return (os.cpu_count() or 1) + 1
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there are no workers
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One worker more than processors: on two of them, tests wait a fifth of their time."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # pytest-xdist reads it
+    return usable_processors() + 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -44,7 +44,8 @@ def why(
 
     ``before`` and ``after`` are the model's predictions of ``problem`` and ``option``. ``gain`` is
     a fraction, per FLOP if ``choose`` is True. ``assumed`` is True if the gain depends on an
-    assumed price of misalignment.
+    assumed price of misalignment, and ``measured`` if the gain is a ratio of measured times.
+    ``kind`` is the kind of the machine, ``gpu`` or ``cpu``.
     """
     # 1. Compute the parts that the model explains, and attribute the remainder to one further
     #    cause.
@@ -64,20 +65,19 @@ def why(
     if log_gain:
         points = {cause: 100 * gain * part / log_gain for cause, part in parts.items()}
     least_points = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
-    causes = {cause: value for cause, value in points.items() if value >= least_points}
-    costs = {cause: value for cause, value in points.items() if value <= -least_points}
+    gained = {cause: value for cause, value in points.items() if value >= least_points}
+    lost = {cause: value for cause, value in points.items() if value <= -least_points}
     # 3. List the causes of the gain, the largest first, and then the causes that reduce the gain.
-    if not causes:
+    if not gained:
         return "many small causes"
-    if len(causes) == 1 and not costs:
-        (only_cause,) = causes
+    if len(gained) == 1 and not lost:
+        (only_cause,) = gained
         return f"because of {only_cause}"
-    largest_first = sorted(causes, key=lambda cause: -causes[cause])
-    gained = " and ".join(
-        f"{counted(round(causes[cause]), 'point')} from {cause}" for cause in largest_first
+    largest_first = sorted(gained, key=lambda cause: -gained[cause])
+    causes = " and ".join(
+        f"{counted(round(gained[cause]), 'point')} from {cause}" for cause in largest_first
     )
-    lost = "".join(f", minus {-value:.0f} from {cause}" for cause, value in costs.items())
-    return gained + lost
+    return causes + "".join(f", minus {-value:.0f} from {cause}" for cause, value in lost.items())
 
 
 def _known_parts(

@@ -121,7 +121,7 @@ def find_levers(
     changes has a larger expected gain than each of them, the combination comes before all other
     changes. It increases the number of parameters by at most the fraction ``more_parameters``.
 
-    ``account`` is the account of the original model, and ``multiple`` is that of
+    ``account`` is the account of the original model. ``multiple`` has the same meaning as in
     :func:`analysis.audit.candidates.candidates`.
 
     Raises:

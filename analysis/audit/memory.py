@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.audit.runtime import EAGER, Runtime
 from kernels.common.errors import UserError
+from kernels.config import ceil_div
 from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES
 from sweeps.capture.captured import FORWARD, Attention, Captured
@@ -116,12 +117,16 @@ def _in_chunks(captured: Captured, chunks: int) -> tuple[int, int]:
     the loss keep the tensors of one chunk (Hsu et al. 2024, arXiv:2410.10989). The gradients of the
     head's input and parameters are needed in full, next to the tensors that the layers save.
     """
-    if chunks == 1:
+    heads = [p for p in captured.products if p.role == "head" and p.pass_ == FORWARD]
+    if chunks == 1 or not heads:
         return captured.saved, captured.peak
+    tokens = heads[-1].sizes["m"]
+    largest_chunk = int(ceil_div(tokens, min(chunks, tokens)))
     loss = captured.loss
     saved_by_layers = captured.saved - loss.saved
-    during_loss = saved_by_layers + loss.gradients + loss.peak // chunks
-    return saved_by_layers + loss.saved // chunks, max(during_loss, loss.peak_elsewhere)
+    during_loss = saved_by_layers + loss.gradients + loss.peak * largest_chunk // tokens
+    saved = saved_by_layers + loss.saved * largest_chunk // tokens
+    return saved, max(during_loss, loss.peak_elsewhere)
 
 
 def kv_cache_bytes(captured: Captured) -> int:

@@ -248,7 +248,7 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
         recording = recording_at(place, results)
         if recording.unusable:
             reasons = [f"- {reason}" for reason in recording.health["reasons"]]
-            note("\n".join([f"The run of {place} is unusable:", *reasons]))
+            note("\n".join([f"The run of {place} is unusable{':' if reasons else '.'}", *reasons]))
         process = timed_process(recording)
         if pattern is None:
             return [process]

@@ -276,7 +276,10 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
                 f"{row['ratio']:.2f}×"
                 f"{confirmation}"
             )
-    confirmed = f"; at least one other table confirms {len(pairs):,} of them" if others else ""
+    confirmed = ""
+    if others:
+        number = f"{len(pairs):,}" if len(pairs) else "none"
+        confirmed = f"; confirmed by at least one other table: {number}"
     source = basis.measured or basis.source
     pairs_text = f"{counted(pair_count, 'pair')} of neighbouring sizes"
     note(f"The measurements have {pairs_text} ({source}){confirmed}.")

@@ -133,7 +133,10 @@ def _record_faults(
     faults: Faults,
     further_checks: Callable[[pd.DataFrame], list[_CellCheck]],
 ) -> None:
-    """Record what is wrong with the rows of one kind of operation."""
+    """Record what is wrong with the rows of one kind of operation.
+
+    ``is_of_kind`` is True for these rows. ``further_checks`` gets only these rows.
+    """
     if not is_of_kind.any():
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
@@ -148,11 +151,14 @@ def _record_faults(
     for is_sound, column, fault in checks:
         # The checks of one kind of operation have no result for rows of the other kind.
         wrong = is_of_kind & ~is_sound.reindex(cells.index, fill_value=True).astype(bool)
-        texts = cells[column] if column in cells else pd.Series("", index=cells.index)
-        why = pd.Series(fault, index=cells.index)
+        column_cells = cells[column] if column in cells else pd.Series("", index=cells.index)
+        fault_texts = pd.Series(fault, index=cells.index)
         faults.record(
             wrong,
-            [f"{column} is {cell!r}, {text}" for cell, text in zip(texts, why, strict=True)],
+            [
+                f"{column} is {cell!r}, {fault_text}"
+                for cell, fault_text in zip(column_cells, fault_texts, strict=True)
+            ],
         )
 
 

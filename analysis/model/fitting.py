@@ -51,10 +51,11 @@ _MAX_ROWS = 800
 longer, and the error would hardly change."""
 
 _TOLERANCE = 1e-4
-"""Relative changes of the cost and of the unknowns, and gradient, below which a fit ends.
+"""Limit below which a fit ends: of the relative change of the cost or of the unknowns, or of the
+scaled gradient (``ftol``, ``xtol`` and ``gtol`` of SciPy).
 
-With SciPy's 1e-8, many fits move along valleys of the cost until they reach the limit of
-evaluations. Held-out errors are the same, and calibration takes about 1.5 times as long."""
+With SciPy's default of 1e-8, many fits move along valleys of the cost until they reach the limit of
+evaluations. Calibration would take about 1.5 times as long, for the same held-out errors."""
 
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.

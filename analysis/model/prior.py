@@ -385,14 +385,14 @@ def shared_prior(known: Prior, machine: Machine, known_dtype: str, dtype: str) -
     """
     if dtype == "tf32":
         source = (
-            f"{known.source} (tf32 uses the constants of {known_dtype} and the peak of tf32, "
-            f"with an interval of {_FACTOR_OF_TWO})"
+            f"{known.source}, where tf32 uses the constants of {known_dtype} and the peak of "
+            f"tf32, with an interval of {_FACTOR_OF_TWO}"
         )
         fit = Fit(known.fit.constants, aligned_only=True)
         return Prior(fit, known.kind, source, UNKNOWN, warm=known.warm)
     if machine.peaks[dtype] != machine.peaks[known_dtype]:
         return None
-    source = f"{known.source} ({dtype} uses the fit of {known_dtype}, which has the same peak)"
+    source = f"{known.source}, where {dtype} uses the fit of {known_dtype}, which has the same peak"
     return replace(known, fit=known.fit.stretched(_TWIN_WIDER), source=source)
 
 

@@ -118,7 +118,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "sweeps",
-            "all default sweeps, the rules, the report",
+            "all default sweeps, the rules and the report",
             (
                 _sweeps("defaults", _defaults(), (600, 50)),
                 _sweeps(

@@ -205,7 +205,7 @@ class Evidence:
 
 
 def _cut_short(run: Mapping[str, Any]) -> frozenset[str]:
-    """Return the planned sweeps of which some cases did not fit into a run's budget."""
+    """Return the planned sweeps with cases that did not fit into the run's budget."""
     counts = run.get("sweeps", {})
     left_out = run["plan"].get("left_out", {})
     return frozenset(

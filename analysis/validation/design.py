@@ -9,7 +9,7 @@ from kernels.timemodel.estimate import Array
 
 
 def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
-    """Choose ``count`` candidates that are spread evenly over the space of their features.
+    """Choose ``count`` candidates whose features are distributed like those of all candidates.
 
     The space is divided into boxes by repeated cuts, and one candidate is drawn from each final
     box. A cut divides a box along the feature that has the largest standard deviation in that box.

@@ -179,15 +179,16 @@ def validate(
 
     - ``rows``: all rows that the model was not calibrated on.
     - ``levels``: 30% of the values of M, of N and of K are withheld. Rows without a withheld value
-      may be calibrated on. Rows whose M, N and K are all withheld are tested.
-    - ``beyond``: rows with M up to 2,304 may be calibrated on. Rows with a larger M are tested.
+      may be used for calibration. Rows whose M, N and K are all withheld are tested.
+    - ``beyond``: rows with M up to 2,304 may be used for calibration. Rows with a larger M
+      are tested.
     - ``folds``: all rows are divided into five folds. Each fold is predicted with a fit to the
       other four.
 
     Args:
         source: the measured rows.
         machine: the machine on which they were measured.
-        calibrate: number of rows to calibrate on; None for all rows that may be calibrated on. With
+        calibrate: number of rows to calibrate on; None for all rows that may be used. With
             0, the model has the constants of another machine, or the general constants for CPUs.
             The hold-out ``folds`` always uses all rows.
         seed: seed for choosing the calibration rows, and the values that ``levels`` withholds.

@@ -46,26 +46,30 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"use one of {', '.join(words)}."
 
 
-# Start of the text of a CompilationError of Triton: the line and column in the kernel's source.
-_QUOTES_SOURCE = re.compile(r"at \d+:\d+:")
-
-
 def error_summary(error: Exception) -> str:
     """Return an error's type and the line of its text that says most, as in ``KeyError: 'bf61'``.
 
-    This is the first line, except in two errors of Triton. One quotes the kernel's source before
-    the reason. The other quotes all messages of ``ptxas``, of which the first is the reason.
+    This is the first line, except in two errors of Triton. A ``PTXASError`` quotes all messages of
+    ``ptxas``. A ``CompilationError`` quotes the kernel's source before the reason.
     """
+    return f"{type(error).__name__}: {_reason(error) or 'no message'}"
+
+
+def _reason(error: BaseException) -> str:
+    # 1. Find the first error among the messages of ptxas, after the name of a temporary file.
     text = str(error).strip()
-    _, _, ptxas_messages = text.partition("`ptxas` stderr:\n")
-    if ptxas_messages:
-        _, _, line = ptxas_messages.partition("; ")  # after the name of a temporary file
-        line = " ".join((line or ptxas_messages).splitlines()[0].split())
-    elif _QUOTES_SOURCE.match(text):
-        line = text.splitlines()[-1].strip()
-    else:
-        line = text.partition("\n")[0]
-    return f"{type(error).__name__}: {line or 'no message'}"
+    _, _, ptxas_output = text.partition("`ptxas` stderr:\n")
+    for message in ptxas_output.partition("Repro command:")[0].splitlines():
+        if re.search(r"\b(error|fatal)\b", message):
+            place, _, reason = message.partition("; ")
+            return " ".join((reason or place).split())
+    # 2. Find the reason of a CompilationError. If a function that the kernel calls cannot be
+    #    compiled, the error has no reason, but its cause has one.
+    if hasattr(error, "error_message"):
+        if not error.error_message and error.__cause__ is not None:
+            return _reason(error.__cause__)
+        text = str(error.error_message or text).strip()
+    return next(iter(text.splitlines()), "")
 
 
 class WrongResultError(Exception):

@@ -80,7 +80,7 @@ def capture(
     products, unknown = products_of(operations)
     peak, loss = peak_bytes(operations, saved, parameter_storages)
     return Captured(
-        products=tuple(_in_context(product, step) for product in products),
+        products=tuple(_corrected_for_step(product, step) for product in products),
         moved=bytes_moved(operations, fused=False),
         moved_fused=bytes_moved(operations, fused=True),
         parameters=sum(parameter.numel() for parameter in parameters),
@@ -186,11 +186,12 @@ def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
     return list(map(without_sizes, first)) == list(map(without_sizes, second))
 
 
-def _in_context(product: Product, step: ModelStep) -> Product:
+def _corrected_for_step(product: Product, step: ModelStep) -> Product:
     """Return a captured product, corrected for the settings of the step.
 
     In a decoding step, attention also reads the keys of all earlier tokens. The causal mask is then
-    ignored, because it hides only keys of the few new tokens.
+    ignored, because it hides only keys of the few new tokens. A step in tf32 is captured in fp32,
+    which is how PyTorch stores tf32.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)

@@ -194,7 +194,8 @@ class MovedBytes:
 class LossMemory:
     """Bytes that the output head and the loss need, and the peak of the rest of a training step.
 
-    All are 0 if the model has no output head, or if the step does not train.
+    All are 0 if the step does not train. If the model has no output head, all but
+    ``peak_elsewhere`` are 0.
 
     Attributes:
         saved: bytes that the head and the loss keep for the backward pass, such as the logits.

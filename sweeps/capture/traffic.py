@@ -125,21 +125,22 @@ def launched(operations: Sequence[TracedOperation]) -> int:
 
 def _groups_between_products(
     operations: Sequence[TracedOperation],
-) -> list[tuple[list[TracedOperation], set[int]]]:
+) -> list[tuple[list[TracedOperation], set[tuple[int, int]]]]:
     """Return the other operations in groups, each of which could be one fused kernel.
 
-    Each group comes with the storages of its results that are used after the group.
+    Each group comes with the parts of its results that are used after the group. A part is a
+    storage and an offset, because a result may be written in parts.
     """
     # 1. Divide the positions of the operations into groups, and find where each storage is read
     # last.
     groups: list[list[int]] = [[]]
     last_read: dict[int, int] = {}
-    last_written: dict[int, int] = {}
+    last_written: dict[tuple[int, int], int] = {}  # by part
     for position, operation in enumerate(operations):
         for access in reads_of(operation):
             last_read[access.storage] = position
         for access in operation.writes:
-            last_written[access.storage] = position
+            last_written[access.storage, access.offset] = position
         if is_product(operation):
             groups.append([])
             continue
@@ -154,24 +155,28 @@ def _groups_between_products(
         if not positions:  # for example between two products in a row
             continue
         group = [operations[position] for position in positions]
-        written = {access.storage for operation in group for access in operation.writes}
+        written = {
+            (access.storage, access.offset) for operation in group for access in operation.writes
+        }
         used_later = {
-            storage
-            for storage in written
-            if last_read.get(storage, -1) > positions[-1]
-            or last_read.get(storage, -1) <= last_written[storage] <= positions[-1]
+            part
+            for part in written
+            if last_read.get(part[0], -1) > positions[-1]
+            or last_read.get(part[0], -1) <= last_written[part] <= positions[-1]
         }
         groups_and_used.append((group, used_later))
     return groups_and_used
 
 
-def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
+def _fused_bytes(
+    group: Sequence[TracedOperation], used_later: set[tuple[int, int]]
+) -> Counter[str]:
     """Return the bytes that a group of operations moves as one kernel, by kind of operation.
 
-    ``used_later`` has the storages of the group's results that are used after the group.
+    ``used_later`` has the parts of the group's results that are used after the group.
     """
     moved_bytes: Counter[str] = Counter()
-    # Parts of tensors, each as a storage and an offset. A result may be written in parts.
+    # Parts of tensors, each as a storage and an offset.
     read: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
     # A part of a tensor that the group wrote is still on the chip, whichever part is read.
@@ -187,7 +192,7 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
                 moved_bytes[kind] += operation.count * access.bytes
         for access in distinct(operation.writes):
             start = (access.storage, access.offset)
-            if access.storage in used_later and start not in written:
+            if start in used_later and start not in written:
                 moved_bytes[kind] += operation.count * access.bytes
             written.add(start)
             written_storages.add(access.storage)

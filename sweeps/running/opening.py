@@ -538,7 +538,10 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 
 
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
-    """Return the plan entries of the anchors, the cases that every GPU of a run times first."""
+    """Return the plan entries of the anchors: the cases that each place of a run measures first.
+
+    A place is a GPU or, in a run on CPUs, a node. Short runs and runs on a single CPU have none.
+    """
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []
     return [entry.to_json() for entry in anchor_cases(machine)]

@@ -126,6 +126,11 @@ def test_a_loss_in_chunks_keeps_the_logits_of_one_chunk() -> None:
     whole = (50257 + 4 * 256) * 768 * 2
     fewer = activations("eager", 1) - activations("eager", 8)
     assert fewer == pytest.approx(3 * logits * 7 / 8 - whole, rel=0.01)
+    # 7 chunks of 1,024 tokens have at most 147 tokens each.
+    fewer = activations("compile", 1) - activations("compile", 7)
+    assert fewer == pytest.approx(logits * (1 - 147 / 1024), rel=0.01)
+    # A chunk has at least one token.
+    assert activations("compile", 10**6) == activations("compile", 1024)
     # With very many chunks, the rest of the backward pass needs the most.
     assert activations("eager", 1024) >= captured.loss.peak_elsewhere
 

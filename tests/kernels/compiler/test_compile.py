@@ -308,8 +308,12 @@ def unknown_instruction(out):
 def unknown_name(out):
     tl.store(out, nowhere)
 
+@triton.jit
+def calls_unknown_name(out):
+    unknown_name(out)
+
 if __name__ == "__main__":
-    for kernel in (unknown_instruction, unknown_name):
+    for kernel in (unknown_instruction, unknown_name, calls_unknown_name):
         source = triton.compiler.ASTSource(kernel, {"out": "*i32"})
         try:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -326,7 +330,7 @@ def test_an_error_of_the_compiler_is_summarised_by_its_reason(tmp_path: Path) ->
     answer = outside_the_interpreter(script)
     assert answer.stdout.splitlines() == [
         "PTXASError: error : Unknown modifier '.such'",
-        "CompilationError: NameError('nowhere is not defined')",
+        *2 * ["CompilationError: NameError('nowhere is not defined')"],
     ], answer.stderr
 
 

@@ -483,6 +483,27 @@ class Joined(nn.Module):
         return joined
 
 
+def test_parts_of_a_result_may_be_written_in_different_kernels() -> None:
+    source = find_source(f"{__name__}:JoinedAround", inputs=["x[64,32]"])
+    captured = capture(source, ModelStep("prefill"))
+    # As above: half of x and the result of the GEMM are read, and both halves are written.
+    assert sum(moved.bytes for moved in captured.moved_fused) == 2 * 64 * 32 * 2
+
+
+class JoinedAround(nn.Module):
+    """A GEMM comes between the halves, so no kernel can write both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.empty_like(x)
+        joined[:32] = 2 * x[:32]
+        joined[32:] = 3 * self.linear(x[32:])
+        return joined
+
+
 class Gated(nn.Module):
     def __init__(self, together: bool) -> None:
         super().__init__()
