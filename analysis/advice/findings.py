@@ -63,7 +63,7 @@ class AdviceFinding:
         )
 
     def _action(self) -> str:
-        """Describe the action, for example ``make N a multiple of 64``."""
+        """Describe the action in words, for example: make N a multiple of 64."""
         best = self.best
         if not best.changed:
             return f"use {best.implementation} instead of the vendor library"

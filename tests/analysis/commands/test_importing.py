@@ -50,7 +50,7 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     slower = a_file(tmp_path, "SGLANG", 1.25)
     first = analysis("import", path, slower, *place)
     assert first.returncode == 0, first.stderr
-    assert "TensorRT-LLM 1.3.0rc20; held-out errors" in first.stdout
+    assert "TensorRT-LLM 1.3.0rc20. Held-out errors" in first.stdout
     folder = tmp_path / "public" / "nvidia-h100-sxm"
     for name in ("plots/accuracy.png", "recommendations.md", "rules.md", "predicted.csv"):
         assert (folder / name).exists()
@@ -154,7 +154,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     # An imported table does not replace the file's recording, but becomes its prior.
     result = analysis("import", a_file(tmp_path, jumping=True), *place)
     assert result.returncode == 0, result.stderr
-    assert "120 rows, mine.csv" in result.stdout
+    assert "120 measurements, mine.csv" in result.stdout
     assert (folder / "collections.parquet").exists()
     arguments = ("predict", "--gemm", "776,888,992,bf16", "--json", *here)
     source = json.loads(analysis(*arguments).stdout)["source"]
