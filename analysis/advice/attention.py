@@ -62,8 +62,8 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     may compute it.
 
     Raises:
-        UserError: if the machine or the dtype is not supported, if there are no fits for the named
-            framework, or if the file with the fits cannot be read.
+        UserError: if the machine or the dtype is not supported, if the named framework has no fits,
+            or if the file with the fits cannot be read.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.attention_folder)

@@ -155,7 +155,7 @@ def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
 
 
 def _read_rules(folder: Path) -> list[RuleResult]:
-    """Return the verdicts on rules from a folder's rules.json, or [] if there is no such file.
+    """Return the verdicts on rules from a folder's rules.json, or [] if the file does not exist.
 
     Raises:
         UserError: if the file cannot be read.

@@ -383,7 +383,7 @@ def _detectable_sentence(result: GateResult) -> str:
     slowdowns = "unknown"
     if not math.isnan(largest):
         middle = _middle(result.detectable)
-        slowdowns = f"{_percent(middle)} in the median case, {_percent(largest)} in the worst case"
+        slowdowns = f"{_percent(middle)} (median of the cases), {_percent(largest)} (worst case)"
     return f"smallest slowdown that is found with 80% probability: {slowdowns}"
 
 
@@ -524,7 +524,7 @@ def _detectable_shift(shift: CommonShift) -> float:
 def _largest(values: Reals) -> float:
     """Return the largest of the values, none of which is negative.
 
-    Return NaN if any value is NaN, and 0 if there are no values.
+    Return NaN if any value is NaN, and 0 if ``values`` is empty.
     """
     return float(np.max(values, initial=0.0))
 

@@ -86,7 +86,7 @@ class AttentionBasis:
         """Return ``named``; if it is None, return the preferred framework that has fits.
 
         Raises:
-            UserError: if there are no fits for the named framework.
+            UserError: if the named framework has no fits.
         """
         if named is None:
             return next(name for name in (*FRAMEWORKS, *self.fits) if name in self.fits)
@@ -101,7 +101,7 @@ class AttentionBasis:
         """Describe the framework and the tables behind a prediction, in words for the user.
 
         Raises:
-            UserError: if there are no fits for the named framework.
+            UserError: if the named framework has no fits.
         """
         framework = self.framework(named)
         tables = "public tables" if self.kind == "public" else "constants from public tables"
@@ -113,7 +113,7 @@ class AttentionBasis:
         """Predict the time of an attention call's forward pass.
 
         Raises:
-            UserError: if there are no fits for the named framework, or if the machine does not
+            UserError: if the named framework has no fits, or if the machine does not
                 support the call's dtype.
         """
         self.machine.peak(work.dtype)  # raises a UserError for an unsupported dtype
@@ -187,7 +187,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     All fits are to times of bf16 calls on GPUs, but they are also used for fp16. The result is None
     for a CPU, and for dtypes other than bf16 and fp16.
 
-    ``folder`` may contain fits to the machine's imported tables; None if there is no such folder.
+    ``folder`` may contain fits to the machine's imported tables; None if no folder can.
 
     Raises:
         UserError: if the file with the fits to the imported tables cannot be read.

@@ -287,8 +287,8 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 
     The edges are those of the tile that :func:`large_tile` assumes. Past an edge of the kind
     ``wave``, the GEMM has more waves, and the claim is the ratio of the numbers of waves. Past an
-    edge of the kind ``tile``, the GEMM has more tiles but not more waves, and there is no claim. A
-    CPU has no waves, so it has only tile edges.
+    edge of the kind ``tile``, the GEMM has more tiles but not more waves, and the pair has no
+    claim. A CPU has no waves, so it has only tile edges.
 
     Two GEMMs on Tensor Cores are paired only if their rows have the same alignment in bytes,
     because an H100's cuBLAS takes up to eight times as long for misaligned rows.

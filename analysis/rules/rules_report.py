@@ -120,7 +120,7 @@ def _table_line(row: RuleResult) -> str:
 
 
 def effect_text(row: RuleResult) -> str:
-    """Format an effect as ``1.12× [1.10, 1.14]`` or in percent; a dash if there is no verdict."""
+    """Format an effect as ``1.12× [1.10, 1.14]`` or in percent; a dash if it is unknown."""
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
     if row.id in SHARES:

@@ -126,7 +126,7 @@ def largest_cliff(rows_by_dimension: Mapping[str, pd.DataFrame]) -> tuple[str, p
 
     Returns:
         The dimension of the largest cliff, and the cliff's row in the result of
-        :func:`neighbouring_pairs`; None if there is no certain cliff upwards.
+        :func:`neighbouring_pairs`; None if no cliff upwards is certain.
     """
     cliffs: dict[str, pd.Series] = {}  # largest cliff by dimension
     for along, rows in rows_by_dimension.items():

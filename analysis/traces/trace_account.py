@@ -120,7 +120,7 @@ class ProfiledOperation:
         """Name of the main kernel: the one with the longest time among those that multiply.
 
         If no kernel multiplies, the main kernel is the one with the longest time of all. The name
-        is "" if there are no kernels.
+        is "" if the operation launched no kernel.
         """
         longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
         multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
@@ -402,7 +402,7 @@ class _ProductCalls:
     Attributes:
         works: the problems that each such call computes, by the call's host event.
         around: for each operation and annotation, the call in ``works`` that it is or that
-            contains it; NOTHING if there is no such call.
+            contains it; NOTHING if no such call exists.
     """
 
     works: Mapping[int, tuple[Work, ...]]

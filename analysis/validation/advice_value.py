@@ -60,8 +60,8 @@ class PaddingValue:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
-        found: share of padded shapes among the shapes whose best padding gains at least 5%; 0 if
-            there are no such shapes.
+        found: share of padded shapes among the shapes whose best padding gains at least 5%; 0 if no
+            shape gains so much.
     """
 
     moved: int

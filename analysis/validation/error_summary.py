@@ -13,8 +13,8 @@ from kernels.timemodel.estimate import Array
 class Errors:
     """Summary of the relative errors |predicted / measured − 1|, as fractions.
 
-    ``rows`` is the number of cases, and ``p95`` is the 95th percentile. If there are no cases, the
-    errors are None.
+    ``rows`` is the number of cases, and ``p95`` is the 95th percentile. The errors are None if
+    ``rows`` is 0.
     """
 
     rows: int
