@@ -55,7 +55,7 @@ _TOLERANCE = 1e-4
 scaled gradient (``ftol``, ``xtol`` and ``gtol`` of SciPy).
 
 With SciPy's default of 1e-8, many fits move along valleys of the cost until they reach the limit of
-evaluations. Calibration would take about 1.5 times as long, for the same held-out errors."""
+evaluations. Such fits take longer, and hardly change held-out errors."""
 
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
