@@ -28,8 +28,8 @@ class Storage:
     """Placement of a problem's operands in memory; by default they are aligned and dense.
 
     ``offset`` is the distance, in elements, from an aligned address to an operand's first element.
-    The leading dimension of each matrix of a GEMM is rounded up to a multiple of ``ld_multiple``
-    elements, which may leave a gap after every stored row. With ``ld_multiple=64``, rows of 50,257
+    In a GEMM, the leading dimension of each matrix is rounded up to a multiple of ``ld_multiple``
+    elements, so there may be a gap after each stored row. With ``ld_multiple=64``, rows of 50,257
     elements start 50,304 elements apart.
     """
 
@@ -91,7 +91,7 @@ def _word(value: int | bool) -> str:
 
 @dataclass(frozen=True)
 class TileConfig(Config):
-    """Config of a tiled GEMM.
+    """Settings that the configs of all hand-written kernels have in common.
 
     - ``bm`` and ``bn`` are the numbers of rows and columns of the tile that a CTA computes.
     - ``bk`` is the number of elements along K in one step of the loop over K.
@@ -206,13 +206,14 @@ class StreamConfig(TileConfig):
 
 @dataclass(frozen=True)
 class PersistentConfig(TileConfig):
-    """Config of a persistent GEMM that runs on ``ctas`` CTAs.
+    """Config of a persistent GEMM that runs on at most ``ctas`` CTAs.
 
     With ``tma``, the Tensor Memory Accelerator (TMA) copies the blocks of A and B. ``specialize``
-    adds a warp that only copies. ``halves`` lets TMA store a tile's result in two halves, one after
-    the other, so that the stored block needs half as much shared memory. ``flatten`` makes the
-    loops over tiles and over K one pipeline, so that the copies of the next tile start before the
-    current tile is stored.
+    adds a warp that only copies, and a second group of ``warps`` warps that multiplies. ``halves``
+    lets TMA store a tile's result in two halves, one after the other, so that the stored block
+    needs half as much shared memory. ``flatten`` makes the loops over tiles and over K one
+    pipeline, so that copying for the next tile starts before the current tile is stored.
+    ``flatten`` has no effect with ``specialize``.
     """
 
     ctas: int = 8
@@ -258,7 +259,9 @@ class PersistentConfig(TileConfig):
 class ConvConfig(SplitConfig):
     """Config of a convolution's implicit GEMM.
 
-    With ``gemm``, a kernel for plain GEMMs computes the convolution (:attr:`gemm_config`).
+    With ``repack``, a separate launch transposes the filters beforehand. With ``gemm``, a kernel
+    for plain GEMMs computes the convolution, with the config :attr:`gemm_config`. If ``ctas`` is
+    above 0, that kernel is the persistent one. ``halves`` applies only to the persistent kernel.
     """
 
     gemm: bool = False
@@ -301,7 +304,10 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
-    """Return the experimental feature that the text of a config turns on, or None.
+    """Return the name of the experimental feature that a config, given as text, turns on.
+
+    The result is None if ``config`` is empty or turns on no experimental feature, or if
+    ``implementation`` is not a hand-written kernel.
 
     Raises:
         UserError: if ``config`` is not a valid config of the hand-written kernel
@@ -386,7 +392,7 @@ def large_tile(generation: str, dtype: str) -> tuple[int, int]:
     """Return the typical (rows, columns) of a large GEMM's tile.
 
     Cliffs are expected at multiples of these sizes. The blocks that a CPU's libraries use are not
-    known, so for a CPU the tile only says which sizes to sample more densely.
+    known, so the tile for a CPU is only a guess at where to look for cliffs.
     """
     if generation == "cpu":
         return 128, 64

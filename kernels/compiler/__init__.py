@@ -1,1 +1,1 @@
-"""Inspection of the code that the compiler generates for the Triton kernels, without a GPU."""
+"""Inspection, without a GPU, of the code that the compiler generates for the Triton kernels."""

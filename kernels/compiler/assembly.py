@@ -1,8 +1,9 @@
 """Work of a kernel's inner loop, read from its PTX: multiply-adds and copied bytes.
 
-A GEMM spends most of its time in the loop over K. In each iteration, a tile needs bm · bn · bk
-multiply-adds and the (bm + bn) · bk elements of its blocks of A and B. If an iteration computes or
-copies more, the compiled code does work that the algorithm does not need.
+A GEMM spends most of its time in the loop over K. In each iteration, which covers bk elements of K,
+a tile of bm × bn results needs bm · bn · bk multiply-adds and (bm + bn) · bk elements of A and B.
+If an iteration computes or copies more, the compiled code does work that the algorithm does not
+need.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ INSTRUCTIONS = (
     ("mma.sync", r"\bmma\.sync\."),
     ("fma", r"\bfma\.rn\.f32(?:x2)?\b"),
 )
-"""Families of matrix instructions and the pattern of each in PTX, in order of preference."""
+"""Families of matrix instructions in order of preference, each with its pattern in PTX.
+
+``fma`` is listed as a family, because fp32 has no matrix instruction.
+"""
 
 BULK_COPY = "complete_tx::bytes"
 """Text that PTX contains only in TMA copies into shared memory."""
@@ -46,7 +50,7 @@ class InnerLoop:
     - ``products`` is the number of multiply-adds that one CTA computes.
     - ``copied`` is the number of bytes that the CTA copies from global memory.
     - ``copy_bytes`` is the size of the narrowest copy: the number of bytes that one thread copies
-      at once, or the mean size of the blocks that TMA copies.
+      at once, or the mean size of the blocks that TMA copies. It is 0 if nothing is copied.
     """
 
     instruction: str
@@ -88,7 +92,7 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
     """Count the multiply-adds that the instructions in a loop's lines compute for one CTA.
 
     ``constants`` maps the names of registers, such as ``%r12``, to the constants that they hold. A
-    tcgen05 instruction has its instruction descriptor in such a register.
+    tcgen05 instruction reads its instruction descriptor from such a register.
     """
     total = 0
     for line in loop:
@@ -117,7 +121,7 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
 
 
 def _loops(ptx: str) -> list[list[str]]:
-    """Return the lines of each innermost loop, without the lines of other loops."""
+    """Return the lines of each innermost loop, one list per loop."""
     lines_by_header: dict[str, list[str]] = defaultdict(list)
     innermost_headers: set[str] = set()
     # LLVM's notes on a block are comments in the block's first line and in the lines after it. They

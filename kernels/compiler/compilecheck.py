@@ -1,9 +1,9 @@
 """Compilation of the Triton kernels for named architectures, on a machine without a GPU.
 
-The JIT's own ``warmup`` compiles each kernel as a launch would. A stand-in for the GPU's driver
-tells the JIT which architecture to compile for. PTX shows which matrix instruction the compiler
-chose and what an iteration of the inner loop does. ``ptxas -v`` shows how many registers a thread
-uses and how many bytes are spilled.
+The method ``warmup`` of Triton's JIT compiles a kernel as a launch would. A stand-in for the GPU's
+driver tells the JIT which architecture to compile for. PTX shows which matrix instruction the
+compiler chose and what an iteration of the inner loop does. ``ptxas -v`` shows how many registers a
+thread uses and how many bytes are spilled.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Job:
-    """Call of a Triton family, to be compiled for one architecture."""
+    """Problem and config of a Triton family, to be compiled for one architecture."""
 
     family: str
     config: TileConfig
@@ -126,7 +126,7 @@ def compile_rows(
     names: Sequence[str] = (),
     done: Callable[[CompileRow], None] | None = None,
 ) -> list[CompileRow]:
-    """Compile calls of the Triton families, and return one row per call.
+    """Compile the Triton families' kernels; return a row per problem, config and architecture.
 
     Args:
         arches: architectures such as ``sm_90``; each stands for the first machine in
@@ -205,7 +205,10 @@ def _gemms(alignment: int) -> list[Problem]:
 
 
 def _convs(alignment: int) -> list[Problem]:
-    """Return a ResNet's 3 × 3 convolution per dtype and pass; misaligned rows have 255 channels."""
+    """Return a ResNet's 3 × 3 convolution per dtype and pass.
+
+    It has 256 channels, or 255 for misaligned rows.
+    """
     channels = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
     return [
         Conv(
@@ -232,7 +235,7 @@ _NO_DEVICE = "this driver has no device; it only reports which architecture to c
 
 
 class _TargetDriver(DriverBase):
-    """Stand-in for a GPU's driver that only reports which architecture to compile for.
+    """Stand-in for a GPU's driver; it only reports which architecture to compile for.
 
     The JIT keeps one cache per device, so each architecture is reported as a separate device.
     """
@@ -266,7 +269,7 @@ class _TargetDriver(DriverBase):
 
 
 def _compile(job: _Job) -> CompileRow:
-    """Compile the kernels of a job, and describe the main one; a failure becomes the message."""
+    """Compile a job's kernels and return a row, which reports the error if compiling fails."""
     machine = machine_of_arch(job.arch)
     triton.runtime.driver.set_active(_TargetDriver(machine))
     facts = _NO_FACTS
@@ -366,11 +369,11 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
     """Return a launch's kernel, and the log of the ``ptxas`` run that assembled the kernel.
 
     The log is kept next to the kernel in Triton's cache, because the numbers that it reports cannot
-    be obtained later. A second run of ``ptxas`` with other options would report other numbers of
-    registers. The resource dump of the binary does not show spills.
+    be obtained later. A second run of ``ptxas`` with other options would report different
+    register counts. The resource dump of the binary does not show spills.
 
-    An ordinary launch caches a kernel without its log. If the log or the PTX is missing, the kernel
-    is compiled again.
+    An ordinary launch caches a kernel without its log. If the log is missing or incomplete, or if
+    the PTX is missing, the kernel is compiled again.
     """
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
@@ -455,7 +458,7 @@ _ASYNC_INSTRUCTIONS = {9: "wgmma", 10: "tcgen05"}
 
 
 def _expected_instructions(job: _Job) -> tuple[str, ...]:
-    """Return the instructions of which the kernel's inner loop should use one."""
+    """Return the instructions that the kernel's inner loop may use to multiply."""
     if job.problem.dtype == "fp32":
         return ("fma",)
     machine = machine_of_arch(job.arch)
@@ -468,7 +471,10 @@ def _expected_instructions(job: _Job) -> tuple[str, ...]:
 
 
 def _transposes_tf32(job: _Job) -> bool:
-    """Return True if the kernel transposes a tf32 operand, because wgmma needs contiguous K."""
+    """Return True if the kernel reads a tf32 operand in which K is not contiguous.
+
+    wgmma cannot read such an operand, so the kernel transposes it or uses another instruction.
+    """
     problem = job.problem
     is_transposed_before = isinstance(job.config, TiledConfig) and job.config.repack
     if problem.dtype != "tf32" or is_transposed_before:
@@ -486,7 +492,9 @@ def _remark(job: _Job, facts: _Facts) -> str:
     # Only sm_90 has wgmma.
     if _transposes_tf32(job) and job.arch == "sm_90" and job.config.bm >= MIN_ASYNC_ROWS:
         if facts.loop.instruction == "mma.sync":
-            remarks.append("wgmma reads tf32 operands only in K-major order (layout nt).")
+            remarks.append(
+                "The kernel uses mma.sync, because wgmma reads tf32 operands only in K-major order."
+            )
         elif facts.loop.copy_bytes < WIDE_BYTES:
             remarks.append(
                 "Operands are transposed to K-major order for wgmma while they are "

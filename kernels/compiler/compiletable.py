@@ -13,12 +13,13 @@ from kernels.problem import WIDE_BYTES
 _HEAD = """# What the compiler makes of the kernels
 
 Written by {written} with Triton {version}; no GPU is needed.
-Each cell covers all layouts of a GEMM, or all passes of a convolution. The config is the one that
-would be chosen for a GEMM of 4096³ (4095³ for odd rows), or for a 3 × 3 convolution of a ResNet.
-The convolution has images of 14 × 14 pixels and 256 channels (255 for odd rows). A cell says:
+Each cell covers all layouts of a GEMM, or all passes of a convolution. The column `rows` says
+whether the length of the operands' rows is a multiple of 16 bytes (aligned rows) or an odd number
+of elements. The config is the one that would be chosen for a GEMM of 4096³ (4095³ for odd rows),
+or for a 3 × 3 convolution of a ResNet. The convolution has images of 14 × 14 pixels and 256
+channels (255 for odd rows). A cell says:
 
-- the matrix instruction, the largest number of registers of a thread, and the spilled bytes, if
-  any;
+- the matrix instruction, the largest number of registers per thread, and the spilled bytes, if any;
 - the width of the narrowest copy from global to shared memory, in bytes per thread, or `TMA` if
   whole blocks are copied;
 - the shared memory of a CTA;
@@ -27,8 +28,8 @@ The convolution has images of 14 × 14 pixels and 256 channels (255 for odd rows
 - `waits` if the loop waits for every wgmma before the next iteration;
 - the number of kernels of one call, if there are several.
 
-In the {aligned:,} kernels for aligned rows, one iteration of the inner loop computes
-{products} times the multiplications that its tile needs, and copies {copied} times the bytes."""
+In the {aligned:,} kernels for aligned rows, one iteration of the loop over K computes
+{products} times the multiplications and copies {copied} times the bytes that a tile needs."""
 
 
 def compile_markdown(rows: Sequence[CompileRow]) -> str:

@@ -1,8 +1,8 @@
-"""Machine code (SASS) of one iteration of a kernel's inner loop, as ``nvdisasm`` prints it.
+"""Counts of machine instructions in a kernel's inner loop, read from the output of ``nvdisasm``.
 
-PTX shows the work that the kernel asks for. Only SASS shows how many other instructions the loop
-has, such as those for addresses, masks and predicates. SASS also shows whether the loop waits for
-all matrix instructions or keeps some in flight.
+PTX shows the work that the kernel asks for. Only machine code (SASS) shows how many other
+instructions the loop has, such as those for addresses, masks and predicates. SASS also shows
+whether the loop waits for all matrix instructions or keeps some in flight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDS = ("EXIT", "RET", "BRX")
 
 @dataclass(frozen=True)
 class LoopCode:
-    """Instructions of one iteration of the loop over K in machine code.
+    """Counts of the machine instructions in one iteration of a kernel's loop over K.
 
     ``matrix`` is the number of instructions that multiply matrices or, in fp32, that multiply and
     add. ``waits_for_all`` is True if the iteration waits for every wgmma.
@@ -55,8 +55,9 @@ def loop_code(sass: str) -> LoopCode:
     """Return the counts for one iteration of the innermost loop with the most matrix instructions.
 
     In a persistent kernel, the loop over K may contain code that finishes a tile. Most iterations
-    skip this code. The counted iteration is therefore the shortest of the paths through the loop
-    that have the most matrix instructions.
+    skip this code. Among the paths through the loop that have the most matrix instructions, the
+    shortest one is therefore counted. The result is :data:`NO_LOOP` if no loop has matrix
+    instructions.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.
@@ -127,7 +128,8 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
     """Return the counts of the best path (:class:`_Path`) from the loop's first line to its last.
 
     Backward branches inside the loop are ignored: they repeat a wait for a barrier, or belong to
-    another loop. ``begin`` is the position of the loop's first line in the whole code.
+    another loop. ``begin`` is the position of the loop's first line in the whole code. The result
+    is :data:`NO_LOOP` if no path reaches the last line.
     """
     # The list holds the best path to each line, without that line, or None if no path reaches it.
     best: list[_Path | None] = [None] * len(loop)

@@ -1,1 +1,1 @@
-"""Hand-written Triton kernels: one module per family, and the modules that the families share."""
+"""Hand-written Triton kernels: five families, the modules that they share, and an SM clock."""

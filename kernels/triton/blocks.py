@@ -1,13 +1,13 @@
-"""Building blocks of the GEMM kernels: choosing a tile, summing over K, and storing the result.
+"""Functions that the GEMM and convolution kernels call, and kernels that run before or after them.
 
 A matrix is given as a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a
 K step is BK deep. The offset of a tile is a 64-bit number, because an operand may have more than
 2³¹ elements.
 
-The kernels that call these functions take sizes and strides in units of a known number of elements.
-Without the units, Triton would copy many aligned rows one element at a time, because it detects
-only whether an argument is a multiple of 16. The number of elements in an aligned row may be a
-multiple of only 8 or 4.
+The kernels that call these functions take sizes and strides in units. A unit is a number of
+elements that is known at compile time. Without units, Triton would copy many aligned rows one
+element at a time, because it detects only whether an argument is a multiple of 16. An aligned row
+is a multiple of 16 bytes long, and 16 bytes hold only 8 or 4 elements.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def product(
 
     - EVEN: M and N are multiples of BM and BN.
     - EVEN_K: K is a multiple of BK.
-    - WIDE: offsets inside a tile may need 64 bits.
+    - WIDE: offsets inside a block of A, B or C may need 64 bits.
     - UPCAST: widen the operands to fp32, because Triton's interpreter multiplies bf16 as raw
       integers.
     """
@@ -161,7 +161,7 @@ def add_parts(
     """Sum ``parts`` dense fp32 arrays (D0, D1, D2, D3) into out, which may have any strides.
 
     The parts are added in order, so that the result has the same bits in every run. Each program
-    adds one block of ROWS × COLUMNS elements, with the first three axes flattened into rows.
+    sums one block of ROWS × COLUMNS elements over all parts; the first three axes form the rows.
     """
     # 1. Find the rows and columns of this program's block. Blocks are numbered row by row.
     across = tl.cdiv(D3, COLUMNS)

@@ -1,7 +1,10 @@
-"""``triton-conv``: convolution as an implicit GEMM, which never stores the gathered operand.
+"""``triton-conv``: convolution as an implicit GEMM, which gathers one operand and never stores it.
 
 This module chooses and launches the kernels of :mod:`kernels.triton.conv_kernels`. If a convolution
 is a GEMM and its tensors can be viewed as matrices, a kernel of a GEMM family may compute it.
+
+In fp32 and tf32, some passes read the filters in a slow order. If it pays off, a separate launch
+transposes the filters beforehand (:func:`_should_repack`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from kernels.triton.family import (
     input_precision,
     wide_unit,
 )
-from kernels.triton.gemm import GemmFamily
+from kernels.triton.gemm import MIN_USES, GemmFamily, aligned, transpose_call
 from kernels.triton.persistent import TritonPersistent
 from kernels.triton.splitk import TritonSplitK
 from kernels.triton.tiled import TritonTiled
@@ -47,7 +50,7 @@ class TritonConv(TritonFamily):
     def refusal(self, problem: Problem) -> str | None:
         """Return why the kernels cannot compute a convolution, or None if they can.
 
-        They do not compute NCHW, because the gather would read one element at a time.
+        They do not support NCHW, because they would gather one element at a time.
         """
         assert isinstance(problem, Conv)
         if problem.layout != "nhwc":
@@ -65,7 +68,7 @@ class TritonConv(TritonFamily):
         A split is useful if it gives at most two waves of CTAs, and at least two K steps to each
         CTA. If the convolution is a GEMM, configs of GEMM kernels come first.
 
-        The largest tiles of the convolution kernels depend on the dtype and the alignment:
+        The largest tiles of the convolution kernels depend on the dtype, the alignment and the GPU:
 
         - fp32: 64×64.
         - Other dtypes with misaligned channels: 128×64 and 64×128, because 128×128 would spill.
@@ -93,6 +96,7 @@ class TritonConv(TritonFamily):
         params += [(64, 64, 8 if fma else 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3)]
         # 2. Make a config of each tile without a split, and with each useful split.
         gemm = _computed_problem(problem).implied_gemm
+        repacks = _should_repack(problem, machine)
         configs: list[TileConfig] = list(_gemm_candidates(problem, machine))
         for bm, bn, warps, stages in params:
             tiles = tile_count(gemm.m, gemm.n, bm, bn, gemm.batch)
@@ -100,14 +104,14 @@ class TritonConv(TritonFamily):
                 has_two_waves_at_most = tiles * split <= 2 * machine.sms
                 has_two_steps = gemm.k >= 2 * bk * split
                 if split == 1 or (has_two_waves_at_most and has_two_steps):
-                    config = ConvConfig(bm, bn, bk, stages, warps, split=split)
+                    config = ConvConfig(bm, bn, bk, stages, warps, repack=repacks, split=split)
                     configs.append(config.fitted(problem.dtype, machine))
         return configs
 
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of :func:`_computed_problem`'s problem with each config."""
+        """Estimate the seconds with each config for the problem that the kernel computes."""
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
@@ -118,7 +122,9 @@ class TritonConv(TritonFamily):
         gemm = as_gemm(problem)
         if config.gemm and gemm is not None:
             return _gemm_family(config).scratch(gemm, config.gemm_config)
-        return self._parts_shape(problem, config)
+        repacked = _repacked_elements(problem) if config.repack else 0
+        elements = repacked + math.prod(self._parts_shape(problem, config) or (0,))
+        return (elements,) if elements else ()
 
     def _parts_shape(self, problem: Conv, config: ConvConfig) -> tuple[int, ...]:
         """Return the shape of the parts that the kernels write, or () if the sum is not split.
@@ -136,7 +142,10 @@ class TritonConv(TritonFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launches that compute the result, or its parts and then their sum."""
+        """Return the launches that compute the result, or its parts and then their sum.
+
+        A launch that transposes the filters may come first.
+        """
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -146,18 +155,26 @@ class TritonConv(TritonFamily):
                 gemm_config = config.gemm_config
                 return _gemm_family(config).calls(gemm, matrices, gemm_config, scratch)
             # A tensor has gaps between its pixels, so the kernels of this family compute the
-            # result, in the same number of parts.
+            # result, in the same number of parts. The scratch of the GEMM kernel has at least as
+            # many elements as these kernels need.
+        transpositions: list[LaunchSpec] = []
+        repacked = 0
+        if config.repack and not config.gemm:
+            operands, transpositions = _repack(problem, operands, scratch)
+            repacked = _repacked_elements(problem)
         make_call = _filter_call if problem.pass_ == "wgrad" else _data_call
         parts_shape = self._parts_shape(problem, config)
         if not parts_shape:
-            return [make_call(problem, operands, config, operands.out, (0, *operands.out.stride()))]
-        # Scratch may be that of a GEMM kernel, which has at least as many elements.
-        parts = scratch.flatten()[: math.prod(parts_shape)].view(parts_shape)
+            target_strides = (0, *operands.out.stride())
+            convolve = make_call(problem, operands, config, operands.out, target_strides)
+            return [*transpositions, convolve]
+        parts = scratch[repacked : repacked + math.prod(parts_shape)].view(parts_shape)
         # Parts have the channels last. The kernels take strides with the channels second, like
         # those of the result.
         part_stride, outer_stride, row_stride, column_stride, channel_stride = parts.stride()
         parts_strides = (part_stride, outer_stride, channel_stride, row_stride, column_stride)
         return [
+            *transpositions,
             make_call(problem, operands, config, parts, parts_strides),
             add_parts_call(parts, operands.out.permute(0, 2, 3, 1)),
         ]
@@ -220,10 +237,50 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
         yield from map(ConvConfig.from_gemm, family.candidates(gemm, machine))
 
 
+def _has_slow_filters(conv: Conv) -> bool:
+    """Return True if a convolution reads its filters, stored as (kout, r, s, c), in a slow order.
+
+    :func:`kernels.triton.gemm.slow_operands` gives the reasons:
+
+    - ``fprop`` in fp32: the sum runs over the contiguous channels.
+    - ``dgrad`` in tf32: the sum runs over other channels than the contiguous ones.
+    """
+    return (conv.pass_, conv.dtype) in {("fprop", "fp32"), ("dgrad", "tf32")}
+
+
+def _should_repack(conv: Conv, machine: Machine) -> bool:
+    """Return True if slow filters are used for enough pixels to be transposed on this machine."""
+    is_slow_here = conv.dtype == "fp32" or machine.multiplies_from_shared
+    if not (_has_slow_filters(conv) and is_slow_here):
+        return False
+    return _computed_problem(conv).implied_gemm.m >= MIN_USES[conv.dtype]
+
+
+def _repacked_elements(conv: Conv) -> int:
+    """Return the number of fp32 elements of scratch memory that :func:`_repack` needs."""
+    return aligned(math.prod(conv_shapes(conv)["w"])) if _has_slow_filters(conv) else 0
+
+
+def _repack(conv: Conv, operands: Operands, scratch: Tensor) -> tuple[Operands, list[LaunchSpec]]:
+    """Return the operands with a transposed copy of slow filters, and the launch that copies them.
+
+    The copy is a view of ``scratch`` and contiguous along the output channels. Filters that are not
+    dense in channels-last order are not copied.
+    """
+    filters = operands.b.permute(0, 2, 3, 1)
+    if not (_has_slow_filters(conv) and filters.is_contiguous()):
+        return operands, []
+    kout, r, s, c = filters.shape
+    copy = scratch[: filters.numel()].view(1, r * s * c, kout)
+    transpose_filters = transpose_call(filters.view(1, kout, r * s * c).mT, copy)
+    transposed = copy.view(r, s, c, kout).permute(3, 2, 0, 1)
+    return operands._replace(b=transposed), [transpose_filters]
+
+
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
     """Return True if every K step stays in one tap or, for a filter's gradient, every tile does.
 
-    The result is False for an axis with more than 32 taps, because :func:`conv_data` keeps a bit
+    The result is also False if an axis has more than 32 taps, because :func:`conv_data` keeps a bit
     for each tap in a 32-bit number.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
@@ -303,6 +360,7 @@ def _data_call(
         "BACKWARD": backward,
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
         "EVEN_N": width % config.bn == 0,
+        "PHASES": math.prod(spacing) > 1,
     }
     return LaunchSpec(conv_data, grid, arguments, options)
 

@@ -6,9 +6,10 @@ the filter) and the channels of the source. The source is the convolution's inpu
 backward pass, the gradient of the convolution's output. A block of the GEMM's left operand is
 gathered from the source, with zeros where a tap hits padding.
 
-With stride s, the input's gradient consists of s × s plain convolutions, one for each phase of the
-destination pixels (their row and column modulo s). All pixels of a phase use the same taps, so the
-zeros between strided pixels are never multiplied.
+With stride s, the input's gradient consists of s × s convolutions with stride 1, one for each phase
+of the result's pixels. A pixel's phase is its row and column, modulo s. All pixels of a phase use
+the same taps, so the kernel does not multiply the zeros that a single convolution would need
+between the pixels of the source.
 
 A second kernel computes the filter's gradient, for which the right operand is gathered from the
 input. The GEMM of this kernel sums over pixels, and often has few tiles with very long sums. Both
@@ -27,12 +28,13 @@ TAP_BITS = 32  # largest number of taps along an axis: `taps_inside` has a bit f
 
 @triton.jit
 def taps_along_axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
-    """Return five numbers that tell which taps and source pixels each destination on an axis uses.
+    """Return five numbers that tell which taps and source positions each destination uses.
 
-    The first three values are the first tap, the number of taps, and the source position of the
-    first destination at the first tap. The last two values are the steps by which the source
-    position moves per destination and per tap. ``phase`` is the position of the destinations modulo
-    the stride, and 0 in the forward pass.
+    All positions are along one axis, and a destination is the position of a pixel of the result.
+    The first three numbers are the first tap, the number of taps, and the source position of the
+    first destination at the first tap. The last two numbers are the steps by which the source
+    position moves per destination and per tap. In the backward pass, ``phase`` is the position of
+    the destinations modulo the stride. In the forward pass, it is not used.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
     padding − t · dilation`` is a multiple of the stride. The distance from one of these taps to the
@@ -72,8 +74,8 @@ def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
     """Return an integer for each position along an axis: bit t is set if tap t hits a pixel.
 
     Tap t is at ``start + t · step``, and there are ``size`` pixels. The integer is 0 where
-    ``wanted`` is False. The loop is unrolled, because the compiler would change the layout of a
-    loop's result in every K step.
+    ``wanted`` is False. The loop is unrolled, because the compiler would otherwise
+    convert the layout of the result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):
@@ -89,20 +91,22 @@ def conv_data(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     BACKWARD: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, TAPS: tl.constexpr,
-    EVEN_N: tl.constexpr,
+    EVEN_N: tl.constexpr, PHASES: tl.constexpr,
 ):  # fmt: skip
     """Convolve source (images, …, groups · depth) into out (part; images, …, groups · width).
 
-    Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
-    row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
-    and (part, image, row, column, channel) for out. ``depth`` is in units of UNITS[0], ``width`` in
-    units of UNITS[1], and strides are in units of UNITS[2]. A stride of None means 1. The grid is
+    Sizes, taps, ``tap_step``, stride, padding and dilation are (vertical, horizontal). The strides
+    of the source are (group, image, row, column, channel), those of the filter are (group, out
+    channel, source channel, r, s), and those of out are (part, image, row, column, channel).
+    ``depth`` is in units of UNITS[0], ``width`` is in units of UNITS[1], and the three tensors'
+    strides are in units of UNITS[2], except that None means a stride of 1 element. The grid is
     (tiles × groups × phases, parts).
 
     - BACKWARD: compute the input's gradient.
-    - WHOLE: every K step stays within one tap, and there are at most 32 taps along an axis.
-    - TAPS: a power of two, at least the number of taps along each axis.
+    - WHOLE: every K step stays within one tap, and there are at most 32 taps along each axis.
+    - TAPS: a power of two that is at least the number of taps along each axis.
     - EVEN_N: ``width`` is a multiple of BN.
+    - PHASES: there is more than one phase.
     - WIDE: offsets inside a tensor may need 64 bits.
 
     ``tap_step`` is described in :func:`taps_along_axis`, GROUP in
@@ -169,7 +173,7 @@ def conv_data(
     # assumption below through a cast.
     first = (part * steps // tl.num_programs(1)).to(tl.int32)
     last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
-    if not BACKWARD:  # in the backward pass, a phase may have no taps, and a tile no pixels
+    if not PHASES:  # one of several phases may have no taps, and one of its tiles no pixels
         tl.assume(last > first)  # see `product` in blocks.py
     # 6. Sum over the K steps.
     total = tl.zeros((BM, BN), dtype=tl.float32)
@@ -270,8 +274,7 @@ def conv_filter(
     grid is (tiles × groups, parts).
 
     - WHOLE: all columns of a tile stay within one tap.
-    - DENSE: the pixels of ``grad`` are at equal distances in memory, also from one image to the
-      next.
+    - DENSE: the pixels of ``grad`` are at equal distances in memory, even across images.
     """
     # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]

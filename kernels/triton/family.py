@@ -52,7 +52,10 @@ class LaunchSpec:
         self.kernel[self.grid](*self.bound(scratch), **self.options)
 
     def bound(self, scratch: Tensor | None) -> list[Any]:
-        """Return the arguments, with views of ``scratch`` in place of meta tensors."""
+        """Return the arguments, with views of ``scratch`` in place of meta tensors.
+
+        If ``scratch`` is None, the arguments are returned unchanged.
+        """
         return [
             scratch.as_strided(argument.shape, argument.stride(), argument.storage_offset())
             if scratch is not None and isinstance(argument, Tensor) and argument.is_meta
@@ -61,7 +64,7 @@ class LaunchSpec:
         ]
 
     def warmup(self) -> Any:
-        """Compile the kernel without launching it, through the JIT's usual path and cache."""
+        """Compile the kernel through the JIT's usual path and cache, but do not launch it."""
         return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
@@ -120,7 +123,7 @@ class TritonFamily(ABC):
         if machine.capability is not None and machine.capability < MIN_CAPABILITY:
             return f"{self.name} needs sm_80 or later, but {machine.name} is {machine.arch}."
         if problem.dtype not in machine.peaks:
-            return f"{machine.name} has no {problem.dtype} arithmetic."
+            return f"{problem.dtype} is not supported on {machine.name}."
         return _missing_for_launcher()
 
     def configs(
@@ -150,7 +153,7 @@ class TritonFamily(ABC):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of a problem with each config, to rank the configs."""
+        """Estimate how many seconds the problem takes with each config, to rank the configs."""
         gemm = problem.implied_gemm
         tiles = Tiles(
             bm=np.array([config.bm for config in configs], dtype=np.float64),
@@ -237,7 +240,7 @@ def _build_launcher(kernel: Any) -> None:
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:
-    """Return operands without memory, which have the dtypes and strides that a compiler needs.
+    """Return operands that have the dtype and the strides that compiling needs, but no memory.
 
     Every operand starts ``offset`` elements after an address that is divisible by 16.
     """
@@ -303,8 +306,8 @@ def input_precision(dtype: str) -> str:
 def _missing_for_interpreter() -> str | None:
     """Return why Triton's interpreter cannot run, or None if it can.
 
-    The interpreter of Triton 3.6 and earlier converts one-element arrays to integers, which NumPy
-    2.4 and later refuse.
+    The interpreter of Triton 3.6 and earlier converts one-element arrays to integers. NumPy 2.4 and
+    later refuse this conversion.
     """
     triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
     numpy_version = tuple(map(int, np.__version__.split(".")[:2]))

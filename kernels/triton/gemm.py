@@ -50,7 +50,7 @@ class Matrices(NamedTuple):
 
     @property
     def strides(self) -> tuple[Stride, ...]:
-        """Strides (batch, row, column) of each matrix in elements.
+        """Strides (batch, row, column) of each matrix, in elements.
 
         The batch stride is 0 if the batch size is 1.
         """
@@ -64,7 +64,7 @@ class Matrices(NamedTuple):
 
 
 class AlignmentUnits(NamedTuple):
-    """Units that divide the sizes and the strides, in elements (:func:`wide_unit`)."""
+    """Units, in elements, that divide the sizes and the strides (:func:`wide_unit`)."""
 
     m: int
     n: int
@@ -107,15 +107,16 @@ class GemmFamily(TritonFamily):
         """Return tiles of up to 128×256 for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
         Misaligned rows, whose length is not a multiple of 16 bytes, are copied a few elements at a
-        time, through registers. A shallow K step and eight warps keep the registers of large tiles
-        from spilling: a 128×128 tile with a K step of 64 elements and four warps spills kilobytes.
+        time, through registers. For such rows, a shallow K step and eight warps keep the registers
+        of large tiles from spilling: a 128×128 tile with a K step of 64 elements and four warps
+        spills kilobytes.
 
         A GEMM with few rows, as in a decode step, mostly reads weights. On Tensor Cores and with
         aligned rows, such a GEMM also gets wide tiles with a K step of 256 bytes, which keep more
         bytes in flight.
 
-        Tiles that would spill are left out. A loop over tiles (``looped``) keeps more values in
-        registers, so fewer tiles fit in such a loop.
+        Tiles that would spill are left out. A kernel that loops over tiles (``looped``) keeps more
+        values in registers, so more tiles are left out for it.
         """
         assert isinstance(problem, Gemm)
         # 1. List the parameters of the tiles: (bm, bn, warps, largest number of stages).
@@ -170,14 +171,17 @@ def read_alignment(problem: Gemm) -> int:
     return math.gcd(WIDE_BYTES, a_bytes, b_bytes)
 
 
-_MIN_USES = {"fp32": 64, "tf32": 256}
-"""Smallest number of uses per element, by dtype, at which transposing an operand pays off.
+MIN_USES = {"fp32": 64, "tf32": 256}
+"""Smallest number of uses per element, by dtype, at which a slow operand is transposed.
 
-A transposition moves 8 bytes per element, which takes 3 ps at 80% of an H100's bandwidth. A use in
-the slow order takes longer, as ``triton-tiled`` shows for 4096³ in results/published/families/:
+A GEMM uses each element of A ``n`` times, and each element of B ``m`` times. A transposition moves
+8 bytes per element, which takes 3 ps at 80% of an H100's bandwidth. In a slow order, each use takes
+longer, as ``triton-tiled`` shows for 4096³ in results/published/families/:
 
-- fp32: 0.1 ps longer (14 TFLOP/s for ``nt`` without a transposition, 43 with one);
-- tf32: 0.017 ps longer (89 TFLOP/s for ``nn``, 381 for ``nt``, which needs no transposition).
+- fp32: 0.1 ps longer. ``nt`` reaches 14 TFLOP/s without a transposition (on an H100), and 43 with
+  one (on an H200).
+- tf32: 0.017 ps longer. On an H100, ``nn`` reaches 89 TFLOP/s, and ``nt``, which needs no
+  transposition, reaches 381.
 
 A transposition therefore pays off from about 30 uses in fp32, and from about 180 in tf32. The
 values of this constant are higher, because a transposition also needs a launch."""
@@ -186,17 +190,18 @@ _TRANSPOSED_BLOCK = 64  # rows and columns of the block that one program transpo
 
 
 def slow_operands(problem: Gemm) -> tuple[bool, bool]:
-    """Return, for each of A and B, whether it is in a slow order and used enough to be transposed.
+    """Return for A and for B whether it is in a slow order and used often enough to transpose it.
 
     - fp32: reading B is slow if K is contiguous. The likely cause: threads of a warp read elements
       of B that lie in the same banks of shared memory.
     - tf32: wgmma and tcgen05 need K to be contiguous. Triton transposes blocks in other orders
       while it copies them, 4 bytes at a time. Other instructions read all orders equally fast.
+    - Other dtypes: no order is slow.
     """
     a_letter, b_letter = problem.layout[0], problem.layout[1]
-    if problem.dtype not in _MIN_USES:
+    if problem.dtype not in MIN_USES:
         return False, False
-    uses = _MIN_USES[problem.dtype]
+    uses = MIN_USES[problem.dtype]
     if problem.dtype == "fp32":
         return False, b_letter == "t" and problem.m >= uses
     return a_letter == "t" and problem.n >= uses, b_letter == "n" and problem.m >= uses
@@ -224,22 +229,22 @@ def repacked_problem(problem: Gemm) -> Gemm:
 def repacked_elements(problem: Gemm) -> int:
     """Return the number of fp32 elements of scratch memory that :func:`repack` needs."""
     a_slow, b_slow = slow_operands(problem)
-    a_elements = _aligned(problem.batch * problem.m * problem.k) if a_slow else 0
-    b_elements = _aligned(problem.batch * problem.k * problem.n) if b_slow else 0
+    a_elements = aligned(problem.batch * problem.m * problem.k) if a_slow else 0
+    b_elements = aligned(problem.batch * problem.k * problem.n) if b_slow else 0
     return a_elements + b_elements
 
 
-def _aligned(elements: int) -> int:
+def aligned(elements: int) -> int:
     """Round up a number of fp32 elements, so that the next element is aligned to 16 bytes."""
     unit = WIDE_BYTES // DTYPE_BYTES["fp32"]
     return ceil_div(elements, unit) * unit
 
 
 def repack(problem: Gemm, matrices: Matrices, scratch: Tensor) -> tuple[Matrices, list[LaunchSpec]]:
-    """Return the matrices with transposed copies of slow operands, and the launches that copy.
+    """Return the matrices with transposed copies in place of slow operands, and the launches.
 
-    The copies are views of ``scratch``, which has :func:`repacked_elements` fp32 elements. A slow
-    operand without a contiguous dimension is not copied.
+    The launches write the copies to ``scratch``, which has :func:`repacked_elements` fp32 elements.
+    A slow operand without a contiguous dimension is not copied.
     """
     operands = [matrices.a, matrices.b]
     launches = []
@@ -255,15 +260,23 @@ def repack(problem: Gemm, matrices: Matrices, scratch: Tensor) -> tuple[Matrices
         # 2. Copy it to scratch memory, contiguous along columns.
         batch, rows, columns = source.shape
         copy = scratch[used_elements : used_elements + source.numel()].view(batch, rows, columns)
-        used_elements += _aligned(source.numel())
-        blocks = batch * ceil_div(rows, _TRANSPOSED_BLOCK) * ceil_div(columns, _TRANSPOSED_BLOCK)
-        strides = (source.stride(0), source.stride(2), copy.stride(0), copy.stride(1))
-        arguments = (source, copy, rows, columns, *strides)
-        options = {"BLOCK": _TRANSPOSED_BLOCK, "num_warps": 4}
-        launches.append(LaunchSpec(transpose, (blocks,), arguments, options))
+        used_elements += aligned(source.numel())
+        launches.append(transpose_call(source, copy))
         operands[index] = copy.mT if is_turned else copy
     a, b = operands
     return Matrices(a, b, matrices.c), launches
+
+
+def transpose_call(source: Tensor, copy: Tensor) -> LaunchSpec:
+    """Return the launch that copies ``source`` to ``copy``, both (batch, rows, columns).
+
+    ``source`` must be contiguous along rows, and ``copy`` along columns.
+    """
+    batch, rows, columns = source.shape
+    blocks = batch * ceil_div(rows, _TRANSPOSED_BLOCK) * ceil_div(columns, _TRANSPOSED_BLOCK)
+    strides = (source.stride(0), source.stride(2), copy.stride(0), copy.stride(1))
+    arguments = (source, copy, rows, columns, *strides)
+    return LaunchSpec(transpose, (blocks,), arguments, {"BLOCK": _TRANSPOSED_BLOCK, "num_warps": 4})
 
 
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:

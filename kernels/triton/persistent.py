@@ -1,14 +1,15 @@
 """``triton-persistent``: one CTA per SM walks over the tiles, and TMA copies whole blocks for it.
 
-A plain kernel pays for the start of every tile: it computes pointers, fills an empty pipeline and
-waits until the previous tile is written. Here a CTA stays on its SM for all of its tiles. The
-Tensor Memory Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only
-where the block begins. Threads spend no registers or instructions on the addresses and masks of
-loads, and elements outside the matrix are read as zeros.
+A kernel with one CTA per tile pays for the start of every tile: it computes pointers, fills an
+empty pipeline and waits until the previous tile is written. Here a CTA stays on its SM for all of
+its tiles. The Tensor Memory Accelerator (TMA, on Hopper and later) copies a block at a time and
+needs to know only where the block begins. Threads spend no registers or instructions on the
+addresses and masks of loads, and elements outside the matrix are read as zeros.
 
-The host builds the descriptors of an operand set's matrices, and passes them as kernel parameters.
-Only a kernel with ``specialize`` builds the descriptors on the device, and therefore takes several
-microseconds longer to start. A kernel with plain loads is used instead if the config has
+A TMA descriptor holds the address, sizes and strides of a matrix. The host builds the descriptors
+of each operand set, and passes them as kernel parameters. Only a warp-specialised kernel
+(``specialize=on``) builds the descriptors on the device, and therefore takes several microseconds
+longer to start. A kernel with plain loads is used instead if the config has
 ``tma=off``, as on GPUs older than Hopper, or if TMA cannot read A or B (:func:`_tma_order`).
 """
 
@@ -109,10 +110,10 @@ def matmul_persistent(
     - A_T, B_T: the descriptor describes the stored transpose.
     - BATCHED: there are several matrices, so the descriptors have a batch axis.
     - STORE: C is stored through TMA, otherwise with plain stores.
-    - HALVES: a tile of C is stored as two blocks, each with half of the columns.
-    - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides
-      the blocks of a specialised kernel among groups of warps. Triton cannot divide blocks whose
-      descriptors the host built.
+    - HALVES: with STORE, a tile of C is stored as two blocks, each with half of the columns.
+    - SPECIALIZE: the kernel is warp-specialised. It builds the descriptors from a, b and c, which
+      are then pointers. Triton 3.7 divides the blocks of such a kernel among groups of warps, but
+      cannot do so if the host built the descriptors.
     - FLATTEN: the loops over tiles and over K become one pipeline.
 
     The other options are as in :func:`kernels.triton.blocks.product` and
@@ -191,11 +192,11 @@ class TritonPersistent(GemmFamily):
     name = "triton-persistent"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with one CTA per SM, and large tiles also with a warp that only copies.
+        """Return the variants of each tile, all with one CTA per SM.
 
-        A tile is large if it has at least 128×128 elements. A kernel with a warp that only copies
-        is specialised. The time model gives the variants of a tile the same time, so the
-        first in the list is preferred.
+        A tile is large if it has at least 128×128 elements. Only a large tile may have a
+        specialised variant, in which one warp does nothing but copy. The time model gives the
+        variants of a tile the same time, so the first in the list is preferred.
 
         For tiles above 128×128, the preferred variant stores the result in halves, if this saves
         enough shared memory for another stage. In tf32 on sm_100, the halves take two buffers
@@ -204,8 +205,8 @@ class TritonPersistent(GemmFamily):
         instructions, but nothing is copied while a tile is stored.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory. TMA
-        cannot transpose an operand, so in layouts other than ``nt``, plain copies transpose the
-        operands.
+        cannot transpose an operand, so on these GPUs, tf32 layouts other than ``nt`` use the kernel
+        with plain loads.
 
         Specialised tf32 tiles above 128×128 spill on sm_100, so they are left out on all GPUs. If
         the rows of C are misaligned, specialised tiles are used only on sm_90, because they spill
@@ -249,7 +250,10 @@ class TritonPersistent(GemmFamily):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch that computes the problem on any of the operand sets."""
+        """Return a launch that computes the problem on any of the operand sets.
+
+        The requirements are those of :meth:`kernels.triton.family.TritonFamily.prepare`.
+        """
         launch = super().prepare(problem, operand_sets, config)
         if not isinstance(config, PersistentConfig) or not config.specialize:
             return launch
@@ -310,8 +314,8 @@ class TritonPersistent(GemmFamily):
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Return a TMA descriptor for reading or writing a matrix in blocks of ``rows`` × ``columns``.
 
-    If the (batch, rows, columns) matrix is stored transposed, the descriptor describes the
-    transpose. A descriptor of a single matrix has no batch dimension.
+    The first dimension of ``matrix`` is the batch. If the batch size is 1, the descriptor has no
+    batch dimension. If the matrix is stored transposed, the descriptor describes the transpose.
     """
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows

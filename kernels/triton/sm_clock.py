@@ -1,9 +1,9 @@
 """Mean clock of the SMs during a batch.
 
 NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel reads
-the cycle counters of the SMs before and after a batch. If the batch reaches only 75% of the peak
-FLOP/s, this clock shows whether the measured kernel is slow, or whether the SMs ran at 75% of their
-peak clock.
+the SMs' cycle counters and the GPU's time before and after a batch. If a batch reaches, for
+example, only 75% of the peak FLOP/s, the mean clock shows whether the measured kernel is slow, or
+whether the SMs ran at 75% of their peak clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARKS = 2  # one before a batch, one after it
 _LEAST_NANOSECONDS = 50_000
 """Shortest time, in nanoseconds, between two readings from which a clock is computed.
 
-On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
+On some GPUs, the nanosecond counter advances in steps of about 1,000 ns, or 2% of this time.
 """
 
 
@@ -60,9 +60,10 @@ class TritonSmClock:
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
-        """Return the SMs' clock in MHz between the two marks, as :func:`mean_mhz` computes it.
+        """Return the SMs' mean clock in MHz between the two marks, or None if it is not known.
 
-        The call waits until the device has passed the second mark.
+        The call waits until the device has passed the second mark, and then computes the clock with
+        :func:`mean_mhz`.
         """
         first, last = self._readings.tolist()
         return mean_mhz(_counters(first), _counters(last))
@@ -73,9 +74,9 @@ def mean_mhz(
 ) -> float | None:
     """Return the median of the SMs' mean clocks between two readings, in MHz.
 
-    A reading maps the index of each SM to (cycles, nanoseconds). An SM counts only if it is in both
-    readings, its times are at least 50 µs apart, and its cycle counter has advanced. The result is
-    None if no SM counts.
+    A reading maps the indices of SMs to (cycles, nanoseconds), and may lack some SMs. An SM counts
+    only if it is in both readings, its times are at least 50 µs apart, and its cycle counter has
+    advanced. The result is None if no SM counts.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -1,4 +1,4 @@
-"""``triton-splitk``: the sum over K is split into parts, so that few tiles still fill the machine.
+"""``triton-splitk``: the sum over K is split into parts, so that even a few tiles fill the GPU.
 
 If the result has fewer tiles than the GPU has SMs, some SMs have nothing to do. Here several CTAs
 share a tile, each with a part of K. Their fp32 sums go to memory, and a second kernel adds them in
@@ -68,7 +68,7 @@ class TritonSplitK(GemmFamily):
     name = "triton-splitk"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with ``split`` = 2, and with the larger splits that may be useful.
+        """Return each base tile with ``split`` = 2, and with the larger splits that may be useful.
 
         A larger split may be useful if each SM gets at most four CTAs on average, and each CTA at
         least two K steps.
@@ -115,5 +115,4 @@ class TritonSplitK(GemmFamily):
 
 
 def _parts_shape(problem: Gemm, config: SplitConfig) -> tuple[int, int, int, int]:
-    """Return the shape of the parts, (parts, batch, m, n)."""
     return config.parts(problem), problem.batch, problem.m, problem.n

@@ -1,13 +1,14 @@
 """``triton-streamk``: CTAs share the K steps of the last waves evenly, so that no wave is partial.
 
-Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the partial
-wave, and of the whole wave before it if there is one, are dealt out to the CTAs. CTA i takes the
-i-th run of steps, which may begin and end inside a tile. All other tiles are computed whole (the
-"two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
+Kernels with one CTA per tile compute the tiles in waves, and a partial last wave leaves SMs idle.
+Here the K steps of the partial wave, and of the whole wave before it if there is one, are divided
+evenly among the CTAs. CTA i takes the i-th run of consecutive steps, which may begin and end inside
+a tile. All other tiles are computed whole. This scheme is the "two-tile" hybrid of Osama et al.
+(Stream-K, arXiv 2301.03598).
 
 If a run covers only part of a tile, the fp32 sum of this part goes to memory. A second kernel adds
-the parts of each such tile in order, so that the result has the same bits in every run. No CTA
-waits for another one, because on a MIG slice the two may never run at the same time.
+the parts of each such tile in order, so that the result always has the same bits. No CTA waits for
+another one, because on a MIG slice the two might never run at the same time.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ def matmul_streamk(
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), except for tiles that CTAs share.
 
-    The K steps of the first ``streamed`` tiles, out of ``tiles`` in all, are dealt out to the CTAs.
-    A CTA shares at most the tile inside which its run begins and the tile inside which its run
-    ends. The CTA's sums for these two tiles go to ``parts`` (CTAS, 2, BM, BN), in this order. Units
-    and options are as in :func:`kernels.triton.tiled.matmul_tiled`.
+    The K steps of the first ``streamed`` tiles, out of ``tiles`` in all, are divided evenly among
+    the CTAs. A CTA shares at most two tiles: the tile inside which its run of steps begins, and the
+    tile inside which the run ends. The CTA's sums for these tiles go to ``parts`` (CTAS, 2, BM,
+    BN), in this order. If the run begins and ends inside the same tile, only the first sum is
+    stored. Units and options are as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
@@ -127,7 +129,7 @@ class TritonStreamK(GemmFamily):
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with one CTA per SM, and with two CTAs per SM if both fit."""
+        """Return each base tile with one CTA per SM, and also with two CTAs per SM if they fit."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
@@ -145,7 +147,10 @@ class TritonStreamK(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launch of :func:`matmul_streamk`, and if needed one of :func:`add_shared`."""
+        """Return the launch of :func:`matmul_streamk`.
+
+        If CTAs may share tiles, the launch of :func:`add_shared` follows.
+        """
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
         matrices = Matrices.from_operands(operands)
@@ -172,7 +177,7 @@ _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 
 
 def streamed_tiles(tiles: int, ctas: int) -> int:
-    """Return the number of tiles whose K steps are dealt out to the CTAs.
+    """Return the number of tiles whose K steps are divided among the CTAs.
 
     These are the tiles of the partial last wave and of the whole wave before it, if there is one.
     The number is 0 if the tiles fill whole waves.

@@ -1,10 +1,11 @@
-"""``triton-tiled``: one CTA per tile of the result, in groups of tiles that share blocks in L2.
+"""``triton-tiled``: one CTA per tile, numbered so that concurrent CTAs share blocks in L2.
 
 The loads of the next K steps run while the current step multiplies, because Triton pipelines the
 loop in ``num_stages`` stages. Sums are fp32 for every dtype.
 
-In fp32 and tf32, some layouts are slow to read. If it pays off, a separate launch transposes each
-slow operand before the GEMM (:func:`kernels.triton.gemm.slow_operands`).
+In fp32 and tf32, some layouts are slow to read. A separate launch transposes an operand in such a
+layout before the GEMM, if the operand's elements are used often enough for the transposition to
+pay off (:func:`kernels.triton.gemm.slow_operands`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class TritonTiled(GemmFamily):
         return [TiledConfig(**vars(tile), repack=repacks) for tile in tiles]
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape (elements,) of the transposed operands, or () if none are transposed."""
+        """Return the shape (elements,) of the scratch array for transposed operands.
+
+        The shape is () if no operand is transposed.
+        """
         assert isinstance(problem, Gemm)
         assert isinstance(config, TiledConfig)
         return (repacked_elements(problem),) if config.repack else ()

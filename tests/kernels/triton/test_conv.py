@@ -39,10 +39,9 @@ def family() -> TritonFamily:
     return found
 
 
-def run(problem: Conv, operands: Operands, split: int = 1) -> Tensor:
-    return run_with(
-        problem, operands, ConvConfig(**vars(TILES[problem.n % len(TILES)]), split=split)
-    )
+def run(problem: Conv, operands: Operands, split: int = 1, repack: bool = False) -> Tensor:
+    tile = TILES[problem.n % len(TILES)]
+    return run_with(problem, operands, ConvConfig(**vars(tile), split=split, repack=repack))
 
 
 def run_with(problem: Conv, operands: Operands, config: ConvConfig) -> Tensor:
@@ -70,10 +69,10 @@ def problems(draw: st.DrawFn) -> Conv:
 
 
 @runs
-@given(problem=problems(), split=st.sampled_from(SPLITS))
-def test_any_geometry_dtype_and_pass(problem: Conv, split: int) -> None:
+@given(problem=problems(), split=st.sampled_from(SPLITS), repack=st.booleans())
+def test_any_geometry_dtype_and_pass(problem: Conv, split: int, repack: bool) -> None:
     operands = random_operands(problem, "cuda" if HAS_GPU else "cpu", seed=problem.flops)
-    result = run(problem, operands, split)
+    result = run(problem, operands, split, repack)
     assert not result.isnan().any()  # the memory held NaN, so every entry has been written
     assert check(problem, operands, result).ok
 
@@ -159,6 +158,42 @@ def test_dense_filters_of_one_tap_are_gemms(spec: str, kernels: set[str]) -> Non
 
 @runs
 @every_pass
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("split", [1, 3])
+def test_slow_filters_are_transposed_beforehand(
+    device: str, pass_: str, dtype: str, split: int
+) -> None:
+    problem = Conv(2, 6, 5, 4, 10, 3, 2, (2, 1), (1, 1), (1, 2), 2, dtype, "nhwc", pass_)
+    operands = random_operands(problem, device)
+    config = ConvConfig(**vars(TILES[0]), split=split, repack=True)
+    assert check(problem, operands, run_with(problem, operands, config)).ok
+    calls = family().unbound_calls(problem, operands, config)
+    views = [a for call in calls for a in call.arguments if isinstance(a, Tensor) and a.is_meta]
+    assert all(view.storage_offset() % 4 == 0 for view in views)  # at 16 bytes
+    has_slow_filters = (pass_, dtype) in {("fprop", "fp32"), ("dgrad", "tf32")}
+    assert (calls[0].kernel.fn.__name__ == "transpose") == has_slow_filters
+
+
+@pytest.mark.parametrize(
+    ("spec", "slug", "repacks"),
+    [
+        ("32,256,14,14,256,3,3,1,1,1,1,fp32,nhwc,fprop", "nvidia-h200", True),
+        ("32,256,14,14,256,3,3,1,1,1,1,fp32,nhwc,dgrad", "nvidia-h200", False),
+        ("1,256,7,7,256,3,3,1,1,1,1,fp32,nhwc,fprop", "nvidia-h200", False),  # 49 pixels
+        ("32,256,14,14,256,3,3,1,1,1,1,tf32,nhwc,dgrad", "nvidia-h200", True),
+        ("32,256,14,14,256,3,3,1,1,1,1,tf32,nhwc,dgrad", "nvidia-a100-sxm-80gb", False),
+        ("32,256,14,14,256,3,3,1,1,1,1,tf32,nhwc,wgrad", "nvidia-h200", False),
+        ("32,256,14,14,256,3,3,1,1,1,1,bf16,nhwc,dgrad", "nvidia-h200", False),
+    ],
+)
+def test_which_filters_are_transposed(spec: str, slug: str, repacks: bool) -> None:
+    for config in family().configs(Conv.parse(spec), known_machine(slug)):
+        assert isinstance(config, ConvConfig)
+        assert config.repack == repacks
+
+
+@runs
+@every_pass
 @pytest.mark.parametrize("split", SPLITS)
 def test_operands_need_not_be_contiguous(device: str, pass_: str, split: int) -> None:
     problem = Conv(2, 5, 6, 7, 4, 3, 2, (2, 1), (1, 1), (1, 2), 1, "fp32", "nhwc", pass_)
@@ -167,7 +202,7 @@ def test_operands_need_not_be_contiguous(device: str, pass_: str, split: int) ->
     views = Operands(*(t[::2, 1::2, ::2, 1::2] for t in wide))
     for view, t in zip(views, plain, strict=True):
         view.copy_(t)
-    assert check(problem, views, run(problem, views, split)).ok
+    assert check(problem, views, run(problem, views, split, repack=True)).ok
     assert int(wide[2].isnan().sum()) == wide[2].numel() - views.out.numel()
 
 
