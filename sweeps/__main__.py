@@ -139,13 +139,13 @@ def _list_sweeps(json: bool) -> None:
 def _show_cases(name: str, machine: Machine, json: bool) -> None:
     """Print a sweep's cases with their expected launch times, and the time to measure all cases."""
     from sweeps.planning.choice import choose_sweeps, sweep_cases
-    from sweeps.planning.plan import expected_seconds, make_plan
+    from sweeps.planning.plan import expected_seconds, make_plan, planned_seconds
 
     (sweep,) = choose_sweeps([name]).values()  # one name selects exactly one sweep
     cases = sweep_cases(sweep, machine)
     launch_seconds = expected_seconds([case.problem for case in cases], machine)
     plan = make_plan({sweep.name: cases}, machine, _UNLIMITED_SECONDS)
-    total_seconds = sum(entry.expected for entry in plan.planned)
+    total_seconds = planned_seconds(plan.planned)
     if json:
         rows: list[dict[str, Any]] = [
             {**case.columns(), "bytes": case.problem.bytes, "expected_us": seconds * 1e6}
@@ -191,7 +191,7 @@ def _show_plan(
     checking_seconds = sum(row["checking_s"] for row in rows)
     share_text = ""
     if total_seconds:
-        share_text = f", {checking_seconds / total_seconds:.1%} of it for checking results"
+        share_text = f", including {checking_seconds / total_seconds:.1%} for checking results"
     print(f"{total_seconds:,.0f} s in total at six samples per case{share_text}.")
 
 
@@ -338,7 +338,10 @@ def run_command(
     shard: Annotated[
         str,
         typer.Option(
-            help="Shard to measure: I/N, with I from 1 to N. With --gpus, N is the number of nodes."
+            help=(
+                "Shard to measure: I/N, with I from 1 to N. With --gpus, I is the number of this "
+                "node, and N the number of nodes."
+            )
         ),
     ] = "1/1",
     fresh: Annotated[
@@ -416,7 +419,8 @@ def run_command(
         raise UserError("--gpu and --gpus cannot be combined; give only one of them.")
     if gpus and add:
         raise UserError(
-            "--add works only on one GPU; leave out --gpus, or start a new run of all sweeps."
+            "--add works only on one GPU; leave out --gpus, or leave out --add and start a new run "
+            "of all the sweeps that you need."
         )
     if add and not names:
         raise UserError("--add needs at least one sweep; give the names of the sweeps to add.")
@@ -463,8 +467,8 @@ def run_command(
 def _measure(request: Request, gpus: str | None) -> Path:
     """Begin or resume a run, measure its cases, and return its folder.
 
-    ``gpus`` selects devices as in :func:`sweeps.sharing.gpus.choose_gpus`; None to measure only on
-    the device of the request. If the user interrupts the run, print the command that resumes it.
+    ``gpus`` selects devices as in :func:`sweeps.sharing.gpus.choose_gpus`; None selects only the
+    device of the request. If the user interrupts the run, print the command that resumes it.
     """
     from kernels.device import select_device
     from sweeps.progress import LiveReporter
@@ -493,7 +497,7 @@ def _measure(request: Request, gpus: str | None) -> Path:
         if folders:
             note(f"Stopped. Measurements are saved. Run {next_command} to resume.")
         else:
-            note(f"Stopped before this call measured a case. Run {next_command} again.")
+            note(f"Stopped before this command timed a case. Run {next_command} again.")
         raise
     return folders[-1]
 
@@ -561,11 +565,11 @@ def profile_command(
     selected = select_device(device, gpu)
     folder = results / selected.machine.slug
     if is_profiled(folder, selected) and not fresh:
-        note(f"The models are already profiled in {folder}; use --fresh to profile them again.")
+        note(f"The profiles in {folder} are current; use --fresh to profile the models again.")
         return
     make_folder(folder)
     path = write_models(folder, profile_models(selected, folder, note))
-    note(f"The times of the steps are in {path}. Their traces are in {folder / TRACES}.")
+    note(f"The step times are in {path}. The traces are in {folder / TRACES}.")
 
 
 def note_broken() -> None:

@@ -17,7 +17,7 @@ from kernels.registry import library_for
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
-from sweeps.planning.plan import make_plan
+from sweeps.planning.plan import make_plan, planned_seconds
 
 EXPERIMENTAL = "experimental"
 """Value of a sweep's axis ``config`` that selects only the experimental configs."""
@@ -140,7 +140,7 @@ def plan_rows(
         - ``cases``: the number of cases that the sweep has on the machine;
         - ``planned``: the number of those cases that fit the budget;
         - ``expected_s``: expected seconds to prepare the planned cases, check them and take six
-          samples of each;
+          samples of each, or to compile their kernels if that takes longer;
         - ``checking_s``: the part of ``expected_s`` in which results are checked.
 
     Raises:
@@ -148,14 +148,16 @@ def plan_rows(
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
-    zeros = {"planned": 0, "expected_s": 0.0, "checking_s": 0.0}
-    rows: dict[str, dict[str, Any]] = {
-        name: {"name": name, "cases": len(cases_of_sweep), **zeros}
-        for name, cases_of_sweep in cases.items()
-    }
-    for entry in plan.planned:
-        row = rows[entry.case.sweep]
-        row["planned"] += 1
-        row["expected_s"] += entry.expected
-        row["checking_s"] += entry.checking
-    return list(rows.values())
+    rows: list[dict[str, Any]] = []
+    for name, cases_of_sweep in cases.items():
+        entries = [entry for entry in plan.planned if entry.case.sweep == name]
+        rows.append(
+            {
+                "name": name,
+                "cases": len(cases_of_sweep),
+                "planned": len(entries),
+                "expected_s": planned_seconds(entries),
+                "checking_s": sum(entry.checking for entry in entries),
+            }
+        )
+    return rows

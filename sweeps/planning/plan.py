@@ -48,16 +48,18 @@ _EXCESS_FACTOR = 2.0
 _BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # seconds of one batch; on a GPU, with gate and flush
 _CHECK_PASSES = {2: 6, 4: 3}  # passes over all operands for one check, by bytes per element
 
-# Further costs of cases on a GPU. They were not measured: they are expectations for an H200, from
-# reading the sources of PyTorch and Triton.
+# Further costs of cases on a GPU. Those of cuDNN are what preparing 466 convolutions took on
+# average in runs on an H100 and an H200 (PyTorch 2.11, cuDNN 9.19), with and without autotuning.
+# The others are expectations from reading the sources of PyTorch and Triton.
 _WAKE_SECONDS = 0.3 / 64  # a case's part of waking the device, once for each chunk of 64 cases
-_CONV_PLAN_SECONDS = 0.05  # cuDNN builds a plan for every new convolution
-_AUTOTUNE_SECONDS = 0.6  # cuDNN's autotuner builds and times ten plans
+_CONV_PLAN_SECONDS = 0.03  # cuDNN builds a plan for every new convolution
+_AUTOTUNE_SECONDS = 0.25  # cuDNN's autotuner builds and times ten plans
 _COMPILE_SECONDS = 2.0  # one Triton kernel on one core; the compiling processes share the kernels
 
+# Naming the kernels of 1,800 cases took 25 s on an H100 and on an H200.
 _NAMING_START = 5.0  # seconds to start the process that names kernels
-_NAMING_SECONDS = 0.005  # seconds to name the kernels of one case
-_NAMING_SHARE = 0.1  # largest share of the budget that naming may take
+_NAMING_SECONDS = 0.011  # seconds to name the kernels of one case
+_NAMING_SHARE = 0.2  # largest share of the budget that naming may take
 
 _TEXTS = (
     "id", "sweep", "op", "dtype", "layout?", "implementation", "config", "mode", "cache", "fill",
@@ -84,6 +86,10 @@ class PlanEntry:
     """The part of ``expected`` in which results are checked."""
     more: float = 0.0
     """Seconds of the further samples for which the plan leaves time."""
+    compiling: float = 0.0
+    """Seconds in which the compiling processes compile the case's kernel, next to the run.
+
+    0 if an earlier case has the same kernel."""
     shard: int | None = None
     """Number of the shard that measures the case; None if the run is not divided into shards."""
 
@@ -94,7 +100,7 @@ class PlanEntry:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> PlanEntry:
-        """Build an entry from its row. ``checking`` and ``more`` are not stored, so they are 0.
+        """Build an entry from its row; ``checking``, ``more`` and ``compiling`` are not stored.
 
         Raises:
             UserError: if the row does not describe a case.
@@ -215,8 +221,20 @@ class Plan:
     """Number of cases that did not fit, by sweep; sweeps without such cases have no entry."""
 
 
+def planned_seconds(entries: Iterable[PlanEntry]) -> float:
+    """Return the expected seconds of cases that one GPU or CPU measures.
+
+    Kernels are compiled while other cases are measured, so the longer of the two times counts.
+    """
+    measuring = compiling = 0.0
+    for entry in entries:
+        measuring += entry.expected
+        compiling += entry.compiling
+    return max(measuring, compiling)
+
+
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
-    """Return the seconds reserved for naming kernels: at most a tenth of the budget.
+    """Return the seconds reserved for naming kernels: at most a fifth of the budget.
 
     Naming kernels starts another process, which prepares and launches each case again.
     """
@@ -237,7 +255,7 @@ def make_plan(
 ) -> Plan:
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
-    On a GPU, up to a tenth of the budget is reserved for naming kernels. Cases fill at most 92% of
+    On a GPU, up to a fifth of the budget is reserved for naming kernels. Cases fill at most 92% of
     the remaining budget. A sweep in :data:`_PREFERRED` gets about six times as much time as another
     sweep if it has enough cases.
 
@@ -264,14 +282,14 @@ def make_plan(
     # 1. Estimate the cost of each case, and find the largest cost that a case of each sweep may
     # have.
     case_limit = budget if in_order else _LARGEST_SHARE * budget
-    compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
+    processes = compilers(machine, cores)
     costs = costs or Costs.default(machine.kind)
-    # Only the first case with a kernel pays for its compilation, also across sweeps.
+    # Only the first case with a kernel waits for its compilation, also across sweeps.
     compiled: set[tuple[object, ...]] = set()
     entries: dict[str, list[PlanEntry]] = {}
     for name, cases in sweeps.items():
         if cases:
-            entries[name] = _with_costs(cases, machine, compile_seconds, compiled, costs)
+            entries[name] = _with_costs(cases, machine, processes, compiled, costs)
     cost_limits = {name: _cost_limit(members, case_limit) for name, members in entries.items()}
     # 2. Assign the cases to shards.
     if shards > 1:
@@ -320,8 +338,10 @@ class _Room:
     def __init__(self, budget: float, naming: bool) -> None:
         self._budget = budget
         self._max_naming = _NAMING_SHARE * budget if naming else 0.0
-        # Seconds of measuring and of naming that are taken from each shard's budget.
+        # Seconds of measuring, compiling and naming that are taken from each shard's budget.
+        # Kernels are compiled while other cases are measured.
         self._measuring: dict[int | None, float] = defaultdict(float)
+        self._compiling: dict[int | None, float] = defaultdict(float)
         self._naming: dict[int | None, float] = defaultdict(
             lambda: min(self._max_naming, _NAMING_START)
         )
@@ -333,19 +353,24 @@ class _Room:
         """
         # 1. Add up the seconds that would then be taken from the shards of these cases.
         new_measuring: dict[int | None, float] = {}
+        new_compiling: dict[int | None, float] = {}
         new_naming: dict[int | None, float] = {}
         for entry in entries:
             shard = entry.shard
             measuring_before = new_measuring.get(shard, self._measuring[shard])
             new_measuring[shard] = measuring_before + entry.expected + entry.more
+            compiling_before = new_compiling.get(shard, self._compiling[shard])
+            new_compiling[shard] = compiling_before + entry.compiling
             naming_before = new_naming.get(shard, self._naming[shard])
             case_naming = _NAMING_SECONDS + _cudnn_seconds(entry.case)
             new_naming[shard] = min(self._max_naming, naming_before + case_naming)
         # 2. Take them if every shard has enough time.
         for shard, seconds in new_measuring.items():
-            if seconds > _ADMITTED * (self._budget - new_naming[shard]):
+            longer = max(seconds, new_compiling[shard])
+            if longer > _ADMITTED * (self._budget - new_naming[shard]):
                 return False
         self._measuring |= new_measuring
+        self._compiling |= new_compiling
         self._naming |= new_naming
         return True
 
@@ -431,12 +456,13 @@ def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
 def _with_costs(
     cases: Sequence[Case],
     machine: Machine,
-    compile_seconds: float,
+    processes: int,
     compiled: set[tuple[object, ...]],
     costs: Costs,
 ) -> list[PlanEntry]:
     """Return a plan entry for each case, with its expected seconds.
 
+    ``processes`` compile kernels next to the run; if there are none, the run itself compiles them.
     ``compiled`` has the keys of the kernels that earlier cases need; this function adds the keys of
     the kernels that ``cases`` need.
     """
@@ -456,15 +482,19 @@ def _with_costs(
         # take the time of four launches.
         checking = _checking_seconds(case, seconds, machine, costs)
         cost = costs.prepare + 4 * seconds + _SAMPLES * sample_seconds + checking
+        compiling = 0.0
         if machine.kind == "gpu":
             cost += _WAKE_SECONDS + _cudnn_seconds(case)
             # Only the first of the cases that share a kernel waits for the compiler.
             key = kernel_key(case)
             if key is not None and key not in compiled:
                 compiled.add(key)
-                cost += compile_seconds
+                if processes:
+                    compiling = _COMPILE_SECONDS / processes
+                else:
+                    cost += _COMPILE_SECONDS
         more = (_PLANNED_SAMPLES - _SAMPLES) * sample_seconds
-        planned.append(PlanEntry(case, cost, checking, more))
+        planned.append(PlanEntry(case, cost, checking, more, compiling))
     return planned
 
 

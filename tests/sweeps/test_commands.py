@@ -104,7 +104,7 @@ def test_a_run_that_is_interrupted_before_it_begins_claims_no_measurements(
     sweep = 'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\ndtype = "fp32"\n'
     answer = run_mine(tmp_path, sweep, "--fresh", *options, script=INTERRUPTED_EARLY)
     assert answer.returncode == 130
-    assert "Stopped before this call measured a case. Run the same command again." in answer.stderr
+    assert "Stopped before this command timed a case. Run the same command again." in answer.stderr
     assert "saved" not in answer.stderr
 
 
