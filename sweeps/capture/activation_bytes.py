@@ -1,4 +1,4 @@
-"""Count the bytes of activations that a step keeps or needs at the same time."""
+"""Count the bytes of activations that a step saves for its backward pass or needs at one time."""
 
 from __future__ import annotations
 
@@ -36,9 +36,15 @@ def saved_bytes(saved: Sequence[SavedTensor]) -> int:
 def saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     """Return the bytes kept for the backward pass if repeated layers keep only their inputs.
 
+    Repeated layers are layers that have identical copies. A repeated layer inside another one
+    counts as part of the outer layer.
+
     Layers are recomputed one at a time, and the layer that is being recomputed keeps all its
-    tensors. The result is therefore the sum of the bytes saved outside of layers, the bytes of the
-    inputs of all calls to all layers, and the bytes that the largest layer saves in one call.
+    tensors. The result is therefore the sum of
+
+    - the bytes that are saved outside of repeated layers,
+    - the bytes that the inputs of repeated layers occupy, over all calls, and
+    - the largest number of bytes that a repeated layer saves in one call.
 
     The result can be too large, because an input that several layers share, such as the output of
     an encoder, is counted once for each of these layers.
@@ -114,7 +120,8 @@ def peak_bytes(
 def _loss_outputs(operations: Sequence[TracedOperation]) -> tuple[set[int], int]:
     """Return the storages that the output head and the loss write, and the head's autograd node.
 
-    The last head in the forward pass counts. Without a head, return no storages and -1.
+    If the forward pass has several heads, use the last one. If it has none, return an empty set and
+    -1.
     """
     forward = [operation for operation in operations if not operation.backward]
     heads = [

@@ -17,13 +17,13 @@ _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 @dataclass(eq=False)  # two layers differ even if their numbers agree
 class TracedLayer:
-    """A traced call to a layer, which also represents skipped calls of the same kind.
+    """A traced call to a layer, together with the skipped calls of the same kind.
 
     Attributes:
-        input_bytes: bytes of the storages of one call's floating-point inputs. The layer can be
-            recomputed from these inputs.
-        calls: number of calls of this kind, including the traced one, to this layer and to
-            identical layers.
+        input_bytes: bytes of the storages that hold one call's floating-point inputs. These inputs
+            must be kept if the layer is recomputed in the backward pass.
+        calls: number of calls of this kind to this layer and to identical layers, including the
+            traced call.
     """
 
     input_bytes: int = 0
@@ -45,9 +45,9 @@ class AlikeLayers:
         """Skip calls that are equivalent to a traced call, and count the skipped calls.
 
         While the context is active, the ``forward`` of identical layers is replaced. Layers count
-        as identical if they are in one ``ModuleList`` or ``Sequential`` and if their properties
-        (:func:`_facts`) show no difference other than their position in the list. Calls to such
-        layers are equivalent if they agree in the structure and the kinds of their inputs
+        as identical if they are in the same ``ModuleList`` or ``Sequential``, and if they differ
+        at most in properties (:func:`_facts`) that state a layer's position. Calls to such layers
+        are equivalent if they agree in the structure and the kinds of their inputs
         (:func:`_input_kind`), in whether gradients are enabled, and in the traced calls that
         enclose them (``stack``).
         """
@@ -78,7 +78,10 @@ class AlikeLayers:
     def _counting(
         self, forward: Callable[..., Any], traced_calls: dict[Any, _TracedCall]
     ) -> Callable[..., Any]:
-        """Return a function that runs ``forward`` once per kind of call, and counts all calls."""
+        """Return a replacement for ``forward`` that skips calls like those in ``traced_calls``.
+
+        The replacement counts the calls that it skips, and adds the others to ``traced_calls``.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             # 1. If a call of this kind was traced before, only count this one. The layers around it
@@ -113,12 +116,13 @@ class AlikeLayers:
 
 @dataclass(frozen=True)
 class _TracedCall:
-    """A traced layer, and templates of its outputs for the calls that are skipped.
+    """A traced call, and templates for the outputs of skipped calls of the same kind.
 
     Attributes:
         leaves: a pair for each leaf of the output: whether the leaf is a tensor, and a template.
-            The template of a tensor is the position of an input tensor of the same kind or, without
-            such an input, a detached tensor. The template of any other leaf is the leaf itself.
+            If an input tensor is of the same kind as the leaf, the template is the position of this
+            input among the input tensors. For any other tensor, the template is the tensor itself,
+            detached. For a leaf that is not a tensor, the template is the leaf.
         tree: structure that arranges the leaves into the output.
     """
 
@@ -160,7 +164,7 @@ class _TracedCall:
 
 
 class _SkippedLayer(torch.autograd.Function):
-    """Autograd node of a skipped layer, which passes empty gradients to the layer's inputs."""
+    """Autograd node of a skipped layer. Its gradients have the inputs' shapes, but no values."""
 
     @staticmethod
     def forward(ctx: Any, template: Tensor, *inputs: Tensor) -> Tensor:
@@ -177,7 +181,7 @@ class _SkippedLayer(torch.autograd.Function):
 
 
 def _input_kind(value: Any) -> Any:
-    """Return the properties in which the inputs of two calls must agree for one to be skipped."""
+    """Return the properties of an input that must be equal in two equivalent calls."""
     if isinstance(value, Tensor):
         return _kind(value)
     if isinstance(value, _SCALARS):

@@ -16,10 +16,12 @@ NAME = "rooftile"
 
 @torch.library.custom_op("rooftile::attention", mutates_args=())
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
-    """Represent attention of queries, keys and values (batch, heads, length, width) in a trace.
+    """Represent a call to attention in a trace.
 
-    The output is (batch, heads, queries, width of the values). ``window`` is the largest
-    number of keys that a query sees; 0 means no limit.
+    The queries ``q``, the keys ``k`` and the values ``v`` are (batch, heads, length, width). Keys
+    and values may have fewer heads than the queries. The output is (batch, heads of the queries,
+    number of queries, width of the values). ``window`` is the largest number of keys that a query
+    sees; 0 means no limit.
     """
     raise RuntimeError("rooftile::attention can only be traced with fake tensors, not computed.")
 
@@ -65,10 +67,10 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    A torch function mode intercepts even the calls of code that imported the function by name.
-    Modules of PyTorch itself may call the function while no mode is active, so the function is also
-    replaced in ``torch.nn.functional``. The fused path of these modules does not call the function,
-    so this path is switched off.
+    A torch function mode intercepts calls even from code that imported the function by name.
+    PyTorch's own modules may call the function while no mode is active, so the function is also
+    replaced in ``torch.nn.functional``. The fast path of these modules does not call the function,
+    so the context disables the fast path.
     """
 
     def __enter__(self) -> OneAttention:
@@ -107,9 +109,9 @@ def _trace_pytorch(
 ) -> Tensor:
     """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
-    The operands are (…, heads, length, width), and their leading dimensions are broadcast. A single
-    query head is broadcast to the heads of the keys. ``attn_mask``, ``dropout_p`` and the scaling
-    are ignored.
+    The operands are (…, heads, length, width) or (length, width). Dimensions before the heads are
+    broadcast. A single query head is broadcast to the heads of the keys. ``attn_mask``,
+    ``dropout_p`` and all ``others``, such as ``scale``, are ignored.
     """
     # The operands are cast first, because casting a broadcast operand would copy it.
     query = _cast(query)

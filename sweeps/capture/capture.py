@@ -1,4 +1,4 @@
-"""Capture a model's step: its products, its memory traffic, and how the products depend on sizes.
+"""Capture a model's step, and find how its products depend on the model's sizes.
 
 :mod:`sweeps.capture.captured` explains the terms.
 """
@@ -190,8 +190,8 @@ def _corrected_for_step(product: Product, step: ModelStep) -> Product:
     """Return a captured product, corrected for the settings of the step.
 
     In a decoding step, attention also reads the keys of all earlier tokens. The causal mask is then
-    ignored, because it hides only keys of the few new tokens. A step in tf32 is captured in fp32,
-    which is how PyTorch stores tf32.
+    ignored, because it hides only keys of the few new tokens. PyTorch stores tf32 as fp32, so
+    the products of a tf32 step are captured as fp32, and their dtype is corrected to tf32.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)
@@ -203,10 +203,10 @@ def _corrected_for_step(product: Product, step: ModelStep) -> Product:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """While the context is active, create tensors on the CPU that have shapes but no values.
+    """Create CPU tensors with shapes but without values while the context is active.
 
-    The device ``meta`` is not suitable, because some models read the values of masks, which fails
-    on ``meta``. PyTorch also splits attention on ``meta`` into separate operations.
+    The device ``meta`` is not suitable: models that read the values of masks fail on it, and
+    PyTorch splits attention into separate operations there.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled = log.disabled

@@ -105,7 +105,7 @@ class Attention:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a query and a key that count towards the FLOPs.
+        """Number of query–key pairs of each head that count towards the FLOPs.
 
         If causal attention has several queries, half of all pairs are counted, which is the usual
         convention. But if the window is smaller than the number of keys, every key of the window is
@@ -136,7 +136,7 @@ Work = Gemm | Conv | GroupedGemm | Attention
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix operation of one shape and pass, at one place in the model.
+    """A product of one shape and pass, at one place in a model or in each of its identical layers.
 
     Attributes:
         role: purpose of the product in the model, one of :data:`ROLES`.
@@ -147,9 +147,11 @@ class Product:
         forward_position: position in :attr:`Captured.products` of the forward product whose
             gradient the product computes. If the product is a forward product, or a gradient whose
             forward product is not known, this is the position of the product itself.
-        names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
+        names: formula of each size in terms of the model's dimensions, such as ``2·hidden``; empty
+            if the formulas are not known.
         repeated: True if the product is in a layer that has identical copies.
-        recomputed: True if a checkpoint of the model recomputes the product in the backward pass.
+        recomputed: True if the product is recomputed by activation checkpointing in the backward
+            pass; False for the original product in the forward pass.
     """
 
     work: Work
@@ -192,18 +194,18 @@ class MovedBytes:
 
 @dataclass(frozen=True)
 class LossMemory:
-    """Bytes that the output head and the loss need, and the peak of the rest of a training step.
+    """Memory of the output head and the loss, and peak memory of the rest of a training step.
 
-    All are 0 if the step does not train. If the model has no output head, all but
+    All values are 0 if the step does not train. If the model has no output head, all but
     ``peak_elsewhere`` are 0.
 
     Attributes:
         saved: bytes that the head and the loss keep for the backward pass, such as the logits.
-        peak: largest number of bytes of the saved and temporary tensors of the head and the loss at
-            any time in their backward pass, without ``gradients``.
+        peak: largest number of bytes that the saved and temporary tensors of the head and the loss
+            occupy at any time in their backward pass, without ``gradients``.
         gradients: bytes of the gradients of the head's input and parameters.
-        peak_elsewhere: largest number of bytes of all saved and temporary tensors after the
-            backward pass of the head.
+        peak_elsewhere: largest number of bytes that all saved and temporary tensors occupy at any
+            time after the backward pass of the head.
     """
 
     saved: int = 0
@@ -214,7 +216,7 @@ class LossMemory:
 
 @dataclass(frozen=True)
 class Captured:
-    """One step of a model: its products in the order in which they run, and the bytes moved.
+    """One step of a model: its products in execution order, its memory traffic and its memory use.
 
     Attributes:
         moved: bytes that the other operations move if each of them is a separate kernel.
@@ -224,9 +226,9 @@ class Captured:
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
             and are recomputed one by one.
-        peak: largest number of bytes of saved and temporary tensors at any time in the backward
-            pass, if each operation is a separate kernel.
-        loss: bytes that the output head and the loss need, and the peak after their backward pass.
+        peak: largest number of bytes that saved and temporary tensors occupy at any time in the
+            backward pass if each operation is a separate kernel.
+        loss: memory of the output head and the loss, and peak memory after their backward pass.
         largest_operation_bytes: largest number of bytes that one operation reads and writes,
             without parameters.
         operations: number of operations that eager mode launches in a step, without the optimizer.
@@ -258,8 +260,8 @@ class Captured:
 class Dimension:
     """A size of the model that can be changed, and its effect on the sizes of the products.
 
-    ``slopes`` maps the position of a product and the name of one of the product's sizes to the
-    amount by which this product size grows if the dimension grows by 1.
+    ``slopes`` says by how much each affected size of a product grows if the dimension grows by 1.
+    Its keys are the position of the product and the name of the affected size.
     """
 
     name: str
@@ -306,8 +308,8 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 def out_size(product: Product, forward: Product) -> str:
     """Return which size of ``product`` (m, n or k) is the number of output features of ``forward``.
 
-    ``product`` is a GEMM or a grouped GEMM, and ``forward`` is its forward product. In the forward
-    pass, both are the same product.
+    ``product`` is a GEMM or a grouped GEMM, and ``forward`` is its forward product. If ``product``
+    is itself a forward product, pass it as ``forward``, too.
     """
     if product.pass_ == DGRAD:
         return "k"

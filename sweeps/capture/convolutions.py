@@ -37,7 +37,7 @@ class ConvolutionSettings:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Sizes of a tensor, and the strides in elements with which it is stored."""
+    """Sizes of a tensor, and its strides in elements."""
 
     sizes: Sequence[int]
     strides: Sequence[int]
@@ -74,7 +74,7 @@ def convolutions_of(
     dtype: str,
     passes: Sequence[str],
 ) -> list[Conv]:
-    """Return the given passes of a call to a convolution as passes of ordinary convolutions.
+    """Return a :class:`Conv` for each of the given passes of a convolution.
 
     ``x`` is the input (n, c, h, w) or (n, c, w). ``weight`` has the filters (kout, c/groups, r, s)
     or (kout, c/groups, s), or (c, kout/groups, …) in a transposed convolution. ``passes`` has the
@@ -83,7 +83,7 @@ def convolutions_of(
 
     Raises:
         UnsupportedOperationError: if the convolution does not have one or two spatial dimensions.
-        UserError: if the sizes do not fit together.
+        UserError: if the sizes and settings do not make a valid convolution.
     """
     # 1. Turn a convolution over one dimension into one over images of one row.
     spatial = len(x.sizes) - 2

@@ -68,7 +68,7 @@ class HuggingFace:
         return sizes.get("max_position_embeddings") or sizes.get("n_positions")
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model, and a function that calls it on token ids or pixels.
+        """Build the model, and a function that calls it on token ids or images.
 
         If the model computes no loss in a training step, the loss is the mean of the first
         floating-point tensor in the model's result.
@@ -145,7 +145,7 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
         raise UserError(f"{path} has no model_type; add it, or give the model as module:factory.")
     if family not in CONFIG_MAPPING:
         if "auto_map" in config:
-            advice = "give the model as module:factory, because it brings its own code"
+            advice = "the model comes with its own code, so give it as module:factory"
         else:
             # Most often, the model is newer than the installed package.
             advice = (
@@ -169,7 +169,7 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
 
 
 def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
-    """Return the class of a model: a class that the file names, or else the family's default.
+    """Return the class of a model: one from its ``architectures``, or else the family's default.
 
     The default is the family's causal language model or, if the family has none, its base model.
     """

@@ -20,10 +20,11 @@ TOKENS, IMAGES = "tokens", "images"
 
 
 class Bottleneck(nn.Module):
-    """ResNet's bottleneck block (He et al. 2016), with the stride in the 3×3 convolution (v1.5).
+    """Bottleneck block of ResNet v1.5.
 
-    ``channels`` is the number of input channels. ``width`` is the number of channels of the 3×3
-    convolution, a quarter of the number of output channels.
+    Unlike the original block (He et al. 2016), this block has the stride in its 3×3 convolution. It
+    has ``channels`` input channels, ``width`` channels in the 3×3 convolution, and 4 · ``width``
+    output channels.
     """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -57,11 +58,11 @@ def _convolution(channels_in: int, channels_out: int, taps: int, stride: int) ->
 def resnet(
     stem: int = 64, width: int = 64, classes: int = 1000, blocks: tuple[int, ...] = (3, 4, 6, 3)
 ) -> nn.Sequential:
-    """Build a ResNet of bottlenecks that maps images (n, 3, h, w) to logits (n, classes).
+    """Build a ResNet that maps images (n, 3, h, w) to logits (n, classes).
 
-    ``stem`` is the number of channels of the first convolution. ``width`` is the width of the
-    bottlenecks in the first stage; each later stage is twice as wide as the one before it.
-    ``blocks`` has the number of bottlenecks of each stage.
+    ``stem`` is the number of output channels of the first convolution. ``blocks`` has the number of
+    bottleneck blocks in each stage. ``width`` is the width of the blocks in the first stage; each
+    later stage is twice as wide as the one before it.
     """
     layers: list[nn.Module] = [
         _convolution(3, stem, taps=7, stride=2),
@@ -83,8 +84,8 @@ def resnet(
 class UNet(nn.Module):
     """A U-Net (Ronneberger et al. 2015) with padded convolutions.
 
-    The network has ``width`` channels at the full size of the image. It halves the image ``depth``
-    times, and doubles the number of channels each time.
+    The network has ``width`` channels at full resolution. It halves the resolution ``depth`` times,
+    and doubles the number of channels each time.
     """
 
     def __init__(self, width: int = 64, depth: int = 4) -> None:
@@ -118,7 +119,7 @@ class UNet(nn.Module):
 
 
 def _pair(channels_in: int, channels_out: int) -> nn.Sequential:
-    """Build the two 3×3 convolutions of one U-Net level, which keep the size of the image."""
+    """Build two padded 3×3 convolutions, each followed by a batch norm and a ReLU."""
     return nn.Sequential(
         _convolution(channels_in, channels_out, taps=3, stride=1),
         nn.ReLU(),
@@ -128,7 +129,7 @@ def _pair(channels_in: int, channels_out: int) -> nn.Sequential:
 
 
 class Gpt2Block(nn.Module):
-    """One block of GPT-2 (Radford et al. 2019): attention and feed-forward, each after a norm.
+    """Block of GPT-2 (Radford et al. 2019): attention and a feed-forward layer, each after a norm.
 
     ``ffn`` is the width of the feed-forward layer; 0 means 4 · ``hidden``.
     """
@@ -198,7 +199,7 @@ class LlamaBlock(nn.Module):
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Apply RoPE (Su et al. 2021) with arbitrary angles, because only shapes matter."""
+    """Apply RoPE (Su et al. 2021) with ones for cosines and sines, because only shapes matter."""
     angles = torch.ones(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
     first, second = x.chunk(2, dim=-1)
     return x * angles + torch.cat([-second, first], dim=-1) * angles
@@ -234,12 +235,16 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map token ids (sequences, length) to logits (sequences, length, vocab)."""
+        return self.head(self.hidden_states(tokens))
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """Map token ids (sequences, length) to the head's input (sequences, length, hidden)."""
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
 
 def gpt2(

@@ -20,14 +20,15 @@ POSITIONS: dict[str, int | None] = {
     "resnet-50": None,
     "unet": None,
 }
-"""Longest sequence in tokens for which each known model was made; None for image models."""
+"""Maximum sequence length, in tokens, of each known model; None for image models."""
 
 
 def check_model(model: str) -> None:
-    """Check that the command-line argument ``MODEL`` can name a model.
+    """Check the command-line argument ``MODEL`` without loading the model.
 
     Raises:
-        UserError: if it cannot name a model.
+        UserError: if the argument is not the name of a known model, the name of a ``.json`` file,
+            an existing path or ``module:factory``.
     """
     may_be_model = (
         model in POSITIONS

@@ -1,6 +1,6 @@
-"""Trace each call to PyTorch's RMS norm as one operation, as a GPU computes it.
+"""Trace each call to PyTorch's RMS norm as one operation, as on a GPU.
 
-On the CPU, on which models are traced, PyTorch divides the norm into several operations.
+Models are traced on the CPU, where PyTorch splits the norm into several operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 @torch.library.custom_op("rooftile::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Represent an RMS norm over the last dimensions in a trace.
+    """Represent, in a trace, an RMS norm over the last dimensions of ``x``.
 
     The output has the shape and the dtype of ``x``.
     """
@@ -80,12 +80,12 @@ def _instead_of_pytorch(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Call :func:`rms_norm` with the arguments of PyTorch's function.
+    """Call :func:`rms_norm` with the arguments of ``torch.nn.functional.rms_norm``.
 
     ``eps`` is ignored, because a trace has no values.
 
     Raises:
-        RuntimeError: if ``normalized_shape`` does not have the sizes of the last dimensions.
+        RuntimeError: if ``input.shape`` does not end with ``normalized_shape``.
     """
     if tuple(input.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
         raise RuntimeError(

@@ -40,9 +40,10 @@ _LIKE_A_PRODUCT = re.compile(
 
 
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
-    """Return the products of a step in order, and the names of operations that cannot be read.
+    """Return the products of a step in order, and the names of the unsupported operations.
 
-    Judging by their names, the unreadable operations multiply matrices, but are not supported.
+    An unsupported operation multiplies matrices, judging by its name, but cannot be read as a
+    product.
     """
     products: list[Product] = []
     unknown: dict[str, None] = {}  # the dictionary is used as a set that keeps its order
@@ -119,10 +120,10 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _pass(operation: TracedOperation, a: Tensor) -> str:
-    """Return the pass of a GEMM, judging by how its first operand A is stored.
+    """Return the pass of a GEMM. If it computes a gradient, the storage order of A decides.
 
-    The GEMM for the gradient of a weight sums over the rows of the activations, so the matrix A of
-    this GEMM is stored transposed.
+    The GEMM for the gradient of a weight sums over the rows of the activations, so its operand A is
+    stored transposed.
     """
     if not operation.backward:
         return FORWARD
@@ -130,9 +131,9 @@ def _pass(operation: TracedOperation, a: Tensor) -> str:
 
 
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
-    """Return the pass of a gradient, judging by its sizes if it is computed by a GEMM.
+    """Return the pass of a gradient, judging by the sizes of its GEMM and of the forward GEMM.
 
-    Return ``guess`` for any other kind of product, or if the sizes do not show the answer.
+    Return ``guess`` if either product is not a GEMM, or if the sizes fit both passes or neither.
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess
@@ -263,7 +264,7 @@ def _convolutions(
     dimensions = x.dim() - 2
 
     def per_dimension(numbers: Sequence[int]) -> Sequence[int]:
-        """Return one number per spatial dimension, even if one number stands for all."""
+        """Return one number per spatial dimension. Repeat a single number for all dimensions."""
         return [*numbers] * dimensions if len(numbers) == 1 else numbers
 
     stride, padding, dilation, transposed, output_padding, groups = settings[:6]

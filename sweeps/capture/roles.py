@@ -8,7 +8,7 @@ from kernels.problem import Conv
 from sweeps.capture.captured import Attention, GroupedGemm, Work
 
 _INSIDE = r"(^|[._])(attn|attention|self_attn|attend|SelfAttention|EncDecAttention)\b"
-"""Pattern of the paths of modules inside attention."""
+"""Pattern that occurs in the path of an attention module and of every module inside it."""
 
 # Each entry has a role, a pattern of the module's name, and a pattern of the path of the module
 # that contains it. The names are those that common families of models use. The first match decides.

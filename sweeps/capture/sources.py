@@ -42,7 +42,7 @@ class KnownModel:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """New sizes, and the published values of all other sizes of the model, by name."""
+        """Sizes by name: the model's published sizes, replaced or extended by ``new_sizes``."""
         return {**KNOWN[self.name].sizes, **self.new_sizes}
 
     @property
@@ -85,9 +85,9 @@ class Factory:
 
     Attributes:
         name: path of the function, as ``module:factory``.
-        new_sizes: arguments of the function that replace its defaults.
+        new_sizes: arguments to pass to the function, by name; all others keep their defaults.
         inputs: dtype and shape of each tensor that the module is called with; the dtype None means
-            the dtype of the step.
+            :attr:`ModelStep.parameter_dtype`.
     """
 
     name: str
@@ -148,8 +148,9 @@ def find_source(
             shape, such as ``int64[8,2048]``.
 
     Raises:
-        UserError: if the model cannot be found, read or imported, or if the sizes or the inputs are
-            not valid. The sizes of a factory are not checked here.
+        UserError: if the model cannot be found, read or imported, if transformers is needed but
+            not installed, or if the sizes or the inputs are not valid. Only the names of a known
+            model's sizes are checked here, and the sizes of a factory are not checked.
     """
     check_model(model)
     new_sizes = dict(new_sizes or {})
@@ -208,10 +209,10 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
 
 
 def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
-    """Parse ``int64[8,2048]`` into a dtype and a shape.
+    """Parse text such as ``int64[8,2048]`` into a dtype and a shape.
 
-    The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, means the dtype of the step, and
-    is returned as None.
+    The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, is returned as None. It means
+    :attr:`ModelStep.parameter_dtype`.
     """
     match = re.fullmatch(r"(\w+)\[(\d+(?:,\d+)*)\]", text.replace(" ", ""))
     if not match:
@@ -224,13 +225,16 @@ def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     if not isinstance(dtype, torch.dtype):
         raise UserError(
             f"--input: {name!r} is not a dtype of PyTorch; use one such as int64 or bfloat16, or x "
-            "for the dtype of the step."
+            "for the dtype of the model's parameters."
         )
     return dtype, shape
 
 
 def _build(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
-    """Build a module directly in the step's dtype, because converting fake tensors fails."""
+    """Build a module whose parameters have ``step.parameter_dtype`` from the start.
+
+    The dtype cannot be changed later, because ``Module.to`` fails on fake tensors.
+    """
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(step.parameter_dtype)
     try:

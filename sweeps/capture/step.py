@@ -1,4 +1,4 @@
-"""Settings of a model's step, the model built for it, and helpers for the sources of models."""
+"""Settings of a model's step, and the interface and helpers that all sources of models share."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ class ModelStep:
 
     Attributes:
         batch: number of sequences or images.
-        seq: number of tokens in each sequence. In a decoding step, only the tokens that are already
-            known are counted.
-        tokens: number of new tokens that a decoding step computes for each sequence.
+        seq: number of tokens per sequence; in a decoding step, the number of earlier tokens.
+        tokens: number of new tokens per sequence in a decoding step.
         autocast: True if parameters stay in fp32, and matrix multiplications are computed in
             ``dtype``.
     """
@@ -54,7 +53,7 @@ class ModelStep:
 
     @property
     def length(self) -> int:
-        """Number of tokens that the step computes for each sequence."""
+        """Number of tokens per sequence that the step processes."""
         return self.tokens if self.mode == DECODE else self.seq
 
     @property
@@ -77,7 +76,7 @@ class StartedStep:
 
 
 class ModelSource(Protocol):
-    """Source of a model, which lists the model's sizes and builds the model for a step."""
+    """Source that lists a model's sizes, and builds the model for a step."""
 
     @property
     def name(self) -> str:
@@ -92,17 +91,20 @@ class ModelSource(Protocol):
         """Longest sequence in tokens for which the model was made; None if it is not stated."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model with the sizes in ``changes``, and prepare the forward pass of the step.
+        """Build the model with ``changes`` to its sizes, and prepare the forward pass of the step.
 
         Call this method within :func:`sweeps.capture.capture.fake_tensors`.
+
+        Raises:
+            UserError: if the model cannot be built, or if its input or the step is not supported.
         """
 
 
 def default_seq(positions: int | None, mode: str, tokens: int) -> int:
-    """Return the default length of a model's sequences in tokens.
+    """Return the default of :attr:`ModelStep.seq`: 2,048, or less if ``positions`` is too small.
 
-    The length is 2,048, or less if the model has too few positions. In a decoding step, the new
-    tokens need positions, too.
+    In a decoding step, the new tokens need positions, too. The default is at least 1. If
+    ``positions`` is None, the default is 2,048.
     """
     if positions is None:
         return ModelStep.seq

@@ -1,6 +1,7 @@
-"""Record the operations that PyTorch dispatches in a step, each with its place in the model.
+"""Record the operations that PyTorch dispatches in a step, and the tensors that autograd saves.
 
-Views, and queries of a tensor's properties, are not recorded.
+Each operation is recorded with its place in the model. Views, and queries of a tensor's properties,
+are not recorded.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class TensorAccess:
     """An operation's access to a tensor.
 
     ``storage`` is an address that identifies the tensor's storage, and ``offset`` is the tensor's
-    offset in the storage, in elements. ``in_order`` is True if the tensor's elements lie in memory
-    without gaps in the order of its dimensions, or channels last.
+    offset in the storage, in elements. ``bytes`` is the size of the tensor's elements; elements
+    that share memory, as in an expanded tensor, count once. ``in_order`` is True if the elements
+    lie in memory without gaps, in the order of the tensor's dimensions or in channels-last order.
     """
 
     storage: int
@@ -45,8 +47,8 @@ class TracedOperation:
         name: name of the operation, such as ``aten::mm``.
         module: path of the innermost module that called the operation. An operation that computes a
             gradient has the path of the module that called the forward operation.
-        node: if ``backward`` is True, number of the autograd node that runs the operation.
-            Otherwise, number of the autograd node that is the newest one when the operation ends.
+        node: number of an autograd node. If ``backward`` is True, this node runs the operation.
+            Otherwise, it is the newest node when the operation ends.
         backward: True if the operation computes a gradient.
         recomputed: True if a checkpoint recomputes the operation in the backward pass.
         layers: traced layers that the operation runs in, the outermost one first.
@@ -65,7 +67,7 @@ class TracedOperation:
 
     @property
     def count(self) -> int:
-        """Number of times that the operation runs in a step, including all identical layers."""
+        """Number of times that the operation runs in a step, including runs in identical layers."""
         return math.prod(layer.calls for layer in self.layers)
 
 
@@ -76,7 +78,7 @@ class Trace(TorchDispatchMode):
     """
 
     def __init__(self, layers: AlikeLayers) -> None:
-        """Create a recorder. While it records, ``layers`` must be skipping identical layers."""
+        """Create a recorder. Enter it within ``layers.skipping(model)``."""
         super().__init__()
         self.operations: list[TracedOperation] = []
         self._layers = layers
@@ -184,7 +186,7 @@ class Trace(TorchDispatchMode):
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Return the tensors in arguments or results, which may be nested."""
+    """Return the tensors in arguments or results, including tensors in nested containers."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):

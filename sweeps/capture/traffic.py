@@ -1,6 +1,6 @@
-"""Count the bytes that a model's operations move, apart from its matrix multiplications.
+"""Count the bytes that a model's *other operations* move: those that do not multiply matrices.
 
-These *other operations* are assumed either to run one at a time, or to be fused into groups.
+The other operations are assumed either to run one at a time, or to be fused into groups.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = (
 
 ELEMENTWISE, STRIDED = "elementwise", "strided access"
 _IN_ANY_ORDER = ("activation", "copies and casts", ELEMENTWISE)
-"""Kinds whose operations accept tensors in any memory layout, but use a slower kernel for some."""
+"""Kinds whose operations accept any memory layout, but use a slower kernel for some layouts."""
 
 _LOOKUPS = (
     "aten::embedding", "aten::index", "aten::gather", "aten::nll_loss_forward",
@@ -60,12 +60,12 @@ def kind_of(operation: TracedOperation) -> str:
 
 
 def kind_with_order(kind: str, in_order: bool, has_several_shapes: bool) -> str:
-    """Return the kind of an operation, given its kind by name and facts about its tensors.
+    """Return ``strided access`` if an operation needs a slower kernel, otherwise ``kind``.
 
-    ``in_order`` is True if all tensors are in order (:class:`sweeps.capture.trace.TensorAccess`).
-    ``has_several_shapes`` is True if the arguments differ in shape, apart from single numbers. An
-    elementwise operation then broadcasts an argument, which needs the same slower kernel as tensors
-    that are not in order.
+    ``kind`` is the result of :func:`kind_of_name`. ``in_order`` is True if all tensors are in order
+    (:class:`sweeps.capture.trace.TensorAccess`). ``has_several_shapes`` is True if the arguments
+    that have more than one element differ in shape. An elementwise operation then broadcasts an
+    argument, and needs the same slower kernel as for tensors that are not in order.
     """
     broadcasts = kind == ELEMENTWISE and has_several_shapes
     is_slower = kind in _IN_ANY_ORDER and (broadcasts or not in_order)
@@ -73,7 +73,7 @@ def kind_with_order(kind: str, in_order: bool, has_several_shapes: bool) -> str:
 
 
 def kind_of_name(name: str) -> str:
-    """Return the kind of an operation that is not a product, judging only by its name."""
+    """Return the kind of an operation that does not multiply matrices, judging only by its name."""
     short_name = name.removeprefix("aten::")
     for kind, pattern in _KINDS:
         if re.search(pattern, short_name):
@@ -87,9 +87,10 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
     Operations of the kind ``nothing``, such as ``empty``, are left out.
 
     If ``fused`` is True, consecutive operations count as one kernel if they are in the same layer
-    and no matrix multiplication comes between them. The kernel reads each tensor once, and writes
-    only the results that are used later. This is optimistic, because a compiler may be unable to
-    keep all intermediate results on the chip.
+    and no matrix multiplication comes between them. The kernel is assumed to read each input once,
+    to keep intermediate results on the chip, and to write only the results that are used later.
+    This assumption is optimistic, because a compiler may have to write some intermediate results to
+    memory.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -128,8 +129,9 @@ def _groups_between_products(
 ) -> list[tuple[list[TracedOperation], set[tuple[int, int]]]]:
     """Return the other operations in groups, each of which could be one fused kernel.
 
-    Each group comes with the parts of its results that are used after the group. A part is a
-    storage and an offset, because a result may be written in parts.
+    Each group comes with the parts of its results that are used after the group, by a later
+    operation or as a result of the step. A result may be written in several parts, and each part is
+    given as its storage and its offset.
     """
     # 1. Divide the positions of the operations into groups, and find where each storage is read
     # last.
@@ -200,11 +202,12 @@ def _fused_bytes(
 
 
 def reads_of(operation: TracedOperation) -> Sequence[TensorAccess]:
-    """Return the reads of an operation.
+    """Return the reads of an operation, excluding bytes that its kernel does not read.
 
-    A lookup, such as an embedding, is assumed to read no more bytes of a tensor than it writes. The
-    gradient of the negative log-likelihood does not depend on the values of the log-probabilities,
-    so these are not counted as read. An operation that overwrites a tensor does not read it.
+    A lookup, such as an embedding, is assumed to read from each tensor at most as many bytes as the
+    lookup writes. The gradient of the negative log-likelihood does not depend on the values of the
+    log-probabilities, so these are not counted as read. An operation that overwrites a tensor does
+    not read it.
     """
     if operation.name in ("aten::nll_loss_backward", "aten::nll_loss2d_backward"):
         gradient, _, *others = operation.reads

@@ -43,7 +43,7 @@ from analysis.model.basis import Basis, find_basis
 from kernels.common.program import RESULTS
 from kernels.device import select_device, software
 from sweeps.capture.capture import capture
-from sweeps.capture.known import IMAGES, KNOWN
+from sweeps.capture.known import IMAGES, KNOWN, LanguageModel
 from sweeps.capture.sources import find_source
 from sweeps.capture.step import IMAGE_SIZE, PREFILL, TRAIN, ModelStep
 from sweeps.capture.traffic import ELEMENTWISE, kind_of_name, kind_with_order
@@ -66,11 +66,15 @@ class StepCase:
     mode: str = TRAIN
     runtime: str = "eager"
     change: dict[str, int] = field(default_factory=dict)
+    loss_chunks: int = 1
+    """Parts of the tokens, each of which computes its head and loss and their gradients at once."""
 
 
 CASES = (
     StepCase("gpt2", 12, change={"vocab": 50304}),
+    StepCase("gpt2", 12, loss_chunks=8),
     StepCase("gpt2-medium", 8, change={"vocab": 50304}),
+    StepCase("gpt2-medium", 8, loss_chunks=8),
     StepCase("gpt2-large", 4, change={"vocab": 50304}),
     StepCase("gpt2-xl", 8, change={"vocab": 50304}),
     StepCase("gpt2-xl", 8, change={"heads": 20}),
@@ -136,10 +140,29 @@ def real_step(case: StepCase, changes: dict[str, int]) -> Callable[[], None]:
 
     def train() -> None:
         optimizer.zero_grad(set_to_none=True)
-        computed().backward()
+        if case.loss_chunks > 1:
+            backward_in_chunks(net, inputs, case.loss_chunks)
+        else:
+            computed().backward()
         optimizer.step()
 
     return train
+
+
+def backward_in_chunks(net: LanguageModel, tokens: torch.Tensor, chunks: int) -> None:
+    """Run the forward and backward pass with a head and a loss in chunks of tokens.
+
+    The gradients of a chunk are computed before its logits are freed, and the next chunk's follow
+    (Hsu et al. 2024, arXiv:2410.10989).
+    """
+    hidden = net.hidden_states(tokens).flatten(0, -2)
+    targets = tokens.flatten()
+    head_input = hidden.detach().requires_grad_()
+    for part, expected in zip(head_input.chunk(chunks), targets.chunk(chunks), strict=True):
+        logits = net.head(part).float()
+        loss = functional.cross_entropy(logits, expected, reduction="sum") / len(targets)
+        loss.backward()
+    hidden.backward(head_input.grad)
 
 
 def block_ms(step: Callable[[], None]) -> float:
@@ -210,7 +233,7 @@ def measure(
         is_left_out = only and case.model not in only.split(",")
         if is_left_out or (runtime and case.runtime != runtime):
             continue
-        trace = traces and traces / f"{case.model}-{case.runtime}.json.gz"
+        trace = trace_path(case, traces)
         if trace is not None and trace.exists():
             trace = None
         gc.collect()
@@ -229,6 +252,13 @@ def measure(
             file.write(f"{json.dumps(line)}\n")
 
 
+def trace_path(case: StepCase, traces: Path | None) -> Path | None:
+    """Path of a case's trace; None if it has none, as a step with a loss in chunks."""
+    if traces is None or case.loss_chunks > 1:
+        return None
+    return traces / f"{case.model}-{case.runtime}.json.gz"
+
+
 def predicted(case: StepCase, basis: Basis) -> Audit:
     """Audit a case and its change."""
     source = find_source(case.model)
@@ -236,7 +266,8 @@ def predicted(case: StepCase, basis: Basis) -> Audit:
     # Without a change, the value of a size is tried that the model has anyway.
     changes = case.change or dict([next(iter(source.sizes.items()))])
     search = LeverSearch(tries={name: [value] for name, value in changes.items()})
-    (result,) = audit(source, step, Runtime(kind=case.runtime), [basis], search)
+    runtime = Runtime(kind=case.runtime, loss_chunks=case.loss_chunks)
+    (result,) = audit(source, step, runtime, [basis], search)
     return result
 
 
@@ -346,7 +377,8 @@ def is_dense(dimensions: list[tuple[int, int]]) -> bool:
 
 def judged(line: dict[str, Any], traces: Path | None, basis: Basis) -> dict[str, Any]:
     """Add the prediction to a measured case and, if it was traced, the times of its trace."""
-    case = StepCase(**{name: line[name] for name in StepCase.__dataclass_fields__})
+    names = [name for name in StepCase.__dataclass_fields__ if name in line]
+    case = StepCase(**{name: line[name] for name in names})
     result = predicted(case, basis)
     lo_us, hi_us = result.account.interval_us
     prediction: dict[str, Any] = {
@@ -362,7 +394,7 @@ def judged(line: dict[str, Any], traces: Path | None, basis: Basis) -> dict[str,
         # The tries of several sizes are all combinations, but each size has one value to try.
         (lever,) = result.levers
         prediction |= {"gain": lever.gain.value, "gain_lo": lever.gain.lo, "gain_hi": lever.gain.hi}
-    trace = traces / f"{case.model}-{case.runtime}.json.gz" if traces else None
+    trace = trace_path(case, traces)
     if trace is not None and trace.exists():
         line |= {"traced": traced_kinds(trace)}
     return {**line, "predicted": prediction}
@@ -446,7 +478,8 @@ def judge(
     for case in cases:
         prediction = case["predicted"]
         print(
-            f"{case['model']}, batch {case['batch']}, {case['mode']}, {case['runtime']}: "
+            f"{case['model']}, batch {case['batch']}, {case['mode']}, {case['runtime']}, "
+            f"loss in {case.get('loss_chunks', 1)}: "
             f"{prediction['step_ms']:.1f} ms ({prediction['lo_ms']:.1f} to "
             f"{prediction['hi_ms']:.1f}), real {median(case['step_ms']):.1f} ms; "
             f"{prediction['memory_gb']:.1f} GB, real {case['peak_memory_gb']:.1f} GB"

@@ -168,7 +168,7 @@ def test_the_number_and_the_size_of_images_are_stated(tmp_path: Path) -> None:
         ({}, "has no model_type"),
         ({"model_type": ["llama"]}, "has no model_type"),
         ({"model_type": "llamma"}, "correct the model_type, update transformers, or give"),
-        ({"model_type": "x1", "auto_map": {}}, "because it brings its own code"),
+        ({"model_type": "x1", "auto_map": {}}, "the model comes with its own code"),
         ({"model_type": "gemma3_text", "num_attention_heads": 7}, "not a multiple"),
         ({"model_type": "wav2vec2"}, "give this model as module:factory"),
     ],
