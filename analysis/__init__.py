@@ -1,5 +1,5 @@
 """Fit a model to measured times, and use it for advice, plots, and verdicts on rules of thumb.
 
-PyTorch is needed to measure times and to audit models. Recordings can be read, and times predicted,
-without a GPU and without Triton.
+PyTorch is needed to measure times and to audit neural networks. Recordings can be read, and times
+predicted, without a GPU and without Triton.
 """

@@ -21,8 +21,8 @@ class AttentionShapes(NamedTuple):
 
     Attributes:
         batch: number of sequences.
-        heads: number of heads of the queries.
-        kv_heads: number of heads of the keys and values.
+        heads: number of query heads.
+        kv_heads: number of key/value heads.
         queries: query tokens per sequence.
         keys: key tokens per sequence.
         width: elements of a query, key or value in one head.

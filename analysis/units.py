@@ -18,13 +18,13 @@ def rate(tflops: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number of at least 0 with three significant digits, or as an integer above 999."""
+    """Format a non-negative number with three significant digits; above 999, as an integer."""
     # Three significant digits would print 999.6 as 1e+03.
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def microseconds(value: float) -> str:
-    """Format a time in microseconds, without its unit, such as ``12.35`` or ``1,244``."""
+    """Format a time in microseconds without its unit, as in ``12.35`` or ``1,244``."""
     # Four significant digits would print 999.96 as 1000, without the comma.
     return f"{value:,.0f}" if value >= 999.95 else f"{value:.4g}"
 
@@ -36,6 +36,6 @@ def signed_percent(share: float) -> str:
 
 
 def percent_range(lo: float, hi: float) -> str:
-    """Format a range of shares, such as ``86–91%``, or ``-2% to 4%`` with a negative lower end."""
+    """Format a range of shares as ``86–91%``, or ``-2% to 4%`` if its lower end rounds below 0."""
     low, high = round(100 * lo), round(100 * hi)
     return f"{low}% to {high}%" if low < 0 else f"{low}–{high}%"

@@ -11,7 +11,7 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     """Return the names in comma-separated text such as ``N`` or ``M,K``.
 
     ``words`` may also be a sequence of names, or None for no names. ``option`` is the name of the
-    command-line option in error messages, without dashes.
+    command-line option, without its leading dashes, for error messages.
 
     Raises:
         UserError: if a name is empty.
@@ -28,15 +28,16 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
 
 
 def share_of(value: str | float, option: str, most: float = 1.0) -> float:
-    """Read text such as ``12.5%`` or ``0.125``, or a number, as a fraction from 0 to ``most``.
+    """Return a share as a fraction; ``value`` is text such as ``12.5%`` or ``0.125``, or a number.
 
-    ``option`` is the name of the command-line option in error messages, without dashes.
+    ``option`` is the name of the command-line option, without its leading dashes, for error
+    messages.
 
     >>> share_of("12.5%", "pad")
     0.125
 
     Raises:
-        UserError: if ``value`` is not such a share, or is ambiguous, like ``"1"``.
+        UserError: if ``value`` is not a share from 0 to ``most``, or is ambiguous, like ``"1"``.
     """
     text = str(value).strip()
     is_percentage = text.endswith("%")
@@ -51,7 +52,7 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
         )
     if not 0 <= share <= most:
         raise UserError(
-            f"--{option} takes a share from 0% to {most:,.0%}, such as 12.5% or 0.125, not "
-            f"{value!r}."
+            f"--{option} takes a share from 0% to {most:,.0%}, not {value!r}. Give a share such as "
+            "12.5% or 0.125."
         )
     return share

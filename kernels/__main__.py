@@ -87,7 +87,7 @@ def check_command(
 ) -> None:
     """Check the results of implementations against a float64 reference.
 
-    On a CPU, Triton's interpreter runs the Triton kernels. Without ``--gemm`` and ``--conv``, small
+    On a CPU, Triton's interpreter runs the Triton kernels. Without ``--gemm`` or ``--conv``, small
     problems with awkward sizes are checked. Problems that an implementation does not support are
     listed only if an implementation or a problem is given. The exit code is 1 if a check failed or
     nothing was checked.
@@ -154,7 +154,11 @@ def compile_command(
     implementation: Annotated[
         list[str] | None,
         typer.Option(
-            "--implementation", help="Triton family to compile; repeatable [default: all]."
+            "--implementation",
+            help=(
+                "Family of Triton kernels to compile, such as triton-conv; repeatable "
+                "[default: all]."
+            ),
         ),
     ] = None,
     every: Annotated[
@@ -178,8 +182,8 @@ def compile_command(
 ) -> None:
     """Compile the Triton kernels for GPU architectures; no GPU is needed.
 
-    The exit code is 1 if a kernel has a problem, if a cell of the new table differs from the table
-    given to ``--compare``, or if nothing was compiled.
+    The exit code is 1 if a kernel cannot be compiled or its code is not as expected, if a cell of
+    the table of kernels differs from the table given to ``--compare``, or if nothing was compiled.
     """
     from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
     from kernels.compiler.compiletable import compile_markdown, differing_cells

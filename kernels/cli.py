@@ -108,7 +108,7 @@ def run(app: typer.Typer, program: str) -> None:
     The exit code is one of these:
 
     - 0: the work was done, or the reader of the output exited before the work ended,
-    - 1: the work failed,
+    - 1: the work failed, or it found a fault, such as a wrong result or a slower case,
     - 2: the command line or another input is invalid, or an optional package is missing,
     - 3: ``compare --gate`` cannot decide,
     - 130: the command was interrupted.
@@ -195,7 +195,7 @@ def print_json(document: Any) -> None:
     """Print one JSON document on stdout.
 
     Raises:
-        ValueError: if a number in the document is infinite or NaN, which JSON does not have.
+        ValueError: if the document contains infinity or NaN, because JSON has neither.
     """
     print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
 

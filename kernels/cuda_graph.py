@@ -11,9 +11,10 @@ _T = TypeVar("_T")
 
 
 def capture(launches: Callable[[], _T]) -> tuple[torch.cuda.CUDAGraph, _T]:
-    """Return a CUDA graph of the launches, and the result that each replay computes again.
+    """Return a CUDA graph of the launches, and their result, which each replay computes.
 
-    The launches also run once without a graph.
+    ``launches`` is called twice: once to warm up, and once for the capture, which records the
+    launches without running them. The result is therefore undefined before the first replay.
 
     Raises:
         RuntimeError: if PyTorch cannot capture the launches.

@@ -34,8 +34,9 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
     """Select a GPU or the CPU; ``auto`` selects the CPU only if no NVIDIA GPU is found.
 
     Raises:
-        UserError: if an argument or the environment variable ``THREADS`` is invalid, if ``kind`` is
-            ``gpu`` and no GPU is found, or if PyTorch cannot use the GPU or is built for ROCm.
+        UserError: if an argument is invalid, if ``kind`` is ``gpu`` and no GPU is found, or if the
+            CPU is selected and the environment variable ``THREADS`` is invalid. Unless ``kind`` is
+            ``cpu``, the error is also raised if PyTorch is built for ROCm or cannot use the GPU.
     """
     if kind not in ("auto", "gpu", "cpu"):
         raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")
@@ -60,7 +61,7 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
 
 
 def make_current(gpu: int | None) -> None:
-    """Make a GPU the current GPU of this process; do nothing if ``gpu`` is None (the CPU).
+    """Make a GPU the calling thread's current GPU; do nothing if ``gpu`` is None (the CPU).
 
     PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` use the
     current GPU. :func:`select_device` does not change the current GPU, because a process that only
@@ -131,8 +132,8 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
 
     A binary (``sm_80``) runs on GPUs with the same major version and the same or a later minor
     version. PTX (``compute_90``) runs on GPUs with the same or any later capability. The suffix
-    ``a`` (``sm_90a``) restricts a binary or PTX to exactly this capability. The suffix ``f``
-    restricts PTX to its major version.
+    ``a`` (``sm_90a``) restricts a binary or PTX to exactly the capability in its name. The suffix
+    ``f`` restricts PTX to the major version in its name.
     """
     if not arches:  # the architectures are not known, so assume that it runs
         return True

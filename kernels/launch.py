@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Launch:
     """Callable that runs an implementation: ``launch(i)`` launches it once on operand set i.
 
-    Each call returns the output without waiting for the GPU. It sets the process-wide settings that
-    the implementation needs, such as the precision of fp32 GEMMs, and then restores the previous
-    settings. Code that times a batch of launches enters the context manager ``settings()`` once and
-    calls ``bare(i)``, so that setting and restoring are not measured. ``paced`` is True if the gaps
-    between launches are part of the measured time.
+    Each call applies the process-wide settings that the implementation needs, such as the precision
+    of fp32 GEMMs, and restores the previous settings after the launch. It returns the output
+    without waiting for the GPU. Code that times a batch of launches enters the context manager
+    ``settings()`` once and calls ``bare(i)``, so that setting and restoring are not measured.
+    ``paced`` is True if the gaps between launches are part of the measured time.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Launch:
 
 
 class Implementation(Protocol):
-    """Implementation of one or more operations, such as a vendor library or a Triton family."""
+    """Implementation, such as a vendor library or a Triton family, of one or more operations."""
 
     name: str
 
@@ -69,7 +69,11 @@ class Implementation(Protocol):
         ...
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; return None for an empty text."""
+        """Parse a config's text; return None for an empty text.
+
+        Raises:
+            UserError: if the text is neither empty nor a config of this implementation.
+        """
         ...
 
     def prepare(

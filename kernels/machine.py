@@ -130,7 +130,8 @@ class Machine:
         slug = data["slug"]
         if not _SLUG.fullmatch(slug):
             raise UserError(
-                f"{slug!r} is not a valid machine name; use lower-case letters, digits and dashes."
+                f"{slug!r} is not a valid machine name; only lower-case letters, digits and dashes "
+                f"are allowed. {_COPY_AGAIN}"
             )
         # JSON has lists in place of tuples.
         facts = {f.name: data[f.name] for f in fields(cls) if f.name in data}
@@ -289,7 +290,10 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Facts that the driver reports about a GPU; clocks are in MHz, sizes in bytes."""
+    """Facts that the driver reports about a GPU; clocks are in MHz, sizes in bytes.
+
+    A clock that is not reported is 0.
+    """
 
     name: str
     capability: tuple[int, int]
@@ -335,7 +339,7 @@ _GENERATIONS = {
 
 
 def from_properties(properties: DeviceProperties) -> Machine:
-    """Return the facts of a GPU, from ``machines.toml`` if the file lists the card.
+    """Take a GPU's facts from ``machines.toml``, or derive them if the file does not list the card.
 
     The name and the memory size are always those that the driver reports. A MIG slice counts as a
     card that is not listed.
@@ -397,7 +401,7 @@ def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
 
 
 def _whole_card(properties: DeviceProperties) -> Machine | None:
-    """Return the listed card that a MIG slice is a part of, or None if the card is not listed."""
+    """Return the listed card of which a GPU is a MIG slice, or None if there is no such card."""
     slug = _slug_of_device_name().get(properties.name.partition(" MIG ")[0])
     return None if slug is None else known_machines()[slug]
 
@@ -525,7 +529,7 @@ def usable_processors() -> int:
 
 
 def _usable_processors() -> set[int]:
-    """Return the numbers of the logical processors that this process may run on."""
+    """Return the ids of the logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))

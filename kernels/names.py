@@ -1,4 +1,4 @@
-"""Facts about a kernel that its name shows, such as its kind, its tile and its number of stages.
+"""Read facts about a kernel from its name, such as its kind, tile and number of stages.
 
 Vendor libraries do not report how their kernels are tuned, but the kernels' names often show it.
 A fact that a name does not show is None; an unknown kind is ``other``.
@@ -22,8 +22,8 @@ KINDS = (*_MULTIPLYING_KINDS, "reduce", "transform", "elementwise", "other")
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has two sizes in the order of the name, which may list the columns first
-    (:meth:`tile_text`).
+    ``tile`` has two sizes in the order in which the name lists them. Some names list the columns
+    first (see :meth:`tile_text`).
     """
 
     kind: str
@@ -105,7 +105,11 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 
 @functools.lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
-    """Return the facts in ``name``, which is a kernel's name as a profiler prints it."""
+    """Return the facts that a kernel's name shows.
+
+    ``name`` is a GPU kernel's name as a profiler prints it, ``<kind> <implementation>`` for a
+    oneDNN kernel, or ``mkl_<function>`` for an MKL kernel.
+    """
     # 1. Recognise the kind and the library by the first pattern that matches.
     lowered = name.lower()
     kind = _first_match(_KIND_PATTERNS, lowered) or "other"

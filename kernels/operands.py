@@ -1,7 +1,7 @@
 """Operands of a problem, as views of flat memory in the problem's layout.
 
-A GEMM's operands are A (m, k) and B (k, n). If the batch is above 1, both have a batch axis in
-front. A convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w)
+A GEMM's operands are A (m, k) and B (k, n). If ``batch`` is above 1, A and B have a leading batch
+axis. A convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w)
 for dgrad, (x, dy) for wgrad. The operands of any other operation are its inputs and its parameters.
 """
 
@@ -68,7 +68,7 @@ def _counts_without_offset(problem: Workload, storage: Storage) -> tuple[int, in
 def view_operands(
     problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
 ) -> Operands:
-    """View three flat tensors as operands; :func:`element_counts` returns their sizes."""
+    """View three flat tensors, whose sizes :func:`element_counts` returns, as operands."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
         matrices = [
@@ -122,7 +122,8 @@ def random_operands(
 ) -> Operands:
     """Return a new set of operands with normally distributed values.
 
-    The memory for the result is filled with NaN, so that a missing element fails a check.
+    The memory for the result is filled with NaN, so that a check fails if an implementation does
+    not write every element.
     """
     dtype = TORCH_DTYPES[problem.dtype]
     generator = torch.Generator(device=device).manual_seed(seed)

@@ -17,11 +17,11 @@ from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
 LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}
-"""Number of operations per element in the textbook formula of each memory-bound layer.
+"""FLOPs per element in the textbook formula of each memory-bound layer.
 
-A comparison, an exp and an erf are one operation each. Max-pool is 3×3 with stride 1, as in the
+A comparison, an exp and an erf count as one FLOP each. Max-pool is 3×3 with stride 1, as in the
 performance guide that states 2.25 FLOP per byte for max-pool. PyTorch's max-pool also writes a
-64-bit index for each element, which the minimum bytes do not include.
+64-bit index for each element; the minimum traffic does not include these indices.
 """
 
 # Layers with a scale and a shift for each channel.
@@ -62,9 +62,9 @@ class _OperationBase(ABC):
 class Layer(_OperationBase):
     """Memory-bound layer on activations (n, c, h, w); the result has the same shape.
 
-    Layer norm and softmax work over the channels of each pixel, so activations with h = w = 1 are n
-    rows of c features. Batch norm works over all pixels of a channel, with the statistics of the
-    batch, as in training.
+    Layer norm and softmax normalise over the channels of each pixel, so activations with h = w = 1
+    are n rows of c features. Batch norm normalises each channel over the pixels of all images, with
+    the statistics of the batch, as in training.
     """
 
     op: str
@@ -93,7 +93,7 @@ class Layer(_OperationBase):
 
     @property
     def flops(self) -> int:
-        """Number of operations in the textbook formula, over all elements."""
+        """Number of floating-point operations in the textbook formula, over all elements."""
         return LAYERS[self.op] * self.elements
 
     @property
@@ -143,7 +143,7 @@ SERIES = ("projections", "timesteps")
 
 @dataclass(frozen=True, slots=True)
 class Series(_OperationBase):
-    """``count`` GEMMs (m, k) @ (k, n) that share an operand, and could be fused into one GEMM.
+    """``count`` GEMMs (m, k) @ (k, n) that share an operand and could be fused into one GEMM.
 
     - ``projections`` share the input and have one weight each, like Q, K and V or the gates of an
       LSTM.
@@ -239,7 +239,7 @@ class Lstm(_OperationBase):
         """Factor by which normally distributed values are multiplied to obtain weights.
 
         The factor is about 1/√(features + hidden), so that gates do not saturate. It is a power of
-        two, so that the multiplication does not round normal floating-point values.
+        two, so that the multiplication is exact unless the result is subnormal.
         """
         return 2.0 ** -round(math.log2(self.features + self.hidden) / 2)
 
@@ -247,8 +247,8 @@ class Lstm(_OperationBase):
     def products(self) -> tuple[tuple[int, Gemm], ...]:
         """GEMMs of the layer, as pairs (number of times, GEMM).
 
-        The first GEMM multiplies the inputs of all steps at once. The second GEMM multiplies one
-        hidden state, and runs once per step.
+        The first GEMM multiplies the inputs of all steps by the input weights. The second GEMM
+        multiplies one hidden state by the recurrent weights, and runs once per step.
         """
         gate_columns = GATES * self.hidden
         rows = self.steps * self.minibatch
@@ -280,8 +280,8 @@ class Lstm(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Return the values of the LSTM's columns in measurements.csv.
 
-        ``m``, ``n`` and ``k`` are the sizes of the GEMM that computes the gates from the input of
-        one step, and ``batch`` is the number of steps.
+        ``m``, ``n`` and ``k`` are the sizes of a GEMM that multiplies the input of one step by the
+        input weights, and ``batch`` is the number of steps.
         """
         return {
             "op": self.op,
@@ -323,7 +323,11 @@ OPERATIONS = tuple(_KINDS)
 
 
 def as_problem(workload: Workload) -> Problem:
-    """Return the workload, which must be a GEMM or a convolution."""
+    """Return the workload if it is a GEMM or a convolution.
+
+    Raises:
+        TypeError: if the workload is another operation.
+    """
     if isinstance(workload, Operation):
         raise TypeError(f"{workload} is neither a GEMM nor a convolution.")
     return workload

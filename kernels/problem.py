@@ -1,7 +1,7 @@
 """GEMMs and convolutions as problems to compute, with their FLOPs and bytes.
 
-Sizes are element counts, a multiply-add counts as two FLOPs, and bytes are the minimum traffic of
-any implementation.
+Sizes are numbers of elements. A multiply-add counts as two FLOPs. Bytes are the minimum memory
+traffic that every implementation needs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Gemm:
 
     @property
     def shape_class(self) -> str:
-        """Shape class, the first that fits: misaligned, batched, small, skinny, long-k or large."""
+        """First shape class that fits: misaligned, batched, small, skinny, long-k or large."""
         if self.alignment < WIDE_BYTES:
             return "misaligned"
         if self.batch > 1:
@@ -168,7 +168,9 @@ class Gemm:
         form = "M,N,K,dtype[,layout[,batch]]"
         parts = [part.strip() for part in text.split(",")]
         if not 4 <= len(parts) <= 6:
-            raise UserError(f"--gemm takes {form}, such as 4096,4096,4096,bf16, not {text!r}.")
+            raise UserError(
+                f"--gemm takes {form}, not {text!r}; an example is 4096,4096,4096,bf16."
+            )
         m = _parse_whole(parts[0], "M", form)
         n = _parse_whole(parts[1], "N", form)
         k = _parse_whole(parts[2], "K", form)
@@ -182,9 +184,10 @@ class Conv:
     """2-D convolution, or one of its gradients.
 
     The input is (n, c, h, w), the filter (kout, c/groups, r, s) and the output (n, kout, p, q).
-    ``fprop`` computes the output, ``dgrad`` the input's gradient, and ``wgrad`` the filter's
-    gradient. ``stride``, ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is the
-    memory order of activations and filter: ``nhwc`` (channels last) or ``nchw``.
+    ``pass_`` names the tensor to compute: the output (``fprop``), the input's gradient (``dgrad``)
+    or the filter's gradient (``wgrad``). ``stride``, ``padding`` and ``dilation`` are (vertical,
+    horizontal) pairs. ``layout`` is the memory order of the activations and the filter: ``nhwc``
+    (channels last) or ``nchw``.
     """
 
     n: int
@@ -340,7 +343,7 @@ class Conv:
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of one group's channels.
 
-        It divides the bytes of these channels in an input pixel and in an output pixel.
+        The channels of an input pixel and those of an output pixel are both considered.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
@@ -391,7 +394,7 @@ class Conv:
         parts = [part.strip() for part in text.split(",")]
         if not 12 <= len(parts) <= 14:
             raise UserError(
-                f"--conv takes {form}, such as 32,64,56,56,64,3,3,1,1,1,1,bf16, not {text!r}."
+                f"--conv takes {form}, not {text!r}; an example is 32,64,56,56,64,3,3,1,1,1,1,bf16."
             )
         names = ("N", "C", "H", "W", "KOUT", "R", "S")
         sizes = [

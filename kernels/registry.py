@@ -14,7 +14,10 @@ from kernels.operation import Workload
 
 @functools.cache
 def all_implementations() -> dict[str, Implementation]:
-    """Return all implementations by name: the vendor libraries, then the Triton families."""
+    """Return all implementations by name: the vendor libraries, then the Triton families.
+
+    The Triton families are left out if Triton is not installed.
+    """
     from kernels.library.vendor import libraries
 
     listed: list[Implementation] = [*libraries(), *_triton_families()]

@@ -13,7 +13,7 @@ _UNTIMED_REPLAYS = 3  # replays that warm up the GPU before the timed ones
 
 
 def blocked_autorange(launch: Callable[[], object]) -> float:
-    """Return the median seconds per launch over several blocks of ``torch.utils.benchmark``."""
+    """Return the median seconds per launch over blocks of launches, from PyTorch's ``Timer``."""
     timer = Timer("launch()", globals={"launch": launch}, num_threads=torch.get_num_threads())
     return float(timer.blocked_autorange().median)
 

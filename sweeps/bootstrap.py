@@ -130,7 +130,7 @@ def add_if_possible(needed: list[str], extra: str) -> str | None:
     else:
         _say(
             f"The optional extra {extra} could not be installed; everything else works without "
-            "it. The installation is tried again a day after it failed; to try sooner, run "
+            "it. After a failure, installation is not tried again for a day; to try sooner, run "
             "`make clean` and then the same command."
         )
         if not tried_today:
@@ -162,8 +162,9 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
     Args:
         wanted: requirements as ``name>=version``.
-        optional: True if the caller can do without the requirements. A new ``.venv`` is then made
-            on top of this interpreter, and pip does not wait long for the package index.
+        optional: True if the caller can do without the requirements. A new ``.venv``, if one is
+            needed, is then made on top of this interpreter, and pip does not wait long for the
+            package index.
         offline: True to install nothing, and to return None if an installation would be needed.
 
     Raises:

@@ -58,8 +58,8 @@ def parse_attention(text: str) -> Attention:
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
     """Return the row that ``predict --json`` prints for an attention call.
 
-    ``framework`` is the name of the framework that computes the attention; None if any framework
-    may compute it.
+    ``framework`` is the name of the framework that computes the attention; None if the user did not
+    name one.
 
     Raises:
         UserError: if the machine or the dtype is not supported, if the named framework has no fits,

@@ -41,7 +41,8 @@ _DEGREES = 10
 class MeasuredRatio:
     """Logarithm of a measured time ratio, with its standard error.
 
-    The error is assumed to follow Student's t distribution with ``degrees`` degrees of freedom.
+    The actual error of the logarithm, divided by ``error``, is assumed to follow Student's t
+    distribution with ``degrees`` degrees of freedom.
     """
 
     log_ratio: float
@@ -65,8 +66,8 @@ def from_processes(
 
     All samples of a process share an error, which shows only in the differences between processes.
     One pair is not enough to estimate this error, so the estimates from all pairs are averaged. The
-    average includes ``between``, because a slow drift of the machine does not show between
-    consecutive processes.
+    average also includes an estimate from ``between``, because the processes of a pair follow each
+    other too closely to show a slow drift of the machine.
 
     Args:
         pairs: log ratios by pair, process and block, with at least two processes per pair and three
@@ -114,7 +115,7 @@ def _trimmed(blocks: Sequence[float]) -> Sequence[float]:
 
 
 def _squared_error(blocks: Sequence[float]) -> float:
-    """Return the squared standard error of the mean of the trimmed blocks.
+    """Return the squared standard error of the blocks' trimmed mean.
 
     The formula is from Wilcox, "Introduction to Robust Estimation and Hypothesis Testing".
     """
@@ -163,7 +164,8 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
 def _log_ratios_around(measured: MeasuredRatio) -> NDArray[np.float64]:
     """Return increasing log ratios, which are densest around the measurement and around 0.
 
-    One grid for all measurements would be too coarse: a ratio of 9 may have an error below 1%.
+    One grid for all measurements would be too coarse far from 0, because even a ratio of 9 may have
+    an error below 1%.
     """
     error = max(measured.error, _LEAST_ERROR)
     # The steps are 0.03 errors around the measurement, and a twentieth of the distance far from it.

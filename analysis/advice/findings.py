@@ -92,7 +92,7 @@ class AdviceFinding:
 
 
 def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
-    """Group advice that recommends another shape or implementation, the best verdict first."""
+    """Group the advice that recommends a change, and sort the groups by verdict and total gain."""
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
@@ -112,7 +112,11 @@ def kind_of_change(answer: Advice) -> tuple[object, ...]:
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
-    """Format at most ten findings as a Markdown list, and count the rest."""
+    """Format advice as a Markdown list of at most ten findings.
+
+    Further items give the number of other findings, if any, and the number of queries whose answer
+    is *leave it*, with the reasons.
+    """
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
     if len(groups) > MAX_FINDINGS:

@@ -103,9 +103,10 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report the fastest GEMM of each dtype that has enough cases, and every raised peak.
+    """Report the fastest GEMM of each dtype that has enough cases.
 
-    ``value`` is the speed of the fastest of these GEMMs.
+    ``value`` is the speed of the fastest of these GEMMs. The headline also names every peak that
+    was raised because a GEMM was faster than the measured peak.
     """
     plotted = roofline_series(analysis.table, analysis.recording.cache)
     fastest = fastest_gemms(plotted, analysis.recording.machine)
@@ -241,8 +242,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
     slower = int((pairs["ratio_hi"] < 1).sum())
     return Headline(
         "layout",
-        f"In the geometric mean, NHWC is {mean:.2f}× ({lo:.2f}–{hi:.2f}×) as fast as NCHW. It is "
-        f"clearly faster in {faster} of {len(pairs)} pairs, and clearly slower in {slower}.",
+        f"NHWC is {mean:.2f}× ({lo:.2f}–{hi:.2f}×) as fast as NCHW (geometric mean of {len(pairs)} "
+        f"pairs). It is clearly faster in {faster} pairs, and clearly slower in {slower}.",
         mean,
         lo,
         hi,
@@ -253,8 +254,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed.
 
-    ``value`` is for the first dtype that has enough square GEMMs. If no measured size is fast
-    enough, ``value`` is the largest measured size.
+    ``value`` is for the first dtype that has enough square GEMMs. If even the largest
+    measured size is too slow, ``value`` is that size.
     """
     rows = square_series(table)
     fast = []  # phrases about the dtypes whose largest size is fast
@@ -300,7 +301,10 @@ def size(table: pd.DataFrame) -> Headline | None:
 
 
 def _size_interval(lo: int | None, hi: int | None) -> str:
-    """Format the interval of a size, such as `` (512–1024)``; "" if both ends are equal."""
+    """Format the interval of a size, such as `` (512–1024)``; "" if both ends are equal.
+
+    If ``hi`` is None, the text is, for example, `` (512 or more)``.
+    """
     if lo == hi:
         return ""
     if hi is None:

@@ -53,8 +53,8 @@ class Measurements:
 
         Args:
             times: for each problem, the time of every implementation that computed it.
-            warm: True to predict unmeasured options with a warm cache.
-            pairs: pairs of contenders (problem and implementation) that were re-timed together.
+            warm: True if times are to be predicted for a warm cache.
+            pairs: re-timed pairs of contenders; a contender is a problem and an implementation.
             repeats: all times of each contender that was measured several times; ``times`` has only
                 one of these times.
         """
@@ -83,8 +83,8 @@ class Measurements:
     def with_older(self, older: Measurements) -> Measurements:
         """Return these measurements together with older ones from another recording.
 
-        If a contender was measured in both recordings, :meth:`times_of` returns the newer time.
-        Older times still count in :meth:`ratio`.
+        If a contender was measured in both recordings, :meth:`times_of` returns the newer time, but
+        :meth:`ratio` may use either time.
         """
         times = {
             problem: {**older.times_of(problem), **self.times_of(problem)}
@@ -128,7 +128,7 @@ class Measurements:
         """Return the time ratio of a re-timed pair (``problem`` over ``option``) with its interval.
 
         The ratio is an expected value, given all re-timed pairs that answer this kind of query
-        (``pad`` or ``choose``). Return None if the pair is not one of them.
+        (``pad`` or ``choose``). Return None if ``problem`` and ``option`` are not such a pair.
         """
         return self._confirmed.get((kind, problem, option))
 
@@ -215,7 +215,7 @@ class Measurements:
         return self._compared(before, after)
 
     def winner(self, problem: Problem, library: str) -> str:
-        """Return the fastest implementation, or ``library`` if none is significantly faster."""
+        """Return ``library``, or the fastest implementation if it is significantly faster."""
         times = self.times_of(problem)
         if library not in times:
             return library
@@ -230,7 +230,7 @@ class Measurements:
 def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, Contender], Ratio]:
     """Return the expected time ratio of each re-timed pair that answers one kind of query.
 
-    A pad query does not allow smaller sizes, so ``pad`` uses only pairs in which no size shrinks.
+    A pad query does not allow smaller sizes, so it uses only pairs in which no size shrinks.
     """
     # 1. Select the pairs, and convert their log ratios of times to log ratios of what is compared.
     #    A time ratio times ``work`` is a ratio of speeds for ``choose``, and of times for ``pad``.
@@ -297,7 +297,8 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     gets the interval of a single measurement.
 
     Raises:
-        UserError: if a rounds.csv or the confirmed.csv cannot be read or is too damaged to use.
+        UserError: if a rounds.csv cannot be read or is too damaged, or if the confirmed.csv in the
+            recording's folder cannot be used.
     """
     # 1. Collect the problem, the place, the samples and the times of each row.
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)

@@ -67,10 +67,10 @@ class Question:
         return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
 
     def work(self, problem: Problem, option: Problem) -> float:
-        """Return the factor that converts a time ratio to the ratio that the query compares.
+        """Return the factor that converts a time ratio to a ratio of what the query compares.
 
-        A choose query compares speeds, so its factor is the ratio of the FLOPs, option over
-        problem.
+        A pad query compares times, so its factor is 1. A choose query compares speeds, so its
+        factor is the ratio of the FLOPs, option over problem.
         """
         return option.flops / problem.flops if self.choose else 1.0
 
@@ -169,7 +169,7 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return the options of a problem to predict first, and whether these are all its options."""
+    """Return the options to predict first for a problem, and whether the problem has no others."""
     smallest_growth = -question.allowance if question.choose else 0.0
     near = [
         option

@@ -44,8 +44,8 @@ def why(
 
     ``before`` and ``after`` are the model's predictions of ``problem`` and ``option``. ``gain`` is
     a fraction, per FLOP if ``choose`` is True. ``assumed`` is True if the gain depends on an
-    assumed price of misalignment, and ``measured`` if the gain is a ratio of measured times.
-    ``kind`` is the kind of the machine, ``gpu`` or ``cpu``.
+    assumed price of misalignment, and ``measured`` is True if the gain was computed from
+    measured times. ``kind`` is the kind of the machine, ``gpu`` or ``cpu``.
     """
     # 1. Compute the parts that the model explains, and attribute the remainder to one further
     #    cause.
@@ -58,7 +58,7 @@ def why(
     elif kind == "gpu" and _kernel(before) != _kernel(after):
         parts[_kernel_cause(before, after)] = remainder
     else:
-        parts["effects that the model lacks" if measured else _SIMILAR] = remainder
+        parts["effects that the model does not include" if measured else _SIMILAR] = remainder
     # 2. Convert the parts to percentage points, and name only the large ones. A gain of exactly 0
     #    has no parts.
     points: dict[str, float] = {}

@@ -5,12 +5,12 @@ There are two kinds of queries:
 - *pad*: "I need at least these sizes. Which slightly larger sizes take less time?"
 - *choose*: "I may pick sizes within ±15%. Which sizes compute the most per second?"
 
-A gain comes from the first of these kinds of evidence that exists:
+A gain is computed from the first kind of evidence in this list that is available:
 
-1. samples of both shapes that were taken together, after the new size was chosen,
-2. earlier measured times of both shapes,
-3. the model's prediction. Its error is that of a *ratio* of two predicted times, which for
-   neighbouring shapes is smaller than the error of either time.
+1. samples of the original and the new shape, taken together after the new sizes were chosen,
+2. earlier measurements of both shapes,
+3. the *ratio* of the two times that the model predicts. For neighbouring shapes, the error of this
+   ratio is smaller than the error of either time.
 
 :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
@@ -56,9 +56,9 @@ _CLEAR = 0.05  # smallest predicted gain that would be worth measuring
 class Advice:
     """Advice on one shape.
 
-    Gains are fractions with the meaning of :class:`analysis.advice.verdict.Gain`. ``measured_gain``
-    and its interval are None if the gain is only predicted, or if the advice is to leave the shape
-    as it is. If ``instead`` is the problem itself but the verdict is not *leave it*, the advice is
+    Gains are fractions, as in :class:`analysis.advice.verdict.Gain`. ``measured_gain`` and its
+    interval are None if the gain is only predicted, or if the advice is to leave the shape as it
+    is. If ``instead`` is the problem itself but the verdict is not *leave it*, the advice is
     to use another ``implementation``.
     """
 
@@ -100,7 +100,7 @@ class Advice:
 
     @property
     def expected_gain(self) -> float:
-        """Gain to expect after costs; 0 if the shape is left as it is."""
+        """Expected gain after costs; 0 if the shape is left as it is."""
         return net(self.gain, self.extra_flops) if self.verdict != LEAVE_IT else 0.0
 
     @property
@@ -143,7 +143,8 @@ def advise(
     ``library`` is the implementation whose times are predicted.
 
     Raises:
-        UserError: for constraints that do not fit the problem, or an unsupported dtype.
+        UserError: if the constraints do not fit the problem, if the machine does not support the
+            dtype, or if another version of Rooftile wrote the trees of a fit.
     """
     question = question or Question()
     question.constraints.check(problem)
@@ -327,7 +328,7 @@ def measured_ratio(
     """Return the ratio of the measured times (problem over option) with its 95% interval.
 
     The interval covers the ratio that a second measurement of both problems would give. If neither
-    time has an interval (as in a public table), the interval covers the ratio that another
+    time has an interval (as in a public table), the ratio's interval covers the ratio that another
     framework would give. Return None if the times cannot be compared, or if only one of them has an
     interval.
     """
@@ -365,10 +366,11 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
 
 
 def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
-    """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
+    """Return the 90% error range of a log time ratio if the price of misalignment is assumed.
 
-    The price may be wrong by a factor of two, but not by more than the predicted gain. ``spread``
-    is the value of :meth:`Fit.spread` for the aligned shape, and is used for both shapes.
+    The price may be wrong by as much as the predicted gain, but by at most a factor of two.
+    ``spread`` is the value of :meth:`Fit.spread` for the aligned shape, and is used for both
+    shapes.
     """
     low, high = fit.ratio_range(near=True, spreads=(spread, spread))
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
@@ -381,7 +383,7 @@ def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tupl
 def _error(
     problem: Problem, option: Problem, fit: Fit, spreads: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return the 90% range of the error of a predicted log ratio of times (problem over option).
+    """Return the 90% error range of a log time ratio (problem over option).
 
     If no size differs by more than :data:`NEAR`, the range is that of pairs in which one shape is a
     slightly padded copy of the other, with two exceptions:

@@ -30,7 +30,8 @@ class SizeConstraints:
     """Constraints on the sizes that a recommendation may name.
 
     Attributes:
-        change: the only dimensions that may change; if empty, all dimensions may change.
+        change: the only dimensions that may change; if empty, all except those in ``fix`` may
+            change.
         fix: dimensions that must not change.
         multiple: number that every changed size has to be a multiple of.
         any_size: if False, a changed size also has to be a multiple of 8, or of 4 if it is below
@@ -140,7 +141,8 @@ def sequence_dimensions(problem: Problem) -> tuple[str, ...]:
 def aligned_multiple(problem: Problem) -> int:
     """Return the number that every aligned size of a problem is a multiple of.
 
-    It is the number of elements that take 16 bytes, times the number of groups of a convolution.
+    For a GEMM, it is the number of elements that take 16 bytes. For a convolution, this number is
+    multiplied by the number of groups.
     """
     groups = 1 if isinstance(problem, Gemm) else problem.groups
     return groups * WIDE_BYTES // DTYPE_BYTES[problem.dtype]
@@ -162,11 +164,11 @@ def sizes_of(problem: Problem) -> list[int]:
 
 
 Kind = tuple[str, tuple[object, ...]]
-"""A problem's operation, and the values of all fields that advice may not change."""
+"""A problem's operation, and the values of all fields that advice never changes."""
 
 
 def kind_of(problem: Problem) -> Kind:
-    """Return the kind of a problem; advice compares only problems of one kind."""
+    """Return the kind of a problem; advice compares only problems of the same kind."""
     fixed = [f.name for f in fields(problem) if f.name not in dimensions(problem)]
     return problem.op, tuple(getattr(problem, name) for name in fixed)
 
@@ -211,9 +213,9 @@ def sizes_near(
     """Return the sizes to try for each group of :meth:`SizeConstraints.groups`.
 
     The sizes include the current size, and the nearest allowed multiples of several numbers, such
-    as 64 and the tile edges in ``tiles``. For a choose query, the sizes also include sizes that are
-    spread over the allowed window. ``allowance`` has the meaning of
-    :attr:`analysis.advice.options.Question.allowance`.
+    as 64 and the tile edges in ``tiles``. For a choose query, further sizes are spread over the
+    range from (1 − ``allowance``) to (1 + ``allowance``) times the current size. ``allowance`` has
+    the same meaning as :attr:`analysis.advice.options.Question.allowance`.
     """
     sizes = {}
     for group in constraints.groups(problem):

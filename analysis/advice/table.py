@@ -44,11 +44,13 @@ _GAINS = {
     "choose": "A gain of 12% means that the chosen shape computes 12% more per second.",
 }
 _LEGEND = (
-    "*do it*: the gain was measured in new samples after the change was chosen. Its whole interval "
-    "and the expected gain after costs are at least 1%. *likely*: the change brings a gain with "
-    "the stated probability, which is at least 80%, and the expected gain after costs is at least "
-    "1%. Costs are a tenth of the additional FLOPs. Square brackets contain the 95% interval of a "
-    "measured gain, or the 90% interval of a predicted gain."
+    "Square brackets contain the 95% interval of a measured gain, or the 90% interval of a "
+    "predicted gain. The expected gain after costs is the gain minus a tenth of the additional "
+    "FLOPs.\n\n"
+    "- *do it*: the gain was measured in new samples after the change was chosen. The whole "
+    "interval of the gain and the expected gain after costs are at least 1%.\n"
+    "- *likely*: the change brings a gain with the stated probability, which is at least 80%, and "
+    "the expected gain after costs is at least 1%."
 )
 _MAX_LISTED = 40  # maximum number of changes in one table of the Markdown page
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
@@ -62,6 +64,9 @@ def build_table(analysis: Analysis) -> list[Advice]:
 
     If there are thousands of problems, as in a public table, only a sample and the re-timed
     problems get advice. The result is empty if the recording is unusable.
+
+    Raises:
+        UserError: if a rounds.csv or the confirmed.csv of the recording cannot be used.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
@@ -79,10 +84,13 @@ def build_table(analysis: Analysis) -> list[Advice]:
 
 
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
-    """Return a trial for each query that measuring may answer with a worthwhile gain.
+    """Return a trial for each query that has a candidate with a worthwhile expected gain.
 
     A query is left out if another size was already re-timed for it. A trial has the best ``count``
     candidates, and the best two that were already measured.
+
+    Raises:
+        UserError: if a rounds.csv or the confirmed.csv of the recording cannot be used.
     """
     recording, model = analysis.recording, analysis.model
     measured = _table_measurements(recording)
@@ -115,14 +123,14 @@ def _table_measurements(recording: Recording) -> Measurements:
 
 
 def _sample_rows(recording: Recording) -> pd.DataFrame:
-    """Return one row for each problem in a fixed random sample of the table's problems."""
+    """Return one row for each problem in a fixed random sample from :func:`_table_rows`."""
     shapes = _table_rows(recording).drop_duplicates(_SHAPE)
     drawn = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
     return shapes.iloc[np.sort(drawn)]
 
 
 def _library_problems(recording: Recording) -> dict[Problem, str]:
-    """Map the problems of :func:`_table_rows` to their vendor libraries."""
+    """Map each problem in the rows of :func:`_table_rows` to a vendor library that computed it."""
     measured = read_measurements(_table_rows(recording), recording)
     return _with_libraries(measured.problems, measured)
 
@@ -188,7 +196,14 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         lines += [plain(text), ""]
     steady = _steadiness(analysis.recording)
     if analysis.recording.unusable:
-        return "\n".join([*lines, "These times do not support any advice.", "", *steady])
+        return "\n".join(
+            [
+                *lines,
+                "These times do not support any advice. Run the sweep again on a quieter machine.",
+                "",
+                *steady,
+            ]
+        )
     # 2. Summarise the advice, then list the changes that each query recommends.
     lines += [*findings_lines(advice), "", _LEGEND, ""]
     shape_count = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))

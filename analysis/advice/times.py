@@ -34,10 +34,11 @@ def measurements_near(
 ) -> Measurements:
     """Return a machine's measurements near the problems, as :func:`rows_near` chooses them.
 
-    The result is empty if the machine has no recording.
+    The result is empty if the machine has no usable recording.
 
     Raises:
-        UserError: if the machine's recording cannot be read.
+        UserError: if a recording of the machine cannot be read, or if no recording is usable and
+            the machine is a CPU that does not support the dtype of a problem.
     """
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
@@ -58,9 +59,10 @@ def _read_near(folder: Path, problems: Sequence[Problem], factor: float) -> Meas
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return sentences about misalignment, fp8 and too little memory, to append to a sentence.
+    """Return remarks about misalignment, fp8 and too little memory, to append to an explanation.
 
-    Each begins with a period and a space, and the last one lacks its period.
+    Explanations have no final period, so each remark begins with one and has none at its end. The
+    result is "" if no remark applies.
     """
     machine = basis.model.machine
     remarks = ""

@@ -59,9 +59,9 @@ def trial_of(
     """Return a trial of the options with the largest expected gains.
 
     The candidates are chosen from the options that may bring a gain worth a change: the best
-    ``count``, and the best two that were already measured. ``others`` are other implementations of
-    the original problem. Return None if another size was already re-timed for this query, or if
-    nothing is left to time.
+    ``count``, and the best two that were already measured. ``others`` are other implementations;
+    the trial has those that were not yet re-timed on the original problem. Return None if another
+    size was already re-timed for this query, or if nothing is left to time.
 
     Raises:
         UserError: for constraints that do not fit the problem, or an unsupported dtype.
@@ -116,7 +116,7 @@ def _net_gain(choice: Choice) -> float:
 def pairs_to_confirm(
     trials: Sequence[Trial], explored: Measurements
 ) -> Iterator[tuple[Contender, Contender]]:
-    """Yield pairs to re-time together: in each, a trial's original problem and an alternative.
+    """Yield pairs of contenders to re-time: a trial's original problem and an alternative to it.
 
     The alternatives of a trial are the best other size and the best other implementation, provided
     that their gains are worth a change. ``explored`` has the times of the trials' contenders.

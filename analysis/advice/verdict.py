@@ -1,4 +1,4 @@
-"""Decide whether a gain is worth changing a model, with one rule for all verdicts.
+"""Decide whether a gain justifies changing a model, by the same rule for all queries.
 
 - *do it*: the gain was measured in new samples after the change was chosen. The whole interval of
   the gain and the expected gain after costs are at least 1%.
@@ -46,8 +46,7 @@ class Gain(NamedTuple):
 def gain_of(ratio: tuple[float, float, float], work: float) -> Gain:
     """Convert a time ratio (old time over new time), with its interval, to a gain.
 
-    ``work`` is the ratio of the FLOPs after the change to the FLOPs before it, or 1 to compare
-    times.
+    To compare times, ``work`` is 1. To compare speeds, it is the ratio of the FLOPs, new over old.
     """
     value, lo, hi = ratio
     return Gain(value * work - 1, lo * work - 1, hi * work - 1)

@@ -1,4 +1,4 @@
-"""Compute the time of a model's step from its operations, with an interval.
+"""Compute the time of a model's step, with an interval, from the step's operations.
 
 The time of a step is the time of its matrix operations (GEMMs, convolutions and attention) plus the
 time in which all other operations move their bytes.
@@ -56,7 +56,8 @@ OTHER_OPERATIONS = "other"
 """Label for all other operations together, such as normalisation, activations and the optimizer."""
 
 _LEAST_QUERIES = 128
-"""Fewest queries for which a share of the peak is assumed, because memory limits smaller calls."""
+"""Smallest number of queries at which an attention call is assumed to reach a share of the peak.
+Memory limits calls with fewer queries."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,10 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs with the interval that counts in a sum, as (time, lo, hi)."""
+        """Time of all instances in µs with its interval, as (time, lo, hi).
+
+        The interval is scaled by ``in_sums``.
+        """
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)

@@ -45,7 +45,7 @@ class Audit:
 
     Attributes:
         report: time and memory of the step, and the changes of dimensions (levers).
-        basis: the machine's model and measurements, on which the times are based.
+        basis: the machine's time model and measurements, on which the times are based.
     """
 
     report: AuditReport
@@ -59,7 +59,7 @@ class Audit:
 
     @property
     def levers(self) -> Sequence[Lever]:
-        """Changes of dimensions with their gains, in the order of :class:`AuditReport`."""
+        """Changes of dimensions with their gains, in the order of :attr:`AuditReport.levers`."""
         return self.report.levers
 
     @property
@@ -93,10 +93,10 @@ class LeverSearch:
 
     Attributes:
         vary: the only dimensions to vary; if empty, all dimensions are varied.
-        more_parameters: largest increase of the number of parameters by a combination of changes,
-            as a fraction.
-        multiple: number that widths have to be multiples of; None to use the numbers that
-            :func:`analysis.audit.candidates.candidates` prefers.
+        more_parameters: largest fraction by which combined changes may increase the number of
+            parameters.
+        multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
+            64 is near.
         tries: values to try for each dimension, instead of a search; not allowed together with
             ``vary`` or ``multiple``.
     """
@@ -109,7 +109,10 @@ class LeverSearch:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Postpone garbage collection, which can take up to a fifth of the time of many captures."""
+    """Postpone garbage collection.
+
+    It can take up to a fifth of the time if a model is captured many times.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -133,8 +136,8 @@ def audit(
     of :func:`analysis.model.basis.find_basis` for each machine.
 
     Raises:
-        UserError: if the model cannot be built, if the arguments do not suit one another, or if
-            measurements cannot be read.
+        UserError: if the model cannot be built or run, if it has no operation that can be audited,
+            if the arguments do not suit one another, or if measurements cannot be read.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.sources import Factory
@@ -203,8 +206,8 @@ def _check_options(
     """Refuse options that do not fit the model, the step or one another."""
     if runtime.recompute and not trains:
         raise UserError(
-            "--recompute is only for training, because no other mode computes layers twice; leave "
-            "it out."
+            "--recompute is only for training, because no other mode has a backward pass; leave "
+            "--recompute out."
         )
     if search.tries and search.vary:
         raise UserError(
@@ -315,7 +318,7 @@ def _assumptions(
         assumptions.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
     if runtime.tp > 1:
         assumptions.append(
-            "memory divided evenly among the GPUs, including activations (sequence parallelism)"
+            "memory, including activations (sequence parallelism), divided evenly among the GPUs"
         )
     if not varied:
         assumptions.append("no change of a dimension affects a GEMM, convolution or attention")

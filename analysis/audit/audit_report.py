@@ -29,7 +29,8 @@ class AuditReport:
     Attributes:
         title: the model and its step, in words.
         fits_with: command-line options, each of which should make the step fit in memory; empty if
-            the step already fits, or if no such option is known.
+            the step already fits, if the size of the memory is unknown, or if no such option is
+            found.
         levers: changes of dimensions, in the order of :func:`analysis.audit.levers.find_levers` or,
             if the user gave the changes, in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.

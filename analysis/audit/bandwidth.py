@@ -22,10 +22,10 @@ _SHARES = {
 
 
 def moving_seconds(kind: str, moved_bytes: int, basis: Basis) -> float:
-    """Return the time in s in which operations of a kind move their bytes.
+    """Return the time that operations of one kind take to move their bytes, in seconds.
 
-    Each kind's share of the bandwidth was measured on a GPU. On a CPU, each kind is assumed to
-    reach the full bandwidth.
+    On a GPU, each kind in :data:`_SHARES` reaches only a part of :func:`reached_bandwidth`. All
+    other kinds, and every kind on a CPU, are assumed to reach all of it.
 
     Raises:
         UserError: if the machine supports none of bf16, fp16 and fp32.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from sweeps.capture.captured import FORWARD, Attention, Captured, Dimension, GroupedGemm
 
 REACH = 0.125
-"""Largest change of a width, as a fraction of its current value."""
+"""Largest change of a width in :func:`candidates`, as a fraction of its current value. Head widths
+may change more: they come from :data:`HEAD_WIDTHS`."""
 
 HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
 """Head widths to choose from: those that fused attention kernels support."""
@@ -31,8 +32,8 @@ _MORE_JOINT_HEADS = 3
 _GATED = 8 / 3
 _GATED_MULTIPLE = 256
 """The usual width of a gated feed-forward layer is 8/3 of the hidden size, rounded up to a multiple
-of 256. The layer then has about as many parameters as a layer without a gate that is 4 times as
-wide as the hidden size (Touvron et al. 2023)."""
+of 256. The layer then has about as many parameters as an ungated layer that is 4 times as wide as
+the hidden size (Touvron et al. 2023)."""
 
 Changes = dict[str, tuple[int, int]]
 """Old and new value of each dimension that changes."""
@@ -73,11 +74,11 @@ def candidates(
 ) -> list[int]:
     """Return new values of a dimension that are valid and usual in practice, smallest first.
 
-    The limits depend on what the dimension is. A width, such as a hidden size, changes by at most
-    :data:`REACH`.
+    How far the value may change depends on the kind of dimension. A head width becomes one of
+    :data:`HEAD_WIDTHS`. Any other width, such as a hidden size, changes by at most :data:`REACH`.
 
-    ``tp`` is the number of GPUs that share each layer. If ``multiple`` is given, the part of a
-    width on each GPU is a multiple of this number.
+    ``tp`` is the number of GPUs that share each layer. If ``multiple`` is given, each GPU's part of
+    a width (except a head width) is a multiple of this number.
     """
     value = dimension.value
     if _counts(dimension, captured, "heads"):
@@ -244,7 +245,7 @@ def _are_valid(values: Values, captured: Captured, tp: int) -> bool:
 
 
 def _size_change(values: Values, place: tuple[int, str]) -> float:
-    """Return the increase of one size of a matrix operation for new values of dimensions.
+    """Return the increase in one size of a matrix operation if the dimensions get new values.
 
     ``place`` is the position of the operation and the name of the size.
     """
@@ -256,7 +257,7 @@ def _size_change(values: Values, place: tuple[int, str]) -> float:
 def _changed_heads(
     before: _Heads, places: Mapping[str, tuple[int, str]], values: Values
 ) -> _Heads | None:
-    """Return the heads of an attention layer with new values of dimensions.
+    """Return the heads of an attention layer after the dimensions get new values.
 
     Return None if a size would not be an integer.
     """

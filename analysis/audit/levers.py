@@ -158,9 +158,10 @@ def try_levers(
     basis: Basis,
     account: Account,
 ) -> tuple[list[Lever], dict[str, str]]:
-    """Return the levers of the given changes in this order, and the changes that cannot be judged.
+    """Return a lever for each change that can be judged, in the given order, and all other changes.
 
-    The second value maps each change that cannot be judged, in words, to the reason.
+    The second value maps each of the other changes, as formatted by :func:`words_of`, to the reason
+    why it cannot be judged.
 
     Raises:
         UserError: if the machine's measurements cannot be read.
@@ -193,7 +194,11 @@ class _Baseline:
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Baseline:
-        """Create a baseline with measurements of problems similar to the model's operations."""
+        """Create a baseline with measurements of problems similar to the model's operations.
+
+        Raises:
+            UserError: if the machine's measurements cannot be read.
+        """
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
         # Some sizes, such as a number of heads, may change by more than REACH.
@@ -353,8 +358,8 @@ def ratios_of(
 
     Returns:
         For each pair, the ratio with its 90% interval, as (ratio, lo, hi), and
-        :attr:`analysis.audit.step_totals.SumChange.in_sums`. The element is None for attention,
-        which has no :class:`Problem`.
+        :attr:`analysis.audit.step_totals.SumChange.in_sums`; None if a problem of the pair is None,
+        as for attention.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
@@ -404,7 +409,7 @@ def _growth(before: int, after: int) -> float:
 
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
-    """Return the bytes that all other operations of a step move, without the optimizer."""
+    """Return the bytes that all operations but matrix operations and the optimizer move."""
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
     return sum(entry.bytes for entry in moved)
 
@@ -495,7 +500,7 @@ def _resized(
 def _combined_lever(
     best: Sequence[Lever], baseline: _Baseline, more_parameters: float
 ) -> Lever | None:
-    """Return a combination of worthwhile levers, or None if no combination is better than one.
+    """Return a combination of worthwhile levers, or None if none is better than a single lever.
 
     The levers in ``best`` are added one by one, in their order. Each stays in the combination if it
     raises the expected gain. ``more_parameters`` is the largest increase of the number of

@@ -21,7 +21,7 @@ _DEGREES = (2, 4, 8, 16)
 """Tensor-parallel degrees that are tried if a step does not fit in memory."""
 
 _CHUNKS = 8
-"""Number of chunks of tokens for the loss that is tried if a step does not fit in memory."""
+"""Value of ``--loss-chunks`` that is tried if a step does not fit in memory."""
 
 # Multi-head latent attention keeps one compressed vector per token (DeepSeek-AI 2024).
 _COMPRESSED = re.compile(r"kv_a_proj\w*$")
@@ -34,8 +34,9 @@ class Memory:
     ``available`` is 0 if the machine did not report its memory.
 
     In training, ``activations`` are the tensors that the forward pass keeps for the backward pass
-    and, in eager mode, the temporary tensors of the backward pass. Without a backward pass, they
-    are the tensors of the largest operation.
+    and, in eager mode, the temporary tensors of the backward pass. In other modes,
+    ``activations`` are the tensors of the operation that reads and writes the most bytes, not
+    counting parameters.
     """
 
     weights: int
@@ -78,11 +79,11 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
     """Return the memory that a step needs on each of ``runtime.tp`` GPUs.
 
     Gradients and the optimizer's state are assumed to have the parameters' dtype. The gradients of
-    the previous step are assumed to be freed (``zero_grad``'s default). Compiled code is assumed to
-    fuse temporary tensors away, such as the gradients within a loss. Tensor
-    parallelism is assumed to divide all memory evenly. Dividing activations evenly requires
-    sequence parallelism (Korthikanti et al. 2022). The memory of the framework and its kernels is
-    not counted.
+    the previous step are assumed to be freed (``zero_grad``'s default). Fusion in
+    compiled code is assumed to remove temporary tensors, such as the intermediate gradients of the
+    loss. Tensor parallelism is assumed to divide all memory evenly. Dividing activations evenly
+    requires sequence parallelism (Korthikanti et al. 2022). The memory of the framework and its
+    kernels is not counted.
     """
     weights = captured.parameter_bytes // runtime.tp
     if not trains:
@@ -111,11 +112,12 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
 
 
 def _in_chunks(captured: Captured, chunks: int) -> tuple[int, int]:
-    """Return the saved bytes and the peak of a training step with a loss in chunks of tokens.
+    """Return a training step's saved and peak bytes if its loss is computed in chunks of tokens.
 
     The chunks are assumed to run one after the other, each with its backward pass, so the head and
-    the loss keep the tensors of one chunk (Hsu et al. 2024, arXiv:2410.10989). The gradients of the
-    head's input and parameters are needed in full, next to the tensors that the layers save.
+    the loss keep the tensors of only one chunk at a time (Hsu et al. 2024, arXiv:2410.10989). The
+    gradients of the head's input and parameters are needed in full, in addition to the tensors that
+    the layers save.
     """
     heads = [p for p in captured.products if p.role == "head" and p.pass_ == FORWARD]
     if chunks == 1 or not heads:

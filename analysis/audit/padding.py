@@ -17,10 +17,10 @@ from kernels.problem import DTYPE_BYTES, Gemm
 from sweeps.capture.captured import DGRAD, FORWARD, Product
 
 _LEAST_RATIO = 1.1
-"""Smallest ratio of the original GEMM's time to the padded GEMM's time at which Inductor pads."""
+"""Speedup, including the time of copies, above which Inductor pads a GEMM."""
 
 _BALANCE_SHARE = 0.5
-"""Share of the machine's ridge point that a GEMM's FMAs per element must exceed.
+"""Share of the machine's ridge point that a GEMM's FMAs per element read or written must exceed.
 
 Inductor does not try to pad other GEMMs, because memory limits them."""
 
@@ -29,8 +29,8 @@ def with_padding(products: Sequence[Product], basis: Basis) -> tuple[list[Produc
     """Pad the GEMMs that Inductor pads on a machine.
 
     Returns:
-        The products, with the sizes that are really computed, and the number of bytes that are
-        moved in a step to copy operands into padded ones.
+        All products, with padded sizes where Inductor pads, and the number of bytes that a step
+        moves to copy operands into padded tensors.
 
     Raises:
         UserError: if measurements cannot be read, or if the machine does not support a dtype of the
@@ -89,10 +89,10 @@ def _padded(gemm: Gemm, machine: Machine) -> Gemm:
 
 
 def _copied_bytes(product: Product, padded: Gemm) -> int:
-    """Return the bytes that padding the operands of one GEMM reads and writes.
+    """Return the number of bytes that are read and written to pad the operands of one GEMM.
 
-    A weight is copied in every step. Other operands are written padded by the operation that
-    computes them, so they are not copied.
+    A weight is copied in every step. Other operands are not copied, because the operations that
+    compute them write padded outputs.
     """
     gemm = product.work
     assert isinstance(gemm, Gemm)

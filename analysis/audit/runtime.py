@@ -57,8 +57,8 @@ class Runtime:
             unknown.
         causal_half: True if the attention kernel skips the half of the query–key pairs that a
             causal mask hides.
-        skew: ratio of the number of all experts to the number of experts that get tokens. All
-            experts that get tokens get the same share.
+        skew: number of experts divided by the number of experts that get tokens. The tokens are
+            divided equally among the experts that get any.
     """
 
     kind: str = EAGER
@@ -89,7 +89,10 @@ class Runtime:
                 "only one of them."
             )
         if not 1 <= self.skew < math.inf:
-            raise UserError(f"--skew is {self.skew:g}; give 1 (all experts get tokens) or more.")
+            raise UserError(
+                f"--skew is {self.skew:g}; give 1 (all experts get tokens) or a larger finite "
+                "number."
+            )
 
     def products(self, captured: Captured) -> list[Product]:
         """Return the matrix operations as this runtime computes them.
@@ -156,7 +159,11 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Fuse each complete group of GEMMs that share a module and an input into one GEMM."""
+    """Replace each complete group of GEMMs with one fused GEMM that has the given role.
+
+    The GEMMs of a group have the same parent module and input. A group is complete if it has a
+    GEMM for each role in ``FUSIONS[role]``.
+    """
     # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}
     for position, product in enumerate(products):
@@ -222,7 +229,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
-        batch = _divided(work.batch, tp, "the number of batched GEMMs")
+        batch = _divided(work.batch, tp, "the batch count of a batched GEMM")
         return _named(product.resized({"batch": batch}), ("batch",), tp)
     if product.role in _BY_COLUMNS or _COLUMNS_BY_PATH.search(product.path):
         size = out_size(product, forward)
@@ -257,7 +264,7 @@ def _divided(size: int, tp: int, what: str) -> int:
 def _chunked(product: Product, chunks: int) -> list[Product]:
     """Split an output head's tokens into at most ``chunks`` chunks.
 
-    Chunks of equal size are one operation with a larger count.
+    Chunks of equal size are returned as one operation with a larger count.
     """
     if product.role != "head":
         return [product]

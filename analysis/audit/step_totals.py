@@ -12,7 +12,7 @@ from analysis.advice.verdict import Gain
 from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, half_interval_of_sum
 
 _SHORTEST = 1e-3
-"""Lower limit for the interval of a changed step's time, as a share of the step's expected time."""
+"""Smallest lower end of the interval of a changed step's time, as a share of the expected time."""
 
 
 class TimeSum(NamedTuple):
@@ -24,14 +24,15 @@ class TimeSum(NamedTuple):
 
 
 class SumChange(NamedTuple):
-    """Change of the total time of all instances of one operation.
+    """Change in the total time of an operation's instances.
 
     Attributes:
         before: time before the change.
-        ratio: time before the change over time after it, with its interval (90% if predicted, 95%
-            if measured), as (ratio, lo, hi).
-        in_sums: factors that correct the lower and the upper half of the interval of ``after`` in a
-            sum of times, from :func:`analysis.model.sum_errors.change_factors`.
+        ratio: time before the change divided by the time after the change, as (ratio, lo, hi).
+            The interval from lo to hi is a 90% interval if the ratio is predicted, and a 95%
+            interval if it is measured.
+        in_sums: factors from :func:`analysis.model.sum_errors.change_factors`, which correct the
+            lower and the upper half of the interval of ``after`` when times are summed.
     """
 
     before: float
@@ -58,7 +59,7 @@ def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
 def gain_of_step(
     step: float, changes: Sequence[SumChange], extra_time: float = 0.0, extra_error: float = 0.0
 ) -> Gain:
-    """Return the gain of a step whose operations change, with an interval.
+    """Return the gain, with its interval, of a step in which some operations change.
 
     All times are in the same unit.
 
@@ -66,8 +67,7 @@ def gain_of_step(
         step: time of the step before the change.
         changes: changes of the step's operations.
         extra_time: increase in the total time of the operations that are not in ``changes``.
-        extra_error: half-width of the 90% interval of the sum of all errors that ``changes`` does
-            not include.
+        extra_error: half-width of the 90% interval for the total error that is not in ``changes``.
     """
     # 1. Compute both halves of the interval of each operation's time after the change. A larger
     #    ratio means a shorter time.

@@ -54,6 +54,8 @@ def problems_given(
 def basis_of(machine: str | None, results: Path) -> Basis:
     """Return the basis of answers about a machine; print a note if the recording is uncalibrated.
 
+    If ``machine`` is None, the answers are about the machine that was measured last.
+
     Raises:
         UserError: in the same cases as :func:`analysis.model.basis.find_basis`.
     """
@@ -73,8 +75,11 @@ def basis_of(machine: str | None, results: Path) -> Basis:
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
     """Read a machine's recording, fit the model to the recording, and return the analysis.
 
+    If ``machine`` is None, the machine that was measured last is analysed. If scikit-learn is not
+    installed, a note is printed.
+
     Raises:
-        UserError: if the machine has no readable recording with a measured case.
+        UserError: if the machine has no readable recording with a case that the model can use.
     """
     from analysis.model.fitted import analyse
     from analysis.model.residual import can_grow

@@ -80,7 +80,7 @@ def predict_command(
 ) -> None:
     """Predict the time of each shape, and say what limits its speed.
 
-    Works for every machine in machines.toml, measured or not.
+    Works for every machine that the `machines` command lists, measured or not.
     """
     from analysis.advice.attention import attention_row, parse_attention
     from analysis.advice.times import times_of

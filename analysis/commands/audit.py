@@ -104,8 +104,8 @@ def audit_command(
         typer.Option(
             min=1,
             help=(
-                "Largest number of chunks of tokens in which the output head and the loss are "
-                "computed."
+                "Largest number of chunks into which the tokens are split to compute the output "
+                "head and the loss."
             ),
         ),
     ] = 1,
@@ -129,7 +129,8 @@ def audit_command(
         str, typer.Option(help="FLOPs to count for causal attention: half or full.")
     ] = "half",
     skew: Annotated[
-        float, typer.Option(help="Expert skew (1 or more): one in this many experts gets tokens.")
+        float,
+        typer.Option(help="Expert skew (1 or more). With 4, only one in four experts gets tokens."),
     ] = 1.0,
     vary: Annotated[
         str, typer.Option(help="Dimensions to vary, such as hidden,ffn [default: all].")
@@ -201,7 +202,7 @@ def audit_command(
         str | None,
         typer.Option(
             help=(
-                "Measuring time of --measure, excluding re-timing, such as 2m [default: "
+                "Measuring time for --measure, such as 2m, excluding re-timing [default: "
                 f"{_BUDGET}]."
             )
         ),
@@ -320,9 +321,10 @@ def measured_audit(
     ``audit_on`` audits the model on one basis, and returns a list of one audit.
 
     Raises:
-        UserError: if ``machine`` is not this machine, a file cannot be read, the machine cannot be
-            measured, the new measurements are unusable, or the model cannot be audited.
-        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
+        UserError: if ``machine`` names another machine, a file cannot be read, this machine cannot
+            be measured, the new measurements are unusable, or the model cannot be audited.
+        OSError: if a sample file cannot be read.
+        KeyboardInterrupt: if the user interrupts the call; measurements taken so far are saved.
     """
     from analysis.audit.account import as_problem
     from analysis.commands.confirm import basis_after, basis_here
@@ -358,7 +360,10 @@ def measured_audit(
         if planned.issuperset(pair):
             pairs.append(pair)
     if not pairs:
-        note("Nothing was re-timed, because the best change was not timed.")
+        note(
+            "Nothing was re-timed, because the change that now looks best was not timed. Run the "
+            "same command again to time it."
+        )
         return [measured]
     confirm_choices(run, pairs, note)
     return audit_on(basis_after(run.folder, request))

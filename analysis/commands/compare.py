@@ -77,8 +77,9 @@ def compare_command(
 ) -> None:
     """Compare the results of two versions.
 
-    The exit code is 1 if any case is slower or no longer timed. With --gate, the gate's answer sets
-    the exit code. With --kernels, the exit code is 0.
+    The exit code is 1 if any case is slower or no longer timed. A case is no longer timed if it has
+    a time in OLD, but failed or was skipped in NEW. With --gate, the gate's answer sets the exit
+    code. With --kernels, the exit code is 0.
     """
     if kernels:
         if new is not None or gate is not None or pattern is not None:
@@ -153,8 +154,9 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and the reason why each lost case has no new time, by the case's name. A lost
-        case has a time in the old results, but none in the new results, for a known reason.
+        The changes, and the reason why each lost case has no new time, by the case's name. A case
+        is lost if it has a time in the old results but none in the new ones, and the new results
+        state the reason.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
@@ -175,7 +177,10 @@ def _read_changes(
                 f"the results come from different machines ({', '.join(machines)}); give results "
                 "of one machine."
             )
-        note(f"The results name different machines: {', '.join(machines)}.")
+        note(
+            f"The results name different machines: {', '.join(machines)}. Check that the times can "
+            "be compared."
+        )
     # 2. Find the cases that all results have, and those that are no longer timed.
     shared = common_names(processes)
     old_names = {name for process in old_processes for name in process.cases}
@@ -189,13 +194,13 @@ def _read_changes(
     left_out = len((old_names | new_names) - set(shared) - set(lost))
     if left_out:
         cases_are = counted(left_out, "case that is", "cases that are")
-        note(f"Left out: {cases_are} not in every result.")
+        note(f"Left out: {cases_are} not timed in every result.")
     # 3. Estimate the changes.
     changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():
         note(
             "Every common case has exactly the same time in the old and the new results. Check "
-            "that they are not copies of the same result."
+            "that NEW is not a copy of OLD."
         )
     return changes, lost
 
@@ -222,7 +227,7 @@ def _no_common_case(
         lacking = next(process.name for process in processes if example not in process.cases)
         return UserError(
             f"no case has a time in every result: for example, {lacking} has no time for "
-            f"{example!r}. Leave {lacking} out, or measure the same cases in every result."
+            f"{example!r}. Leave {lacking} out, or measure the same cases for every result."
         )
     return UserError(
         f"{old} and {new} have no timed case in common: for example, {old} has "
@@ -234,8 +239,8 @@ def _no_common_case(
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
     """Read the results at one place, and treat the times of each result as those of one process.
 
-    With a ``pattern``, cases are named by their problems. A recording states the problem of each
-    case; in other results, the pattern finds it in the name of the benchmark.
+    With a ``pattern``, cases are named after their problems. A recording states the problem of each
+    case; in other results, the pattern finds the problem in the case's name.
     """
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
     from analysis.recordings.named_cases import lost_by_problem, timed_process

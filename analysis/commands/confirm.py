@@ -28,8 +28,8 @@ _CANDIDATES = 4
 _LEAST_SECONDS = 10.0
 
 GUESSES = 2
-"""Number of candidates per problem and query that are measured after a sweep. On an H100, the
-second candidate raises the mean gain of padding over all shapes from 1.2% to 1.3% (``measured`` in
+"""Number of candidates to measure after a sweep, for each problem and query. On an H100, the second
+candidate raises the mean gain of padding over all shapes from 1.2% to 1.3% (``measured`` in
 results/accuracy/advice.json)."""
 
 
@@ -44,8 +44,9 @@ def measure_best_guesses(
     budget is used. If ``gpus`` names GPUs, only the first of these GPUs is used.
 
     Raises:
-        UserError: if an argument is invalid, ``results`` has no readable recording of this machine,
-            or the machine cannot be measured.
+        UserError: if an argument is invalid, ``results`` has no readable recording that was
+            measured here, or the machine cannot be measured.
+        OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts the call; measurements taken so far are saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -70,7 +71,8 @@ def measure_best_guesses(
     # A published or imported recording cannot be resumed, and nothing is ever added to it.
     if folder != results / slug:
         raise UserError(
-            f"{slug} has no recording of its own in {results}; run {target('sweep', 'run')} first."
+            f"{results} has only an imported or published recording of {slug}; run "
+            f"{target('sweep', 'run')} first."
         )
     recording = load_runs(folder)
     if recording.unusable:
@@ -101,7 +103,7 @@ def measure_best_guesses(
         if trials:
             reason = "the budget is too small even for one query; give a larger --budget"
         else:
-            reason = "no other candidate is expected to bring a gain"
+            reason = "for each query, one was already re-timed, or none is expected to bring a gain"
         note(f"No candidate is measured: {reason}.")
         return
     queries = counted(len(trials), "query", "queries")
@@ -120,8 +122,10 @@ def measure_questions(
     The budget of ``request`` is not used.
 
     Raises:
-        UserError: if ``machine`` is not this machine, the query does not fit a problem, a file
-            cannot be read, the machine cannot be measured, or the new measurements are unusable.
+        UserError: if ``machine`` is not this machine, this machine's recording cannot be used, the
+            query does not fit a problem, the machine cannot be measured, or the new measurements
+            are unusable.
+        OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts the call; measurements taken so far are saved.
     """
     from analysis.advice.times import measurements_near
@@ -162,8 +166,8 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     """Return the basis of answers about this machine before new measurements.
 
     Raises:
-        UserError: if ``machine`` is not this machine, the device cannot be used, or a file cannot
-            be read.
+        UserError: if ``machine`` is not this machine, or the device or its recording cannot be
+            used.
     """
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
@@ -214,6 +218,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     Raises:
         UserError: if the machine cannot be measured or, with ``quickly``, if no case was timed
             within the budget.
+        OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts the call; measurements taken so far are saved.
     """
     from analysis.advice.measurements import read_measurements

@@ -32,10 +32,7 @@ def explain_command(
         Path | None,
         typer.Option(
             "--against",
-            help=(
-                "Folder with results of the machine to compare with; it is searched before "
-                "--results."
-            ),
+            help="Folder with the results of one or more machines, searched before --results.",
         ),
     ] = None,
     pad: Annotated[

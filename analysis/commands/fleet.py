@@ -31,8 +31,8 @@ def fleet_command(
             "--margin",
             help=(
                 "Margin below the median speed of all GPUs, as a share of the median. A GPU is "
-                "slow only if the whole interval of its speed is below the median by more than "
-                "this margin."
+                "slow only if the whole 95% interval of its speed is below the median by more "
+                "than this margin."
             ),
         ),
     ] = "5%",

@@ -38,24 +38,28 @@ from sweeps.store import write_json
 def import_tables(files: Sequence[Path], machine: str | None, results: Path) -> None:
     """Import one table for each machine that has one, or only the table of the named machine.
 
-    ``files`` are the files of tables; if there are none, the tables of the installed package
-    aiconfigurator-core are imported. Tables that are already imported are not imported again.
+    ``files`` are the Parquet files of the tables to choose from; if there are none, the tables of
+    the installed package aiconfigurator-core are used. Tables that are already imported are not
+    imported again.
 
     Raises:
-        UserError: if the package is not installed, a table cannot be read or imported, or no table
-            belongs to ``machine`` or, if it is None, to any machine in machines.toml.
+        UserError: if the package is needed but not installed, if a table cannot be read or
+            imported, if ``machine`` is not known or has no table, or if no table belongs to any
+            machine in machines.toml.
     """
     # 1. Choose one table for each machine, or only for the named machine.
     tables = [read_table(path) for path in files] if files else find_tables()
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
     if not by_slug:
-        raise UserError("no table belongs to a machine in machines.toml; give other files.")
+        raise UserError(
+            "no table with bf16 rows belongs to a machine in machines.toml; give other files."
+        )
     chosen = by_slug
     if machine is not None:
         slug = slug_meant(machine, known_machines())
         if slug not in by_slug:
             raise UserError(
-                f"no public table has times of {slug}; name one of {', '.join(by_slug)}."
+                f"no public table has bf16 times of {slug}; name one of {', '.join(by_slug)}."
             )
         chosen = {slug: by_slug[slug]}
     # 2. Import the chosen tables that are not imported yet.
@@ -111,8 +115,8 @@ def import_file(path: Path, machine: str, defaults: FileDefaults, results: Path)
         # about its format.
         if defaults.dtype or defaults.layout:
             raise UserError(
-                "--dtype and --layout are only for a CSV file that lacks these columns, but "
-                f"{path} is a recording or a published table; leave them out."
+                "--dtype and --layout are only for a CSV file that lacks dtypes or layouts, but "
+                f"{path} is a recording or a published table; leave these options out."
             )
     # 3. Write the recording, and all results that are computed from it.
     folder = write_timings(timings, path, defaults, target, results)
@@ -126,7 +130,8 @@ def import_file(path: Path, machine: str, defaults: FileDefaults, results: Path)
 def is_imported(table: PublicTable, folder: Path) -> bool:
     """Return True if a folder has a complete, up-to-date import of this table.
 
-    If the folder has an import of a user's file, the table only has to be part of the file's prior.
+    If the folder has an import of a user's file, that import must be complete, and its prior must
+    include the table.
     """
     files = (COLLECTIONS, attention_basis.FILE)
     if not is_complete(folder) or not all((folder / name).exists() for name in files):
@@ -176,8 +181,8 @@ def _import_in_parallel(
 def _import_one(table: PublicTable, all_tables: Sequence[PublicTable], results: Path) -> str:
     """Write a table's recording and all results that are computed from it; return a summary.
 
-    If a user's file was imported for the machine, the file remains the recording, and the table
-    becomes its prior.
+    If the machine's recording was imported from a user's file, that recording is kept, and the
+    table becomes part of its prior.
     """
     machine = known_machine(table.slug)
     folder = folder_of(results, table.slug)
@@ -198,8 +203,8 @@ def _write_results(
 ) -> str:
     """Calibrate an imported recording, write its results, and return a summary of the import.
 
-    ``table`` is the imported table, or None for a user's file. The import of a table is validated
-    against ``all_tables``.
+    ``table`` is the imported table, or None for a user's file. The predictions of an imported table
+    are compared with the other tables of its machine in ``all_tables``.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page

@@ -35,7 +35,7 @@ def import_command(
     dtype: Annotated[
         str,
         typer.Option(
-            "--dtype", help="Dtype, such as bf16, of all rows of a CSV file without a dtype column."
+            "--dtype", help="Dtype, such as bf16, for rows of a CSV file that lack a dtype."
         ),
     ] = "",
     layout: Annotated[
@@ -43,8 +43,8 @@ def import_command(
         typer.Option(
             "--layout",
             help=(
-                "Layout of all rows of a CSV file without a layout column: nn, nt, tn or tt, where "
-                "nt is y = x Wᵀ."
+                "Layout for rows of a CSV file that lack a layout: nn, nt, tn or tt, where nt is "
+                "y = x Wᵀ."
             ),
         ),
     ] = "",
@@ -70,15 +70,15 @@ def import_command(
             )
         if machine == _ALL:
             raise UserError(
-                "a file of times belongs to one machine; add --machine SLUG, the machine on which "
-                f"the times in {files[0]} were measured."
+                "a file of times belongs to one machine; add --machine with the slug of the "
+                f"machine on which the times in {files[0]} were measured."
             )
         import_file(files[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
         raise UserError(
-            "--dtype and --layout are only for a CSV file that lacks these columns; leave them "
-            "out, or name the file."
+            "--dtype and --layout are only for a CSV file that lacks dtypes or layouts; leave "
+            "these options out, or name the file."
         )
     # 2. Import tables.
     import_tables(files, None if machine == _ALL else machine, results)

@@ -141,8 +141,8 @@ def renewed_page(folder: Path) -> Path | None:
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     """Return what a page shows about one recording: analysis, advice, verdicts and profiled steps.
 
-    Verdicts and profiled steps may also be in the machine's folder under ``rules/``, which has the
-    measurements by which rules are judged.
+    Verdicts and profiled steps may also be in ``rules/<machine>/``, the folder of the measurements
+    by which rules are judged.
     """
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
@@ -158,7 +158,7 @@ def _read_rules(folder: Path) -> list[RuleResult]:
     """Return the verdicts on rules from a folder's rules.json, or [] if the file does not exist.
 
     Raises:
-        UserError: if the file cannot be read.
+        UserError: if the file cannot be read, or if its content is invalid.
     """
     from analysis.rules.judge import RuleResult
 

@@ -81,7 +81,7 @@ def plot_command(
         typer.Option(
             "-o",
             "--output",
-            help="Folder for the wave plot [default: the subfolder plots of the machine's folder].",
+            help="Folder for the wave plot [default: plots/ in the machine's folder].",
         ),
     ] = None,
     results: ResultsOption = RESULTS,
@@ -235,8 +235,8 @@ def _draw_wave_plot(
 def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     """Print the largest cliffs: neighbouring values of M between which a GEMM's time jumps.
 
-    If the machine has other collections of public times, print only cliffs that at least one of
-    these collections confirms.
+    If the machine has other public tables, print only cliffs that at least one of these tables
+    confirms.
     """
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import confirmed_pairs, largest, neighbouring_pairs
@@ -279,7 +279,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     confirmed = ""
     if others:
         number = f"{len(pairs):,}" if len(pairs) else "none"
-        confirmed = f"; confirmed by at least one other table: {number}"
+        confirmed = f", of which other tables confirm {number}"
     source = basis.measured or basis.source
     pairs_text = f"{counted(pair_count, 'pair')} of neighbouring sizes"
     note(f"The measurements have {pairs_text} ({source}){confirmed}.")

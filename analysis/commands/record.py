@@ -142,7 +142,7 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
     """Ask ``sweeps doctor`` for this machine's name, kind, software and folder.
 
     The command runs in another process, because this process must not import PyTorch. ``results``
-    has to be absolute, because the command does not run in the current folder.
+    has to be absolute, because the command may run in another folder.
 
     Raises:
         UserError: if the command fails, for example because the device cannot be used.
@@ -168,7 +168,7 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
     cores of the GPU's host, or None if it is unknown.
 
     Raises:
-        UserError: if the GPU is not known, or the cases cannot be planned.
+        UserError: if ``machine`` fits no GPU or more than one, or if the cases cannot be planned.
     """
     from analysis.recorder.recorder import part_seconds, total_line
 

@@ -1,4 +1,4 @@
-"""``rules``: test common rules of thumb about shapes against measurements."""
+"""``rules``: test common rules of thumb against measurements."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rules_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Test common rules of thumb about shapes against measurements.
+    """Test common rules of thumb against measurements.
 
     For a recording, the command also writes rules.csv, rules.md and rules.json, and a cheat sheet
     if following a rule has a significant effect.

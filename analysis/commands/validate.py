@@ -62,7 +62,7 @@ def validate_command(
         typer.Option(
             "--seed",
             min=0,
-            help="Random seed for the choice of calibration and of held-out measurements.",
+            help="Random seed for choosing the calibration and the held-out measurements.",
         ),
     ] = 0,
     holdout: Annotated[
@@ -71,9 +71,9 @@ def validate_command(
             "--holdout",
             help=(
                 "Choice of the held-out measurements. rows: all that calibration does not use; "
-                "with --prior, those of a fifth of the shapes. levels: those with an M, an N and a "
-                "K that no calibration measurement has. beyond: those with M above 2,304; cannot "
-                "be combined with --prior. folds: five-fold cross-validation."
+                "with --prior, those of a fifth of the shapes. levels: those that share no M, N or "
+                "K with any calibration measurement. beyond: those with M above 2,304; cannot be "
+                "combined with --prior. folds: five-fold cross-validation."
             ),
         ),
     ] = "rows",
@@ -137,9 +137,9 @@ def validate_command(
         typer.Option(
             "--measured",
             help=(
-                "Numbers of top candidates, such as 1,2,4. For each number, add the gain from "
-                "choosing the fastest of that many candidates by their times in --again. Needs "
-                "--advice and --again."
+                "Numbers of the model's best candidates to compare, such as 1,2,4. For each "
+                "number, add the gain from choosing the fastest of that many candidates by their "
+                "times in --again. Needs --advice and --again."
             ),
         ),
     ] = None,
@@ -183,7 +183,7 @@ def validate_command(
         validation = validate(source, judged_machine, calibration_count, seed, holdout, constants)
     else:
         if judged_machine.kind == "cpu":
-            raise UserError("--prior works only for GPUs; to judge a CPU, leave --prior out.")
+            raise UserError("--prior works only for GPUs; leave --prior out for a CPU.")
         collections = named_collections(prior, file, judged_machine, source.dtype)
         validation = validate_with_prior(
             source, judged_machine, collections, calibration_count, seed, holdout
@@ -246,7 +246,8 @@ def _parse_candidate_counts(text: str | None) -> list[int]:
     for word in text.split(","):
         if not is_whole(word.strip()) or int(word) == 0:
             raise UserError(
-                f"--measured must be one or more counts of candidates, such as 1,2,4, not {text!r}."
+                f"--measured is {text!r}; give one or more whole numbers of at least 1, such as "
+                "1,2,4."
             )
         counts.append(int(word))
     return counts
@@ -271,8 +272,8 @@ def _machine_of(file: Path, slug: str) -> Machine:
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """Measure how many shapes per second the model predicts on one core.
 
-    ``physics`` is the rate of the time formula without learned corrections, and ``full`` is the
-    rate of the whole model. The time for reading shapes into arrays is left out.
+    The result has the rate of the time formula without learned corrections (``physics``) and the
+    rate of the whole model (``full``). The time for reading shapes into arrays is left out.
     """
     import numpy as np
 

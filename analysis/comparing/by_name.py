@@ -45,7 +45,7 @@ class NamedComparison:
 
 
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
-    """Judge each case by the 99% interval of its time ratio."""
+    """Judge each case by the ratio of its times, new over old, and by the ratio's 99% interval."""
     # A significant common shift counts as a change. The limit matters only for the verdict on the
     # shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, limit=0.0)
@@ -84,7 +84,11 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 
 
 def named_text(comparison: NamedComparison) -> str:
-    """Return text for people: counts, the common shift, and at most 20 cases of each kind."""
+    """Return text for people: counts, the common shift, and lists of cases.
+
+    Slower, faster, ambiguous and lost cases have separate lists of at most 20 cases each. The
+    common shift is left out if it was not estimated.
+    """
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{counted(len(table), 'case')} compared: {counts}"]

@@ -1,7 +1,7 @@
-"""Estimate the change of each case between two sets of processes, which are called sides.
+"""Estimate how the time of each case changed between the old and the new processes.
 
-The difference between a case's log times on the two sides has three parts that are not a change of
-the case:
+The old processes and the new ones are called the two sides. Besides a true change of the case, the
+difference between its log times on the two sides has three parts:
 
 1. **Within a process**: samples scatter. More rounds make this part smaller.
 2. **Between processes, case by case**: each process places the operands at different memory
@@ -12,8 +12,9 @@ the case:
    separately. Otherwise, a slower machine would make every case look slower.
 
 With several processes on a side, the second part is measured for each case. A variance that is
-estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases
-(the moderated t test of Smyth, 2004). The better the variances agree, the more they are shrunk.
+estimated from few processes is imprecise, so it is shrunk towards a usual value, as in the
+moderated t test of Smyth (2004). The better the measured variances agree with the usual values, the
+more they are shrunk.
 
 With a single process on each side, the second part cannot be measured for each case. Its size for a
 typical case is estimated from the ratios of all cases: it is the part of the ratios' scatter that
@@ -58,7 +59,7 @@ class CommonShift:
     Attributes:
         log: logarithm of the ratio, new over old.
         error: standard error of ``log``, from the scatter between processes; NaN if it is unknown.
-        freedom: degrees of freedom of ``error``.
+        freedom: degrees of freedom of ``error``; NaN if ``error`` is unknown.
     """
 
     log: float
@@ -79,7 +80,7 @@ class CaseChanges:
         within: part of the deviation's variance that comes from scatter within processes.
         between: rest of the deviation's variance, mainly from differences between processes; NaN if
             it is unknown.
-        freedom: degrees of freedom of the whole variance.
+        freedom: degrees of freedom of the whole variance; NaN if that variance is unknown.
         rounds: mean number of samples per process, on the side with the smaller mean.
         shift: change that all cases share; None for fewer than :data:`MIN_CASES` cases.
         processes: numbers of old and of new processes.
@@ -223,8 +224,8 @@ def _pooled_freedom(old: _Side, new: _Side) -> Reals:
 
 _MAX_LEAVE_ONE_OUT = 40
 """Largest number of cases at which each case is compared with a separate robust centre, which is
-computed from the other cases. With more cases, a single changed case hardly affects a robust
-centre, so the centre of all cases is computed only once."""
+computed from the other cases. With more cases, a single changed case hardly affects the weights in
+a robust centre, so they are computed only once, from all cases."""
 
 
 def _deviations_from_others(
@@ -392,17 +393,17 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     """Shrink each case's variance, which is estimated from few processes, towards its usual value.
 
     The usual variance of a case is its variance within a process plus the variance that differences
-    between processes add to a typical case. The usual variance has less weight if the measured
-    variances scatter around it by more than chance explains.
+    between processes add to a typical case. The usual variances have less weight if the measured
+    variances scatter around them more than chance explains.
 
     Args:
-        variances: measured variance of each case's log time from process to process, which includes
-            the variance within a process.
+        variances: measured variance of each case's log time between processes; it includes the
+            variance within a process.
         freedom: degrees of freedom of each measured variance.
         within: variance of each case's log time within a process.
 
     Returns:
-        The shrunk variances, and the degrees of freedom of the usual variance. The degrees of
+        The shrunk variances, and the degrees of freedom of each usual variance. The degrees of
         freedom are infinite if chance explains the scatter of the measured variances.
     """
     # The logarithm of a measured variance differs from that of the true variance by this bias on
@@ -433,7 +434,7 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     # 3. Find the degrees of freedom of a usual variance that would scatter as much. Between the
     #    limits of the search, this scatter falls from 1e6 to 1e-8, which is below _LEAST_EXCESS.
     def spread_difference(half_freedom: float) -> float:
-        """Return the scatter at this ``half_freedom``, minus ``spread``."""
+        """Return the scatter for ``2 * half_freedom`` degrees of freedom, minus ``spread``."""
         return float(special.polygamma(1, half_freedom)) - spread
 
     prior = 2 * float(optimize.brentq(spread_difference, 1e-3, 1e8))

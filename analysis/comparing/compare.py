@@ -3,9 +3,10 @@
 Two cases match if all columns that identify a case, such as its sizes, implementation and config,
 are equal. A config that a hand-written kernel chose itself may differ.
 
-A ratio is the new time over the old one. Its interval has a confidence of 99%, because a comparison
-judges hundreds of cases and should raise few false alarms. The interval combines the intervals of
-both medians with the scatter of medians between processes (:mod:`analysis.recordings.repetition`).
+A ratio is the new median time over the old one. Its interval has a confidence of 99%, because a
+comparison judges hundreds of cases and should raise few false alarms. The interval combines the
+intervals of both medians with the scatter of medians between processes
+(:mod:`analysis.recordings.repetition`).
 
 The verdict is the first of these that applies:
 
@@ -49,8 +50,8 @@ class Comparison:
 
     Attributes:
         table: one row per case that has both times. In addition to the columns that identify the
-            case, it has problem, class, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict.
-            ``config`` is the config in the new recording.
+            case, the table has the columns problem, class, old_us, new_us, ratio, ratio_lo,
+            ratio_hi and verdict. ``config`` is the config in the new recording.
         lost: cases that have a time in the old recording and failed in the new one, with the
             reason.
         only_old: number of cases that have a time in the old recording and no row in the new one.
@@ -78,7 +79,7 @@ class Comparison:
 
 
 def compare(old: Recording, new: Recording) -> Comparison:
-    """Match the cases of two recordings, and judge each of them.
+    """Match the timed cases of two recordings, and judge each pair.
 
     Raises:
         UserError: if the recordings come from different machines, or have no timed case in common.
@@ -100,8 +101,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
     pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
         raise UserError(
-            f"{old.folder} and {new.folder} have no timed case in common; run the same sweeps for "
-            "both."
+            f"{old.folder} and {new.folder} have no timed case in common; compare recordings of "
+            "the same sweeps."
         )
     # 2. Compute the ratios and their intervals, and judge them.
     problems = workloads_of(pairs)
@@ -191,7 +192,7 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the whole comparison for JSON, with None for unknown values of a case."""
+    """Return the whole comparison for JSON; unknown values are None."""
     columns = [*IDENTITY, "old_us", "new_us", "ratio", "ratio_lo", "ratio_hi", "verdict"]
     cases = comparison.table[columns].astype(object)
     lost = comparison.lost.astype(object)
@@ -228,7 +229,8 @@ def comparison_text(comparison: Comparison) -> str:
         f"{counted(len(table), 'case')} timed in both recordings: "
         + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items()),
         f"geometric mean of the ratios new/old: {geometric_mean(table['ratio']):.3f}",
-        f"only in the old recording: {counted(comparison.only_old, 'case')}",
+        "timed in the old recording, missing from the new one: "
+        f"{counted(comparison.only_old, 'case')}",
         f"timed only in the new recording: {counted(comparison.only_new, 'case')}",
         f"no longer timed: {counted(len(comparison.lost), 'case')}",
     ]

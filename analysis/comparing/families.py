@@ -46,9 +46,10 @@ def compare_families(recording: Recording) -> pd.DataFrame:
         One row per shape and family, and one per shape for :data:`BEST`. The columns are problem,
         op, class, dtype, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi,
         best_config and found. The interval from ratio_lo to ratio_hi contains the ratio of a
-        repeated recording with 95% probability. ``found`` is the speed of the chosen config
-        relative to that of the fastest candidate. ``found`` and ``best_config`` are known only if
-        all candidates were tried, and are missing for :data:`BEST`.
+        repeated recording with 95% probability; unknown ends are NaN. ``best_config`` is the
+        config of the fastest candidate, and ``found`` is the speed of the chosen config relative to
+        the speed of that candidate. ``best_config`` and ``found`` have values only if all
+        candidates were tried, and never for :data:`BEST`.
 
     Raises:
         UserError: if no shape was timed with both a hand-written kernel and the vendor library, or
@@ -100,9 +101,9 @@ def shape_class(problem: Problem) -> str:
     """Return the problem's class; tf32 GEMMs in layouts other than nt are a separate class.
 
     Hopper's Tensor Cores read tf32 operands only in layout nt, in which both operands are
-    contiguous along K. In other layouts, a Triton kernel transposes operands while it copies them,
-    four bytes at a time, which is slow. On an H100, cuBLAS takes 5–8% longer in tt and nn than
-    in nt, and 27% longer in tn (geometric means over 20 shapes).
+    contiguous along K. An operand in another order is slow on Hopper: Triton kernels copy it four
+    bytes at a time, unless a separate launch transposes it beforehand. On an H100, cuBLAS takes
+    5–8% longer in tt and nn than in nt, and 27% longer in tn (geometric means over 20 shapes).
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
         return "tf32, not nt"
@@ -154,7 +155,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_families(recording: Recording, table: pd.DataFrame) -> str:
-    """Write all shapes to families.csv, and the summary to families.json and families.md.
+    """Write ``table`` to families.csv, and its summary to families.json and families.md.
 
     Return the text of families.md.
     """
@@ -185,7 +186,8 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
     """Return the (shape, family) pairs whose candidates were all tried.
 
-    A candidate that failed counts as tried.
+    A candidate that failed counts as tried. If the plan left out any case of a search, no pair is
+    returned, because the plan does not say to which shape the case belongs.
     """
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan.get("left_out", {})):
@@ -226,8 +228,9 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]], without_libra
     """Return the comparison as a Markdown page with a table for each operation."""
     is_searched = any(row["searched"] for row in summary)
     search_sentence = (
-        "The column *chosen/best* is the speed of the chosen config relative to that of the best "
-        "candidate, as a geometric mean over the shapes for which all candidates were tried. "
+        "The column *chosen/best* is the speed with this config relative to the speed with the "
+        "fastest candidate config, as a geometric mean over the shapes for which all candidates "
+        "were tried. "
     )
     left_out_sentence = ""
     if without_library:

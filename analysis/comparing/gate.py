@@ -3,13 +3,13 @@
 The answer is one of three:
 
 - ``fail``: a case, or all cases together, became significantly slower, and the slowdown is at least
-  the threshold. This answer needs at least three processes of each version. With any number of
-  processes, the answer is also ``fail`` if a case is lost: it has a time in the old results but
+  the threshold. A slowdown fails only if each version has at least three processes. With any number
+  of processes, the answer is also ``fail`` if a case is lost: it has a time in the old results but
   none in the new ones, and the new results state the reason.
-- ``pass``: no case is lost, and the common shift, if it was estimated, is below the threshold. Each
-  case meets one of two conditions: its slowdown is shown to be below the threshold, or it is not
-  significantly slower although a slowdown as large as the threshold would have been detected with
-  80% probability.
+- ``pass``: no case is lost, and the *common shift*, which is the change that all cases share, is
+  below the threshold if it was estimated. Each case meets one of two conditions: its slowdown is
+  shown to be below the threshold, or it is not significantly slower although a slowdown as large as
+  the threshold would have been detected with 80% probability.
 - ``cannot tell``: the conditions of the other two answers are not met.
 
 *Significantly* means that the null hypothesis "this case did not become slower than the others" is
@@ -41,7 +41,8 @@ PASS, FAIL, CANNOT_TELL = "pass", "fail", "cannot tell"
 EXIT_CODES = {PASS: 0, FAIL: 1, CANNOT_TELL: 3}
 
 SLOWER, BELOW, UNCLEAR = "slower", "below", "unclear"
-"""Verdicts on a case: slower by the threshold or more, below the threshold, or unclear."""
+"""Verdicts on a case or on the common shift: slower by the threshold or more, below the threshold,
+or unclear."""
 
 LARGEST_LOG = 700.0
 """Upper limit of logarithms whose exponentials have to fit into a double."""
@@ -53,8 +54,8 @@ _FALSE_CASES = 0.04
 _FALSE_SHIFT = 0.01
 """Probability, in each direction, of calling a common shift significant if no speed changed."""
 _FALSE_BELOW = 0.05
-"""Probability that the upper limit of a slowdown is below the threshold, if the slowdown equals the
-threshold."""
+"""Probability that the upper confidence limit of a slowdown is below the threshold if the true
+slowdown equals the threshold."""
 _MOST_ROUNDS = 10
 """Largest recommended number of rounds, as a multiple of the number that was timed."""
 _MOST_PROCESSES = 100
@@ -67,8 +68,8 @@ agree. With one or two processes of each version, a case is therefore called slo
 comparisons of unchanged versions. With three processes of each version, this happened in none of 20
 comparisons (``suspects`` in results/accuracy/gate-here.jsonl)."""
 _MORE_PROCESSES = (
-    "Time at least three processes of each version, alternating between the versions, and "
-    "give all their folders."
+    "Time at least three processes of each version, alternating between the versions. Put the "
+    "results of each version into one folder, and compare the two folders."
 )
 _OUTSIDE = 0.025
 """Probability on each side of a 95% interval."""
@@ -76,7 +77,7 @@ _MAX_LISTED = 20
 """Maximum number of cases that the text lists under each heading."""
 _LARGEST = math.log(11)
 """Largest detectable change that is reported (1,000%), as the logarithm of a ratio. Runs that can
-only detect larger changes show nothing useful."""
+detect only larger changes show nothing useful."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def judge_changes(
     Args:
         changes: estimates of at least one case.
         threshold: slowdown to look for, as a fraction above 0.
-        lost: reason why each lost case has no time in the new results, by the case's name.
+        lost: reason why each lost case has no time in the new results, by the case's name; None if
+            no case is lost.
     """
     limit = math.log1p(threshold)
     are_enough = _are_enough(changes.processes)
@@ -210,11 +212,11 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 
 
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
-    """Return the verdict on the common shift, and the part of it that each log ratio includes.
+    """Return the verdict on the common shift, and the part of the shift that log ratios include.
 
     If the shift is not significant, it may merely be a difference between runs, and no ratio
-    includes it. If no shift was estimated, the verdict is an empty string. ``limit`` is the
-    threshold, as the logarithm of a ratio.
+    includes it. If no shift was estimated, the verdict is an empty string, and the part is 0.
+    ``limit`` is the threshold, as the logarithm of a ratio.
     """
     if shift is None:
         return "", 0.0
@@ -298,8 +300,9 @@ def gate_json(result: GateResult) -> dict[str, Any]:
     """Return the whole result for JSON. Slowdowns are fractions, and ratios are new over old.
 
     A detectable change is None if it is unknown or over 1,000%. At the top level, ``detectable``
-    is the largest detectable change of any case. ``more_rounds`` and ``more_processes`` there are
-    the largest values of the unclear cases, or None if any unclear case has no value.
+    is the largest detectable change of any case, or None if it is None for any case. The top-level
+    ``more_rounds`` and ``more_processes`` are the largest values of the unclear cases. They are 0
+    if no case is unclear, and None if any unclear case has no value.
     """
     changes, shift = result.changes, result.changes.shift
     unclear = result.has(UNCLEAR)
@@ -479,9 +482,9 @@ def _next_steps(result: GateResult) -> list[str]:
 def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
     """Return a sentence about the further measurements that would make the threshold detectable.
 
-    Return an empty string if no sufficient number is known and a version has fewer than three
-    processes. At least one case must be unclear, and the detectable change of each unclear case
-    must be known.
+    Return an empty string if no sufficient number of rounds or processes is known and a version has
+    fewer than three processes. At least one case must be unclear, and the detectable change of each
+    unclear case must be known.
     """
     threshold = _percent(math.log1p(result.threshold))
     rounds = result.more_rounds[unclear]
@@ -510,7 +513,8 @@ def _step_for_cases(result: GateResult, unclear: np.ndarray) -> str:
         return ""
     return (
         f"Not even {_MOST_PROCESSES} more processes of each version would detect a slowdown of "
-        f"{threshold} in every unclear case."
+        f"{threshold} in every unclear case. Give --gate a larger slowdown, or measure on a "
+        "quieter machine."
     )
 
 

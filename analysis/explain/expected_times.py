@@ -69,7 +69,10 @@ def expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expected
 
 
 def in_tf32(work: Work, machine: Machine) -> Problem | None:
-    """Return an fp32 GEMM or convolution as a TF32 problem, or None if TF32 does not apply."""
+    """Return an fp32 GEMM or convolution as a TF32 problem.
+
+    The result is None for any other operation, and for a machine without TF32.
+    """
     if not isinstance(work, Gemm | Conv) or work.dtype != "fp32" or "tf32" not in machine.peaks:
         return None
     return replace(work, dtype="tf32")

@@ -69,7 +69,7 @@ _IDLE_WORDS = {
         "torch.compile(mode='reduce-overhead') or a larger batch would help"
     ),
     HOST_BOUND: "the host was busy with something else, such as loading data, or waited for the "
-    "GPU",
+    "GPU; loading data in the background or synchronising less often may help",
     COPY_BOUND: "data was copied between host and device; pinned memory and non_blocking copies "
     "would help",
 }
@@ -119,8 +119,8 @@ class ExplainedOperation:
         change: sizes to change, such as ``N 50257 → 50264``; an empty string if no change is
             recommended.
         advice: the advice that recommends ``change``, or None.
-        saves_us: time in µs that the best remedy could save over all calls; 0 without a finding.
-        by_tf32: True if the best remedy is to compute in TF32.
+        saves_us: largest possible saving in µs, over all calls; 0 without a finding.
+        by_tf32: True if the largest possible saving comes from computing in TF32.
     """
 
     operation: ProfiledOperation
@@ -146,10 +146,11 @@ class TraceVerdict:
         operations: the operations, the largest possible saving first.
         findings: ways to save time, the largest saving first.
         source: measurements or constants that the expected times are based on, in words.
-        slowdown: median ratio of traced to expected times if most shapes took too long, else 1. A
-            slowdown above 1 is attributed to the whole machine. An operation then counts as slow
-            only if its traced time exceeds ``slowdown`` times the upper end of its expected
-            interval.
+        slowdown: factor by which the whole machine is slower than expected. It is the median ratio
+            of traced to expected times if at least five shapes have expected times and most of
+            these shapes took longer than the upper end of their expected interval; otherwise, it
+            is 1. An operation counts as slow only if its traced time exceeds ``slowdown`` times the
+            upper end of its expected interval.
     """
 
     files: tuple[str, ...]
@@ -205,12 +206,12 @@ def _basis(
             if machine is not None:
                 raise UserError(
                     f"{against} is the folder of one machine, so it already names the machine. "
-                    f"Leave --machine out, or give --against the folder {against.parent}."
+                    f"Leave --machine out, or give {against.parent} to --against."
                 )
             folder = against.resolve()
             return find_basis(folder.name, folder.parent)
         if not against.is_dir():
-            raise UserError(f"{against} is not a folder; give --against a folder with results.")
+            raise UserError(f"{against} is not a folder; --against takes a folder with results.")
     # 2. Look for the machine in the given folder, then in the folder of all results.
     name = machine or _machine_of(account)
     if against is not None:
@@ -268,8 +269,8 @@ def judge_account(
         question: the query, as in :func:`explain_traces`.
 
     Raises:
-        UserError: if the machine's recording cannot be read, if the trace is from a CPU and the
-            machine is a GPU or vice versa, or if the query does not fit a shape.
+        UserError: if the machine's recording or its attention fits cannot be read, if the trace is
+            from a CPU and the machine is a GPU or vice versa, or if the query does not fit a shape.
     """
     machine = basis.model.machine
     if account.kind != machine.kind:
@@ -346,10 +347,10 @@ def _grouped_by_remedy(
 ) -> list[list[ExplainedOperation]]:
     """Return the operations with a finding, grouped by their remedy.
 
-    Operations belong together if TF32 saves most in each of them, or if a size with the same value
-    and the same meaning in a model should change to the same new value in each of them. Operations
-    that share such a size may be the forward pass and the gradients of one layer, or may belong to
-    several layers.
+    Operations in which TF32 saves the most form one group. Operations in which exactly one size
+    should change form a group if they share that size, its meaning in a model and its new value.
+    Such operations may be the forward pass and the gradients of one layer, or may belong to several
+    layers. Any other operation is a group by itself.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
@@ -420,7 +421,6 @@ def _queries(
 
 
 def _advice(query_of: Mapping[Problem, Question], basis: Basis) -> dict[Problem, Advice]:
-    """Return the advice on each problem."""
     # The problems of one query are answered together, which is faster than one at a time.
     advice: dict[Problem, Advice] = {}
     for query in dict.fromkeys(query_of.values()):
@@ -440,8 +440,9 @@ class _SizeChange(NamedTuple):
 def _size_changes(entry: ExplainedOperation) -> dict[tuple[int, str], _SizeChange]:
     """Return an operation's advised size changes, keyed by the old size and its meaning in a model.
 
-    The result is empty if two of the changed dimensions have the same size and meaning, because
-    such dimensions change together.
+    The result is empty if two of the changed dimensions have the same size and meaning. Such
+    dimensions change together, but :func:`_advice_on_common_sizes` changes only one dimension of an
+    operation.
     """
     advice = entry.advice
     if advice is None:
@@ -505,7 +506,7 @@ def _advice_on_common_sizes(
 
 
 def _padding(problem: Problem) -> Question:
-    """Return a pad query that may add 12.5% to the FLOPs, or more to reach multiples of 8.
+    """Return a pad query that may add up to 12.5% to the FLOPs, or more to reach multiples of 8.
 
     The limit is never above 50%. Sizes below 8 do not raise it, because padding them to 8 could
     multiply the FLOPs.
@@ -553,8 +554,8 @@ def _explained(
         gain = change.gain
         per_flop = " per FLOP" if change.question == "choose" else ""
         text = (
-            f"{change.question} {change.change} ({change.roles}). Verdict: {verdict_words}, with "
-            f"an expected gain of {gain.value:+.1%}{per_flop} ({gain.lo:+.1%} to {gain.hi:+.1%}, "
+            f"{change.question} {change.change} ({change.roles}). Verdict: {verdict_words}. "
+            f"Expected gain: {gain.value:+.1%}{per_flop} ({gain.lo:+.1%} to {gain.hi:+.1%}, "
             f"{change.evidence})"
         )
         savings.append(_Saving(saves_us, text))
@@ -597,7 +598,10 @@ def _savings_at_this_size(
     if tensor_cores == ELIGIBLE and tf32_expected is not None:
         tf32_us = slowdown * tf32_expected.time_us
         if tf32_us < traced_us:
-            text = f"TF32 is expected to take {duration(tf32_expected.time_us)}"
+            text = (
+                "compute in TF32; one call is then expected to take "
+                f"{duration(tf32_expected.time_us)}"
+            )
             savings.append(_Saving(operation.calls * (traced_us - tf32_us), text, by_tf32=True))
     return savings
 

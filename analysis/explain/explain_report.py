@@ -153,7 +153,7 @@ def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, 
 
 
 def headline(verdict: TraceVerdict) -> str:
-    """Return a line with the traced time and the largest possible saving."""
+    """Return a line with the traced time and the largest possible saving, if there is one."""
     account = verdict.account
     traces = verdict.files[0] if len(verdict.files) == 1 else f"{len(verdict.files)} traces"
     noun = "kernels" if account.kind == "gpu" else "operations"
@@ -176,19 +176,19 @@ def _saving(verdict: TraceVerdict, saves_us: float) -> str:
 
 
 def finding_lines(verdict: TraceVerdict) -> list[str]:
-    """Return a line for each of the five largest findings, and a line that counts the others."""
+    """Return a line for each of the first five findings, and a line that counts any others."""
     lines = [
         f"{finding.subject}: {finding.text}. Possible saving: {_saving(verdict, finding.saves_us)}."
         for finding in verdict.findings[:_MOST_FINDINGS]
     ]
     left_out = len(verdict.findings) - _MOST_FINDINGS
     if left_out > 0:
-        lines.append(f"{counted(left_out, 'more finding')} would save less.")
+        lines.append(f"Not shown: {counted(left_out, 'more finding')} with smaller savings.")
     return lines
 
 
 def _table(verdict: TraceVerdict) -> list[list[str]]:
-    """Return the table's head and a row for each of the first ten operations."""
+    """Return the table's header row, and a row for each of the first ten operations."""
     first = verdict.operations[:_MOST_ROWS]
     table = [list(_HEAD), *(_cells(verdict.account, entry) for entry in first)]
     columns = len(_HEAD)
@@ -271,8 +271,9 @@ def _closing(verdict: TraceVerdict) -> list[str]:
         lines.append(f"Idle share of the GPU's time, by reason: {', '.join(shares)}.")
     if math.isfinite(account.bound):
         lines.append(
-            f"{account.matrix_share:.0%} of the time is spent in matrix operations. However fast "
-            f"they became, the whole step could be at most {account.bound:.3g}× as fast."
+            f"{account.matrix_share:.0%} of the operations' time is spent in matrix operations. "
+            "However fast they became, the whole step could be at most "
+            f"{account.bound:.3g}× as fast."
         )
     return [*lines, *notes(verdict), f"Expected times: {verdict.source}."]
 
@@ -302,9 +303,10 @@ def notes(verdict: TraceVerdict) -> list[str]:
         )
     if account.graph_us:
         sentences.append(
-            f"{account.graph_us / account.total_us:.1%} of the time is spent in kernels of CUDA "
-            "graphs. A trace does not show the operations and shapes of such kernels. To compare "
-            "their times, record a step without CUDA graphs."
+            f"{account.graph_us / account.total_us:.1%} of the operations' time is spent in "
+            "kernels of CUDA graphs. A trace does not show the operations and shapes of such "
+            "kernels. To compare the times of these operations with expected times, record a step "
+            "without CUDA graphs."
         )
     if account.calls_without_kernel:
         calls = counted(

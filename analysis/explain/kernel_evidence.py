@@ -61,7 +61,7 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
     if reduced_share >= LEAST_PART:
         kernel_names = map(read_name, operation.kernels)
         splits_k = any(name.kind in MULTIPLYING and name.split_k for name in kernel_names)
-        purpose = "adding up the parts of a split K" if splits_k else "reductions"
+        purpose = "adding up the partial sums of a split K" if splits_k else "reductions"
         reasons.append(f"{reduced_share:.0%} of the operation's time is spent on {purpose}")
     return reasons
 

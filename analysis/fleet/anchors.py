@@ -33,8 +33,9 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""Kinds of anchor, by what limits their speed: sustained compute, bursts of compute, memory or
-launches."""
+"""Kinds of anchor, by what limits their speed. ``sustained`` and ``burst`` anchors are limited by
+compute, and differ in their timing mode. ``memory`` anchors are limited by the memory's bandwidth,
+and ``small`` anchors by their launches."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")
@@ -107,13 +108,13 @@ class Anchors:
 
 
 def read_anchors(folder: Path) -> Anchors:
-    """Read the anchors of a recording, without the damaged lines.
+    """Read the anchors of a recording; report and leave out damaged lines of anchors.csv.
 
     If several runs timed an anchor on a device, the latest run counts.
 
     Raises:
-        UserError: if run.json or anchors.csv cannot be read, or if anchors.csv has no times or too
-            many damaged lines.
+        UserError: if run.json, plan.jsonl or anchors.csv cannot be read, or if anchors.csv has no
+            times or too many damaged lines.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
@@ -168,8 +169,8 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 def _remedy() -> str:
     return (
-        f"To measure anchors, run {command('sweeps run')} on a GPU with a budget of at least a "
-        "minute (--budget 1m), or divide the run into several shards (--shard)."
+        f"To measure anchors, run {command('sweeps run')} with a budget of at least a minute "
+        "(--budget 1m) on a GPU, or divide the run into several shards (--shard)."
     )
 
 

@@ -46,8 +46,9 @@ class SlowCause:
 def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
     """Judge whether device ``i`` of a fleet computes slowly because of its clock.
 
-    ``speeds`` has the speeds in the kind of compute in which the device is slow. ``margin`` is the
-    part of the slowness that may remain unexplained, as a fraction of the fleet's median speed.
+    ``speeds`` has the speeds in one kind of compute (sustained or burst) in which the device is
+    slow. ``margin`` is the largest part of the slowness that may remain unexplained, as a fraction
+    of the fleet's median speed.
     """
     # Both are log ratios to the fleet's median, so they are negative if the device is below it.
     clock, speed = float(speeds.clock[i]), float(speeds.log[i])
@@ -56,11 +57,11 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         return SlowCause("", "No clock was recorded, so the cause is unknown.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
     if clock >= math.log1p(-_SAME_CLOCK):
-        remark = f", though the GPU reported {', '.join(reported)}" if reported else ""
+        remark = f" Nevertheless, the device reported {', '.join(reported)}." if reported else ""
         return SlowCause(
             "",
-            f"Its clock is not noticeably lower than the fleet's median{remark}, so the clock is "
-            "not the cause.",
+            "Its clock is not noticeably lower than the fleet's median, so the clock is not the "
+            f"cause.{remark}",
         )
     # 2. Say why the clock is lower.
     finding = f"Its clock is {-math.expm1(clock):.1%} lower than the fleet's median"
@@ -79,12 +80,12 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
-    """Return the reasons for a low clock that a device reported during anchors of one kind."""
+    """Return the throttling reasons that a device reported during the anchors of one kind."""
     return [reason for reason, seen in speeds.throttled.items() if seen[i]]
 
 
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
-    """Yield a code and a sentence for each possible cause of the low clock of device ``i``."""
+    """Yield a code and a sentence for each finding that may explain device ``i``'s low clock."""
     # Unknown limits and readings are NaN. Comparisons with NaN are False, so an unknown value is
     # never a cause.
     device = fleet.devices[i]
@@ -126,7 +127,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """Return the median of a limit over the devices whose limit is known."""
+    """Return the median of the devices' known limits; NaN if no limit is known."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 

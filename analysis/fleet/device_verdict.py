@@ -1,9 +1,10 @@
 """Judge which GPUs are significantly slow and which were throttled, and describe each GPU.
 
-A GPU is slow if the whole 95% interval of its speed in any kind of anchor is more than a margin
-below the fleet's median. With fewer than three GPUs, none is called slow. A slow GPU need not be an
-outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the GPUs are
-expected to be 6% or more below the median. This standard deviation is called the fleet's spread.
+A GPU is slow if, in at least one kind of anchor, the whole 95% interval of its speed is below the
+fleet's median by more than a margin. With fewer than three GPUs, none is called slow. A slow GPU
+need not be an outlier: among 64 GPUs with normally distributed speeds, one or two are expected to
+be at least two standard deviations below the median. The standard deviation of the GPUs' speeds,
+without measurement noise, is called the fleet's spread.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class DeviceVerdict:
         verdict: one of :data:`VERDICTS`.
         slow: kinds of anchor in which the device is slow.
         explained: code of the cause; empty if the device is not slow or the cause is unknown.
-        throttled: abnormal reasons for throttling that the device reported for any anchor.
-        in_spread: whether the fleet's spread explains why the device is slow; None if this is
-            unknown or the device is not slow.
+        throttled: abnormal throttling reasons that the device reported for at least one anchor.
+        in_spread: whether the fleet's spread explains why the device is slow; None if the spread is
+            unknown, or if the device is not slow in the kind of anchor ``FleetSpeeds.overall``.
         sentence: the verdict in words.
     """
 
@@ -59,7 +60,7 @@ class DeviceVerdict:
 
 
 def name_of(device: FleetDevice, several_nodes: bool) -> str:
-    """Name a device for people, such as ``GPU 3 (ab12cd34) of node 1``."""
+    """Return a device's name for reports, such as ``GPU 3 (ab12cd34) of node 1``."""
     node_text = f" of node {device.node}" if several_nodes and device.node is not None else ""
     if device.gpu is None:
         return f"worker {device.worker}{node_text}"
@@ -216,8 +217,8 @@ def _not_slow_sentence(
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
         comparison = (
-            f"is not known to be slow: its speed in {KIND_WORDS[speeds.overall]} has no known "
-            "interval"
+            "is not known to be slow: the 95% interval of its speed in "
+            f"{KIND_WORDS[speeds.overall]} is unknown"
         )
     else:
         comparison = (

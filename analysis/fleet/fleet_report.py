@@ -26,10 +26,11 @@ _UNKNOWN = "–"
 
 @dataclass(frozen=True)
 class FleetReport:
-    """Speeds of a fleet's devices, and the verdicts on them.
+    """Speeds of a fleet's devices, and a verdict on each device.
 
     Attributes:
-        margin: fraction of the fleet's median, as in :func:`analysis.fleet.device_verdict.judge`.
+        margin: how far below the fleet's median a slow device must be, as a fraction of the median;
+            see :func:`analysis.fleet.device_verdict.judge`.
         verdicts: the verdict on each device, in the order of the devices.
     """
 
@@ -53,7 +54,7 @@ class FleetReport:
 
 
 def make_report(folder: Path, margin: float) -> FleetReport:
-    """Read a recording's anchors, and judge its devices by them.
+    """Read a recording's anchors, and judge the recording's devices.
 
     Raises:
         UserError: if the anchors cannot be read.
@@ -64,7 +65,11 @@ def make_report(folder: Path, margin: float) -> FleetReport:
 
 
 def write_report(report: FleetReport) -> Path:
-    """Write fleet.json into the recording's folder, and return the path of fleet.json."""
+    """Write fleet.json into the recording's folder, and return the path of the file.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
     return write_json(report.anchors.recording.folder / "fleet.json", report_json(report))
 
 
@@ -172,8 +177,8 @@ def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
     word = "node" if len(nodes) == 1 else "nodes"
     yield (
         f"The run's anchors showed that the {noun}s within {word} {enumerated(names)} slow each "
-        f"other down. After the anchors, these {noun}s therefore took turns: on each "
-        f"node, only one {noun} worked at a time."
+        f"other down. After the anchors were timed, these {noun}s therefore took turns, with only "
+        f"one {noun} per node working at a time."
     )
 
 
@@ -244,8 +249,8 @@ def _interference_sentences(
         return []
     if not interference:
         return [
-            f"The {noun}s were not timed both alone and together on any node, so it is unknown "
-            "whether they slow each other down."
+            f"No node was timed both with one {noun} at a time and with all {noun}s in parallel, "
+            f"so it is unknown whether the {noun}s slow each other down."
         ]
     # 1. Say which nodes are slowed, and by how much in which kinds of anchor.
     sentences: list[str] = []
@@ -260,12 +265,15 @@ def _interference_sentences(
         if slowed:
             first, *others = slowed
             further = f" They also take {enumerated(others)}." if others else ""
-            sentences.append(f"While all {noun}s of {node_words} work, they take {first}.{further}")
+            sentences.append(
+                f"When all {noun}s of {node_words} work in parallel, they take {first} than when "
+                f"one {noun} works at a time.{further}"
+            )
         # The slowdown may be significant only over all kinds together.
         elif node_change.all.slowed:
             sentences.append(
-                f"While all {noun}s of {node_words} work, anchors of all kinds together take "
-                f"{_slowdown(node_change.all)} longer."
+                f"When all {noun}s of {node_words} work in parallel, the median anchor takes "
+                f"{_slowdown(node_change.all)} longer than when one {noun} works at a time."
             )
         else:
             undisturbed.append(node_change)
@@ -290,7 +298,7 @@ def _interference_sentences(
         place = "this node" if len(undisturbed) == 1 else "the median node"
         sentences.append(
             f"Working in parallel causes no significant slowdown above {TOLERANCE:.0%} for the "
-            f"{noun}s of {undisturbed_nodes}. On {place}, anchors take {ratio:.3f} times as long "
+            f"{noun}s on {undisturbed_nodes}. On {place}, anchors take {ratio:.3f} times as long "
             f"as when one {noun} works at a time."
         )
     return sentences
@@ -308,7 +316,7 @@ def _slowdown(change: SpeedChange) -> str:
 
 
 def report_text(report: FleetReport) -> str:
-    """Return the report as text: a table of GPUs, the slowest first, then sentences about them."""
+    """Return the report as text: a table with the slowest GPU first, then a list of sentences."""
     recording, speeds = report.anchors.recording, report.speeds
     devices = counted(len(report.verdicts), report.noun)
     nodes = {device.node for device in report.anchors.fleet.devices}
@@ -319,8 +327,9 @@ def report_text(report: FleetReport) -> str:
     lines = [f"{recording.machine.name}: {devices}{of_nodes}, {anchors}, measured {date}"]
     if speeds.overall:
         lines += [
-            "Speeds are relative to the fleet's median. The column speed is for "
-            f"{KIND_WORDS[speeds.overall]} and has a 95% interval.",
+            "Speeds are relative to the fleet's median. "
+            'The columns "speed" and "95%" show the speed in '
+            f"{KIND_WORDS[speeds.overall]} and its 95% interval.",
             "",
             *_table(report),
         ]
@@ -332,7 +341,7 @@ def report_text(report: FleetReport) -> str:
     if len(notable) > _LISTED:
         unlisted = len(notable) - _LISTED
         more = counted(unlisted, f"more {report.noun} is", f"more {report.noun}s are")
-        lines.append(f"• {more} slow or throttled; fleet.json lists all.")
+        lines.append(f"• {more} slow or throttled; fleet.json lists all {report.noun}s.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
 
 

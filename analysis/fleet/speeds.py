@@ -1,11 +1,11 @@
 """Compute the speed of each GPU relative to the others, and the interference between GPUs.
 
-Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
-node in parallel). In each anchor, a GPU differs from the fleet's median log speed by some amount.
-The median of these differences over the anchors of a kind is the GPU's relative log speed in that
-kind. The relative log speeds are then shifted so that their median over all GPUs is 0. The 95%
-interval of a relative log speed reaches 1.96 standard errors to either side. The standard error has
-three sources, which are treated as independent, so their variances are added:
+Anchors (:mod:`analysis.fleet.anchors`) are timed in two phases: alone (one GPU of a node at a time)
+and together (all GPUs of a node in parallel). In each anchor, a GPU's log speed is compared with
+the fleet's median log speed. The median difference over the anchors of a kind is the GPU's relative
+log speed in that kind. The relative log speeds are then shifted so that their median over all GPUs
+is 0. The 95% interval of a relative log speed reaches 1.96 standard errors to either side. The
+standard error has three sources, which are treated as independent, so their variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation
    over all GPUs, because one faulty GPU hardly affects that deviation. The scatter of a GPU's own
@@ -55,7 +55,7 @@ class AnchorSpeeds:
         variance: variance of ``log`` without the uncertainty of the fleet's median.
         clock: logarithm of the SM clock relative to the fleet's median.
         sensors: median reading of each sensor.
-        throttled: for each reason, True where the device reported it.
+        throttled: for each throttling reason, True for the devices that reported it.
     """
 
     log: Array
@@ -87,7 +87,7 @@ class AnchorSpeeds:
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """A ratio of times with its 95% interval.
+    """Ratio of the time in phase "together" to the time in phase "alone", with its 95% interval.
 
     If the interval is unknown, its ends are NaN. ``slowed`` is True if the ratio is above 1.01 and
     the whole interval is above 1.
@@ -101,11 +101,11 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdown of a node's anchors if all GPUs of the node work in parallel.
+    """Slowdown of a node's anchors while all GPUs of the node work in parallel.
 
-    ``all`` is the time when all GPUs work in parallel divided by the time when one GPU works at a
-    time, over all anchors. ``kinds`` has this ratio for each kind of anchor that was timed in both
-    phases.
+    The slowdown of an anchor is its time in phase "together" divided by its time in phase "alone".
+    ``all`` is the median slowdown over all anchors. ``kinds`` has the median slowdown for each kind
+    of anchor that was timed in both phases. ``node`` is None if the node's number is unknown.
     """
 
     node: int | None
@@ -181,7 +181,8 @@ def deviation_of(values: Array) -> float:
 def _spread(values: Array, noise: Array) -> float:
     """Return the standard deviation of the true values, given noisy measurements of them.
 
-    ``noise`` is the variance of each value's noise.
+    ``noise`` is the variance of each value's noise. Values far from the median are ignored. The
+    result is NaN if fewer than two values are left.
     """
     is_known = np.isfinite(values) & np.isfinite(noise)
     if not is_known.any():
@@ -212,8 +213,8 @@ class _Medians:
 def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _Medians:
     """Return the median of each row and the variance of that median; unknown values are NaN.
 
-    Each row is a device or a node, and each column is an anchor. ``errors`` has the standard error
-    of each value. ``usual_scatter`` is used if no row has several values.
+    Each row is a device, a pair of devices or a node, and each column is an anchor. ``errors`` has
+    the standard error of each value. ``usual_scatter`` is used if no row has several values.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
@@ -257,7 +258,7 @@ def _deviation_from_zero(values: Array) -> float:
 
 
 def _phases(fleet: Fleet) -> NDArray[np.intp]:
-    """Choose the phase from which each device's time of each anchor is taken.
+    """Choose the phase whose time is used, for each device and anchor.
 
     If any device timed an anchor in both phases, all devices are compared in the phase in which
     more devices timed the anchor. Otherwise, each device uses the phase in which it timed the
@@ -333,12 +334,11 @@ def _speeds(
 
 
 def _median_variance(log: Array, variance: Array) -> float:
-    """Return the variance of the median of the devices' log speeds.
+    """Return the variance of the devices' median log speed.
 
-    The formula is accurate only for many normally distributed values. The result is therefore
-    limited to the median of the given variances.
-
-    ``variance`` is the part of each log speed's variance that is due to measurement noise.
+    ``variance`` has, for each log speed, the part of its variance that is due to measurement noise.
+    The computation assumes many normally distributed values. It is inaccurate for few devices, so
+    the result is limited to the median of ``variance``.
     """
     device_variance = float(median_of(variance))
     # The speeds scatter because the devices differ, and at least by the measurement noise.
@@ -364,7 +364,10 @@ def _devices_by_node(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 
 
 def _deviation_between_times(fleet: Fleet) -> float:
-    """Return the standard deviation of a device's log speed between two measurements."""
+    """Return the standard deviation of a device's log speed over time, without measurement noise.
+
+    The change between two measurements has twice the variance.
+    """
     # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")
     medians = _medians(changes, errors)
@@ -395,7 +398,7 @@ def _deviation_between_times(fleet: Fleet) -> float:
 
 
 def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ...]:
-    """Return how much longer anchors take on each node while all of its devices work."""
+    """Return the interference on each node whose anchors were timed in both phases."""
     # 1. Compute the changes of each node over all anchors, and in each kind that was timed in both
     #    phases.
     every_anchor = np.full(len(fleet.kinds), True)

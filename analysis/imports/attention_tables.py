@@ -1,9 +1,9 @@
 """Read the public tables of fused attention.
 
-``aiconfigurator-core`` has tables of causal attention over prompts (``context_attention``),
-decoding (``generation_attention``), and attention in encoders (``encoder_attention``). The times
-were measured in the same way as the times of the package's GEMMs (:mod:`analysis.imports.tables`).
-Only calls in bf16 are read.
+The package ``aiconfigurator-core`` has tables of causal attention over prompts
+(``context_attention``), decoding (``generation_attention``), and attention in encoders
+(``encoder_attention``). The times were measured in the same way as those in the package's GEMM
+tables (:mod:`analysis.imports.tables`). Only calls in bf16 are read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class AttentionTable:
 
 
 def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
-    """Find the latest table of each kind of call, GPU and framework in the installed package.
+    """Find the tables in the installed package, one per GPU, framework and kind of call.
+
+    If a framework has tables for several versions, the table for the latest version is chosen.
 
     Args:
         machine: slug of the machine whose tables are returned; None for all machines.

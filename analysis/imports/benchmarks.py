@@ -8,9 +8,9 @@ Four JSON formats are recognised by their keys:
   Raw samples are read if the files that ``--jsonbin`` wrote exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
   standard deviation if the file was written with ``--benchmark_report_aggregates_only``.
-- ``torch.utils.benchmark``: a JSON document that the user writes, with the fields of the
-  measurements. Pickled measurements are never read, because unpickling a file can run arbitrary
-  code.
+- ``torch.utils.benchmark``: a JSON document that the user writes. Its list ``measurements`` has the
+  attributes of each ``Measurement``, such as ``times`` and ``label``. Pickled measurements are
+  never read, because unpickling a file can run arbitrary code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
 the case's name. A case whose name matches the pattern is renamed after its problem.
@@ -104,7 +104,7 @@ class NamePattern:
         for word in ("layout", "pass"):
             if word in cells:
                 cells[word] = cells[word].lower()
-        return problem_from_cells(f"the name {name!r}", cells)
+        return problem_from_cells(f"the problem that --pattern finds in {name!r}", cells)
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _Cases:
     def add_samples(self, name: str, samples: Sequence[float]) -> None:
         """Add samples in seconds to a case."""
         if not len(samples) or not all(0 < value < math.inf for value in samples):
-            self.lost[name] = "it has no times, or one of them is not a positive number"
+            self.lost[name] = "it has no times, or a time that is not a positive number"
             return
         earlier = self.times[name].samples if name in self.times else ()
         if name in self.times and not earlier:
@@ -153,8 +153,9 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         pattern: pattern that finds the problem in a case's name; None to keep all names.
 
     Raises:
-        UserError: if the file cannot be read, has no usable times, or names a case without samples
-            twice; or if the pattern does not fit the names.
+        UserError: if the file cannot be read, has no usable times, or contains a case without
+            samples more than once; or if the pattern matches no name, does not describe a problem,
+            or finds the same problem in two names.
     """
     # 1. Recognise the format, and read the cases.
     document = _load(path)
@@ -204,7 +205,7 @@ def _with_problems(cases: _Cases, pattern: NamePattern) -> _Cases:
     renamed = named_by_problem(
         str(cases.path),
         times,
-        "Leave --pattern out, or let the pattern include the part in which these names differ.",
+        "Leave --pattern out, or extend the pattern to the part in which these names differ.",
     )
     lost = {}
     for name, reason in cases.lost.items():
@@ -218,10 +219,9 @@ def named_by_problem(
 ) -> dict[str, CaseTimes]:
     """Name cases after their problems; cases without a known problem keep their names.
 
-    The error message begins with ``source``, and ends with the sentence ``remedy``.
-
     Raises:
-        UserError: if two cases have the same problem.
+        UserError: if two cases have the same problem. The message begins with ``source``, and ends
+            with the sentence ``remedy``.
     """
     renamed: dict[str, CaseTimes] = {}
     old_names: dict[str, str] = {}  # by new name
@@ -334,9 +334,11 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 
 
 def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
-    """Return the file of a state's samples, or None if no file of the recorded size exists.
+    """Return the file with a state's samples, or None if no file of the recorded size is found.
 
-    The recorded path may be from another machine, so the file is looked for near the JSON file.
+    The recorded path may be from another machine, so only the names of the file and of its folder
+    are used. First, the file is looked for in a folder with the recorded name next to the JSON
+    file. Then it is looked for next to the JSON file itself.
     """
     recorded = Path(str(values["filename"]))
     byte_count = 4 * int(values["size"])  # samples are 32-bit floats
@@ -404,7 +406,8 @@ _TORCH_NAMES = ("label", "sub_label", "description", "env")
 def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Add the samples of each measurement to ``cases``.
 
-    ``times`` are seconds per run, and ``raw_times`` are seconds per ``number_per_run`` runs.
+    In the document, ``times`` are in seconds per run, and ``raw_times`` are in seconds per
+    ``number_per_run`` runs.
     """
     for entry in document["measurements"]:
         labels = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]

@@ -47,7 +47,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
             for convolutions.
 
     Raises:
-        UserError: if there are no rows, or too many of them are damaged.
+        UserError: if there are no rows, or if too many lines are damaged.
     """
     # 1. Leave out the rows that are not a case with a time, and report them.
     if not len(cells):
@@ -110,7 +110,7 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def our_dtype(name: str) -> str:
-    """Return Rooftile's name of a dtype such as ``torch.bfloat16``.
+    """Return Rooftile's name for a dtype such as ``torch.bfloat16``.
 
     An unknown name is returned in lower case, without the prefix ``torch.``.
     """

@@ -34,11 +34,12 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
     """Convert one or several shapes to problems, in the same order.
 
     Args:
-        shapes: one shape, several shapes, or a DataFrame. A shape is text, a tuple or a list in the
-            order of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame has
-            the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields of each
-            operation. A DataFrame without a column ``m`` may instead have shapes in a column
-            ``problem`` or ``shape``. Other columns are ignored.
+        shapes: one shape, several shapes, or a DataFrame. A shape is a :class:`Gemm`, a
+            :class:`Conv`, or text, a tuple or a list with the shape's fields in the order in which
+            ``--gemm`` or ``--conv`` takes them. A DataFrame has the columns ``m``, ``n``, ``k`` and
+            ``dtype``, or a column ``op`` and the columns that its operations need. A DataFrame
+            without a column ``m`` may instead have shapes in a column ``problem`` or ``shape``.
+            Other columns are ignored.
 
     Raises:
         UserError: if no shape is given, if a shape is invalid, or if a DataFrame does not describe
@@ -88,9 +89,9 @@ def _as_problem(shape: object) -> Problem:
 def read_problems(path: Path) -> list[Problem]:
     """Read the problems in a CSV file, one on each line below the header.
 
-    The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields
-    of each operation. Other columns of measurements.csv are allowed, too. Optional fields have
-    defaults.
+    The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the columns
+    that the file's operations need. Other columns of measurements.csv are allowed, too. Optional
+    fields have defaults.
 
     Raises:
         UserError: if the file cannot be read as a list of problems.
@@ -128,7 +129,7 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
         cells = {name: _cell(value) for name, value in row.items()}
         problems.append(problem_from_cells(f"row {index} of the DataFrame", cells))
     if not problems:
-        raise UserError("the DataFrame has no row; add one per shape.")
+        raise UserError("the DataFrame has no rows; add one per shape.")
     return problems
 
 
@@ -166,7 +167,8 @@ def problem_from_cells(label: str, cells: Mapping[Any, Any]) -> Problem:
 
     Args:
         label: name of the row in error messages, such as ``line 3 of shapes.csv``.
-        cells: text of each column; an empty string or None means the column's default.
+        cells: text of the row's cells, by column. An empty string or None means the column's
+            default, if it has one.
 
     Raises:
         UserError: if the row does not describe a GEMM or a convolution.

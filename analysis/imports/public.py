@@ -86,13 +86,15 @@ class PublicRows:
         """Return the convolutions whose kernel names show that they ran with the given algorithm.
 
         Raises:
-            UserError: if no case ran with the algorithm.
+            UserError: if there is no such convolution.
         """
         algorithms = self.algorithms
         if algorithm not in algorithms:
             present = sorted({name for name in algorithms if name})
             remedy = nearest(algorithm, present) if present else "leave out --algorithm."
-            raise UserError(f"{self.name} has no case that ran with {algorithm!r}; {remedy}")
+            raise UserError(
+                f"no kernel name in {self.name} shows the algorithm {algorithm!r}; {remedy}"
+            )
         return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
 
     @classmethod
@@ -126,7 +128,7 @@ class PublicRows:
 
 @dataclass(frozen=True)
 class _FileRows:
-    """Rows of a file, one sequence per column, before they are selected by machine and dtype."""
+    """Rows of a file before a machine and a dtype are selected, with one sequence per column."""
 
     devices: Sequence[str | None]  # None if the source does not name the row's GPU
     dtypes: Sequence[str]
@@ -147,10 +149,11 @@ class _FileRows:
 
 
 def read_source(path: Path, machine: Machine, dtype: str | None = None) -> PublicRows:
-    """Read the rows of one machine and dtype from a table or a folder of our results.
+    """Read the rows of one machine and dtype from a recording, a CSV file or a public table.
 
-    Rows of a CSV file that names no dtype are assumed to be in ``dtype``. If ``dtype`` is None, the
-    rows in bf16 are preferred.
+    Rows of a CSV file that do not name their dtype are assumed to be in ``dtype``. If ``dtype`` is
+    None, rows in bf16 are read. If the machine has no row in bf16, all its rows must have the same
+    dtype.
 
     Raises:
         UserError: if no row of the machine and dtype can be read, or if the dtype is ambiguous.
@@ -225,7 +228,7 @@ def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequ
 
 
 def read_public(path: Path, machine: Machine) -> FileTimings:
-    """Read a machine's rows in all dtypes from our results or one of the public formats.
+    """Read a machine's rows in all dtypes from a recording, a CSV file or a public table.
 
     Unreadable rows and the names of kernels are left out.
 
@@ -250,7 +253,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
 
 
 def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
-    """Read a public table, or the vendor library's bursts in a CSV file or a recording."""
+    """Read a public table, or the vendor-library times in a CSV file or a recording."""
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
     if path.suffix != ".parquet" and (timings := read_timings(path, defaults)):
@@ -265,7 +268,7 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
         lines = str(error).splitlines()
         reason = lines[0] if lines else "empty"
         raise UserError(
-            f"{path} is not a table that can be read ({reason}); give a CSV or Parquet file."
+            f"{path} cannot be read as a table ({reason}); give a valid CSV or Parquet file."
         ) from None
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     for needed, reader in _FORMATS:
@@ -280,16 +283,18 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
                     "the table as it was published."
                 ) from None
     raise UserError(
-        f"{path} has no known format. Give a CSV file with the columns {HEADER}, or a file in "
-        "the format of the CUTLASS profiler, TritonBench, Rooftile's measurements.csv, "
-        "AIConfigurator's GEMM tables, NeuSight's linear layers or convolutions, or DeepBench."
+        f"{path} has no known format. Give a public table, the measurements.csv of a recording, a "
+        "CSV file from the CUTLASS profiler or TritonBench, or a CSV file with the columns "
+        f"{HEADER}. Public tables are those of AIConfigurator (GEMMs), NeuSight (linear layers and "
+        "convolutions) and DeepBench (GEMMs and convolutions)."
     )
 
 
 def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
-    """Convert the vendor library's bursts in a CSV file.
+    """Convert the vendor-library times in a CSV file.
 
-    Only bursts in the most frequent cache state are used.
+    Only times that were measured in bursts are used, and only those in the most frequent cache
+    state.
     """
     rows = library_rows(timings.rows)
     rows = rows[rows["mode"] == "burst"]
@@ -313,7 +318,10 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read the vendor library's bursts in a recording's usual cache state."""
+    """Read the vendor-library times in a recording.
+
+    Only times that were measured in bursts, in the recording's usual cache state, are used.
+    """
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -330,10 +338,11 @@ def _from_recording(folder: Path) -> _FileRows:
 
 
 def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert AIConfigurator's GEMMs with layout nt: ``y = x Wᵀ`` with x (m, k) and W (n, k).
+    """Convert AIConfigurator's GEMMs: ``y = x Wᵀ`` (layout nt) with x (m, k) and W (n, k).
 
-    Latencies are in milliseconds. The cache is not flushed between replays. The times still count
-    as cold, because the validations under results/ were recorded with a model of cold times.
+    Latencies are in milliseconds. The cache was not flushed between the CUDA-graph replays that
+    were timed. The times still count as cold, because the validations under results/ were recorded
+    with a model of cold times.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -403,12 +412,12 @@ def _from_neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _device_names(column: pd.Series) -> list[str]:
-    """Return the GPU of each row; an empty cell becomes an empty name, which no machine has."""
+    """Return each row's GPU name; an empty cell becomes an empty name, which no machine has."""
     return column.fillna("").astype(str).tolist()
 
 
 def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return each row's kernel names from the column "Kernels", or else from "Kernel Name"."""
+    """Return each row's kernel names from "Kernels" or, if that cell is empty, "Kernel Name"."""
     lists = frame["Kernels"].fillna(frame["Kernel Name"])
     texts = ["" if pd.isna(cell) else str(cell) for cell in lists]
     return [tuple(name for name in text.split(";") if name) for text in texts]

@@ -4,7 +4,7 @@
 in these files are means of six CUDA-graph replays of y = x Wᵀ. The cache is not flushed between
 replays, so operands may come from the cache. Clocks are not controlled. The package is never
 imported, because that would load native code. The files are found by their names, because their
-paths have changed between versions.
+paths have changed between versions of the package.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PublicTable:
 
 
 def framework_name(framework: str) -> str:
-    """Return the name that a framework gives itself, such as ``vLLM`` for ``VLLM``.
+    """Return a framework's official name, such as ``vLLM`` for ``VLLM``.
 
     The name of an unknown framework is returned unchanged.
     """
@@ -128,12 +128,12 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
         if not len(table):
             raise UserError(f"{path} has no rows; give another table.")
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give a gemm_perf.parquet.") from None
+        raise UserError(f"{path} does not exist; check the path.") from None
     except (OSError, pa.ArrowException) as error:
         lines = str(error).splitlines()
         reason = lines[0] if lines else "empty"
         raise UserError(
-            f"{path} is not a table that can be read ({reason}); give a gemm_perf.parquet."
+            f"{path} cannot be read as a table ({reason}); give an undamaged gemm_perf.parquet."
         ) from None
     # All rows have the same GPU, framework and version.
     (first_row,) = table.slice(0, 1).to_pylist()
@@ -183,9 +183,11 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read the mapping in a YAML file; the result is empty if the file cannot be read.
+    """Read the mapping in a YAML file.
 
-    A user who gives a single table may not have PyYAML, which comes with the package of tables.
+    The result is empty if the file is missing or has no valid mapping, or if PyYAML is not
+    installed. PyYAML comes with ``aiconfigurator-core``, which is not needed for a table that is
+    given as a file.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}
@@ -201,7 +203,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     """Choose the table from which each machine's recording is made; return the tables by slug.
 
-    Tables with at least half as many rows in bf16 as the GPU's largest table are preferred. The
+    Tables with at least half as many rows in bf16 as the machine's largest table are preferred. The
     next criteria are completeness, the framework (TensorRT-LLM, then SGLang, vLLM and others) and
     the latest version. Tables without rows in bf16 are left out.
     """
@@ -239,7 +241,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
-    """Read the rows of a table that have a time; return the columns m, n, k, dtype and time_us.
+    """Read a table's rows with a time above 0; return the columns m, n, k, dtype and time_us.
 
     ``dtypes`` are Rooftile's names of the dtypes to read. If none is given, only bf16 is read.
     """
@@ -252,6 +254,6 @@ def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
 
 
 def gemms_of(rows: pd.DataFrame) -> list[Gemm]:
-    """Return the GEMM y = x Wᵀ of each row that :func:`read_rows` returned."""
+    """Return the GEMM y = x Wᵀ of each row; the columns are those of :func:`read_rows`."""
     sizes = zip(rows["m"], rows["n"], rows["k"], rows["dtype"], strict=True)
     return [Gemm(int(m), int(n), int(k), dtype) for m, n, k, dtype in sizes]

@@ -43,8 +43,8 @@ class FileTimings:
     """Times that were read from a file.
 
     Attributes:
-        rows: one row per case, with the columns that describe it, ``time_us`` and, for the CUTLASS
-            profiler, ``kernel`` and ``kernels``.
+        rows: one row per case, with ``time_us`` and the columns that describe the case. Rows from
+            the CUTLASS profiler also have the columns ``kernel`` and ``kernels``.
         how: description of the measurement, such as ``times as given in the file``.
         cache: cache state of most rows, ``cold`` or ``warm``.
     """
@@ -66,7 +66,8 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
     """Read the times of a CSV file; return None if the file has none of the three formats.
 
     Raises:
-        UserError: if the file cannot be read as a table of times.
+        UserError: if the file cannot be read as a table of times, too many of its rows are damaged,
+            or neither the file nor ``defaults`` gives a dtype.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -185,8 +186,7 @@ _CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
 _PASSED = ("passed", "not_verified")  # dispositions of kernels that ran and were not found wrong
 _CUTLASS_KINDS = ("gemm", "conv2d")
 _ROUNDED = r"f16(?:gemm|fprop|dgrad|wgrad)"
-"""Pattern in the names of kernels that multiply in fp16 or bf16. If such a kernel has 32-bit
-operands, it rounds them to 16 bits."""
+"""Pattern in the names of kernels that round 32-bit operands to fp16 or bf16."""
 
 _CUTLASS_COLUMNS = {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"}
 """A CSV file with all of these columns is from the CUTLASS profiler."""
@@ -213,7 +213,8 @@ def _read_cutlass(path: Path) -> FileTimings:
     needed = ("Status", *columns_of_kind)
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
-            f"{path} has no column {missing[0]!r}; write the file with the profiler again."
+            f"{path} has no column {missing[0]!r}; run the CUTLASS profiler again to create a "
+            "complete file."
         )
     ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
@@ -309,7 +310,7 @@ def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
 
 
 def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Translate the profiler's columns of convolutions to Rooftile's, all as text."""
+    """Translate the profiler's columns of convolutions to Rooftile's columns, all as text."""
     dtype, layout = _dtype_and_order(frame["Activation"])
     # Our cells hold the values of both directions, such as ``1x1``.
     pairs = {

@@ -68,11 +68,12 @@ def write_timings(
     defaults give different rows from the same file. The ``validation.json`` of an earlier import is
     deleted.
 
-    ``path`` is the file, or the folder of results, that the times come from.
+    ``path`` is the source of the times: a file, or the folder of another recording. ``results`` is
+    the folder of all machines' results.
 
     Raises:
-        UserError: if the machine does not support a dtype of the times, or the recording cannot be
-            written.
+        UserError: if the machine does not support a dtype in ``timings``, or the recording cannot
+            be written.
     """
     name = name_of(path)
     public = {

@@ -49,8 +49,8 @@ class AttentionConstants:
             proportional to the number of its tiles. Values in between interpolate linearly.
         ramp: number of bytes at which a call reaches half of the bandwidth that ``memory`` gives.
         cached: ratio of the last-level cache's bandwidth to the memory's bandwidth.
-        fits: ratio of a call's bytes to the size of the last-level cache at which half of the bytes
-            come from the cache.
+        fits: number of bytes, relative to the size of the last-level cache, at which half of a
+            call's bytes come from the cache.
     """
 
     share: float
@@ -77,10 +77,11 @@ class AttentionConstants:
         Arithmetic and memory accesses overlap, so only the longer of the two adds to a call's time.
         The shorter time is returned as 0.
 
-        If ``warm`` is true, operands that fit into the last-level cache are read from it, as in
-        public tables, whose calls are repeated without flushing the cache. Otherwise, all operands
-        come from memory, as in decoding, where other layers' keys and values replace them in the
-        cache between two steps. ``kind`` is one of :data:`analysis.attention_shapes.KINDS`.
+        ``kind`` is one of :data:`analysis.attention_shapes.KINDS`. If ``warm`` is true, operands
+        that fit into the last-level cache are read from the cache. This holds for public tables,
+        because their calls were repeated without flushing the cache. If ``warm`` is false, all
+        operands come from memory. This holds when a model decodes, because other layers' keys and
+        values replace the operands in the cache between two decoding steps.
         """
         # 1. Arithmetic: tiles of queries fill the SMs in waves, and more keys per query amortise
         #    the fixed cost of a tile.

@@ -45,8 +45,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of the time's 90% interval, in seconds.
         hi: upper end of the time's 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half of the width of the fit's 90% range of log(measured / predicted). The fit's
-            range does not cover other frameworks or machines.
+        spread: half-width of the fit's 90% range of log(measured / predicted). This range does not
+            cover other frameworks or machines, even if the interval from ``lo`` to ``hi`` does.
     """
 
     seconds: float
@@ -66,14 +66,15 @@ class AttentionBasis:
     Attributes:
         machine: the machine whose times are predicted.
         measured_on: slug of the machine whose times were fitted.
-        fits: fits of at least one framework. Each framework has a fit for ``context``, which also
-            predicts calls of the kinds that have no fit.
+        fits: fits of at least one framework. Each of these frameworks has a fit for ``context``.
+            This fit also predicts calls of the kinds that have no fit.
         kind: ``public`` for fits to imported tables of the machine, ``shipped`` for the machine's
             constants that come with Rooftile, ``generation`` for shipped constants of another
             machine.
-        spreads: for each kind of call, the 5th and 95th percentiles of log(measured / predicted)
-            for an unknown framework or for another machine. They replace the percentiles of the fit
-            if no framework is named, or if the fits come from another machine.
+        spreads: for each kind of call, the 5th and 95th percentiles of log(measured / predicted) if
+            a fit to the times of one framework or machine predicts those of another. They replace
+            the fit's own percentiles if no framework is named, or if the fits come from another
+            machine.
     """
 
     machine: Machine
@@ -184,10 +185,11 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     2. constants that Rooftile ships for the machine;
     3. shipped constants of another machine (:func:`nearest_measured`).
 
-    All fits are to times of bf16 calls on GPUs, but they are also used for fp16. The result is None
-    for a CPU, and for dtypes other than bf16 and fp16.
+    All fits and constants come from times of bf16 calls on GPUs, but they are also used for fp16
+    calls. The result is None for a CPU, and for dtypes other than bf16 and fp16.
 
-    ``folder`` may contain fits to the machine's imported tables; None if no folder can.
+    ``folder`` is the folder that may contain fits to the machine's imported tables, or None if
+    there is no such folder.
 
     Raises:
         UserError: if the file with the fits to the imported tables cannot be read.
@@ -241,7 +243,8 @@ def fit_tables(
     ``machine`` is the machine that was measured; None to look it up by the slug of each table.
 
     Raises:
-        UserError: if a table cannot be read, or its machine is not known.
+        UserError: if a table cannot be read, or if ``machine`` is None and a table's machine is not
+            known.
     """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
@@ -255,7 +258,7 @@ def fit_tables(
 
 
 def read_fits(folder: Path) -> dict[str, dict[str, AttentionFit]]:
-    """Read the fits to a machine's imported tables from :data:`FILE` in their folder.
+    """Read the fits to a machine's imported tables from the file :data:`FILE` in ``folder``.
 
     Raises:
         UserError: if the file cannot be read.

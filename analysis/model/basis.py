@@ -70,11 +70,11 @@ class Basis:
         warm: True if the model predicts warm times, as in public tables: operands that fit into the
             last-level cache are already in it.
         calibrated: False if the recording has not been calibrated yet.
-        measured: source of the measured times, in words, if the machine's run only measured
-            pad/choose queries; otherwise empty.
-        model_folder: folder of the recording that the model was fitted to, if the machine's run
-            only measured pad/choose queries; otherwise None. Measured times that ``folder`` lacks
-            are looked up there.
+        measured: source of the measured times in ``folder``, in words, if the run in ``folder``
+            only measured pad/choose queries; otherwise empty.
+        model_folder: folder of the recording that the model was fitted to, if it is not ``folder``.
+            None if it is ``folder``, or if the model was not fitted to a recording. Measured times
+            that ``folder`` lacks are looked up in ``model_folder``.
     """
 
     model: Model
@@ -172,7 +172,10 @@ def _library_of_cpu(problem: Problem, machine: Machine) -> str:
 
 
 def find_basis(machine: str | None, results: Path) -> Basis:
-    """Find the best basis for a machine: its measurements, else a public table, else constants.
+    """Find the best basis for a machine: one of its recordings, or constants if none is usable.
+
+    A recording that was measured here is preferred to an import, and an import is preferred to a
+    published recording.
 
     Args:
         machine: slug of the machine, or an unambiguous part of it; None for the machine that was
@@ -287,8 +290,9 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
 def machine_rows(results: Path) -> list[dict[str, Any]]:
     """Return the output of ``machines --json``: one entry for each known or recorded machine.
 
-    The errors are those of held-out cases in the machine's largest group, as fractions. They are
-    None if no measurements of the machine were fitted.
+    The values ``median``, ``mean`` and ``p95`` are the errors of predictions for held-out cases of
+    the machine's largest group, as fractions. They are None if no measurements of the machine were
+    fitted.
 
     Raises:
         UserError: if the recording of one of the machines cannot be used.
@@ -348,7 +352,7 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
 
 
 def _basis_from_recording(folder: Path) -> Basis:
-    """Return the basis from a recording. Without a calibration.json, its model has no fits."""
+    """Return a recording's basis, whose model has no fits if there is no calibration.json."""
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / "calibration.json"

@@ -57,7 +57,7 @@ class Calibration:
         """Return the content of calibration.json, including the fit of each group."""
         return {
             "machine": self.model.machine.slug,
-            "protocol": "parts of the problems, each predicted by a fit to the others",
+            "protocol": "each fold of the problems is predicted with a fit to the other folds",
             "groups": {group: fit.to_json() for group, fit in self.model.fits.items()},
         }
 
@@ -85,15 +85,15 @@ def calibrate_query(
     algorithms: Sequence[str] | None = None,
     priors: Mapping[str, Prior] | None = None,
 ) -> Calibration:
-    """Fit the model to the measured times of a query, one fit per group.
+    """Fit the model to the measured times of a query's cases, one fit per group.
 
     ``seconds`` has the time of one launch of each case. ``folds`` is the number of folds of every
     group. If ``folds`` is None, a group with more than :data:`MANY_ROWS` cases has five folds, and
     a smaller one has three.
 
     ``algorithms`` has the algorithm that computed each case, empty where it is not known
-    (:func:`kernels.names.conv_algorithm`). The held-out prediction of a case does not use its
-    algorithm.
+    (:func:`kernels.names.conv_algorithm`); None if no algorithm is known. Held-out predictions do
+    not use the algorithms of the predicted cases.
 
     The fit of a group starts from the group's entry in ``priors``. Without an entry, it starts from
     the best prior that needs no imported table.
@@ -129,7 +129,7 @@ def _calibrate_group(
 ) -> tuple[Fit, list[PartialPrediction]]:
     """Fit the model to the cases of one group, and predict each fold with a fit to the others.
 
-    ``query``, ``seconds`` and ``known_algorithms`` have the cases of all groups. ``rows`` has the
+    ``query``, ``seconds`` and ``known_algorithms`` cover the cases of all groups. ``rows`` has the
     positions of the group's cases.
     """
     # 1. Predict each fold with a fit to the other folds, then fit all cases of the group.
@@ -225,9 +225,10 @@ def _only_layout(problems: Sequence[Problem]) -> str:
 
 
 def _fold_of(problem: Problem, folds: int) -> int:
-    """Return the fold of a problem, which is the same for all measurements of the problem.
+    """Return the fold of a problem.
 
-    A held-out prediction therefore never comes from a fit to the same problem.
+    All measurements of a problem are in the same fold, so no problem is predicted with a fit to its
+    own measurements.
     """
     return zlib.crc32(problem.spec().encode()) % folds
 
@@ -292,7 +293,7 @@ def _fit_with_errors(
 def _weakened_factors(
     groups: Mapping[str, tuple[float, float]], rows: int
 ) -> dict[str, tuple[float, float]]:
-    """Return the prior's factors for kinds of shapes, moved closer to 1 the more cases there are.
+    """Return the prior's factors for kinds of shapes; each measured case moves them closer to 1.
 
     ``rows`` is the number of measured cases.
     """
@@ -311,13 +312,13 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range that the prior implies for the errors of log time ratios.
 
-    The ends of the range are multiples of the combined spread of the two predictions. Measurements
-    of single times mostly reveal the error that all times share. This error cancels in a ratio of
-    two times, so the errors of single times only limit the range of ratios: two errors differ most
-    if they lie at opposite ends of the range of single times.
+    The ends of the range are multiples of the combined spread of a ratio's two predictions.
+    Measurements of single times mostly reveal the error that all times share. This error cancels in
+    a ratio of two times, so such measurements only limit how wide the range can be: two errors
+    differ most if they lie at opposite ends of the 90% range for single times.
 
-    ``width`` is the width of the 90% range of log(measured / predicted) of single times, as a
-    multiple of the spread.
+    ``width`` is the width of the 90% range for log(measured / predicted) of single times, as a
+    multiple of a prediction's spread.
     """
     # Errors of pairs are multiples of the root of the sum of both squared spreads. For two equal
     # spreads, this root is √2 times one of them.
@@ -341,8 +342,8 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
 def _conformal_ends(errors: Array) -> tuple[float, float]:
     """Return the k-th smallest and the k-th largest of n errors, with k = max(⌊(n + 1)·5%⌋, 1).
 
-    Fewer than ten errors are too few to estimate the two ends separately. The distance of both ends
-    from 0 is then the largest absolute error.
+    If there are fewer than ten errors, the two ends are not estimated separately: each end is as
+    far from 0 as the largest absolute error.
     """
     if len(errors) < _TWO_SIDED:
         largest = float(np.abs(errors).max())
@@ -373,7 +374,7 @@ def _leave_one_out_ranges(
 ) -> tuple[Array, Array]:
     """Return, for each error, the range that :func:`_range` derives from all other errors.
 
-    The error of a case then cannot widen the interval by which the case is judged.
+    The interval of a case then does not depend on the case's own error.
     """
     count = len(errors)
     # The k of _conformal_ends is ⌊(n + 1)·5%⌋ for n errors. Here one error is left out, so n is
@@ -397,9 +398,10 @@ def pair_errors(
 ) -> Array:
     """Return the errors of predicted time ratios for the pairs of :func:`fastest_paddings`.
 
-    An error is the log of the measured ratio minus the log of the predicted ratio. Each error is
-    divided by the square root of the sum of the two squared spreads, as if the errors of the two
-    predictions were independent.
+    A time ratio is the time of the GEMM divided by the time of its padding. An error is the log of
+    the measured ratio minus the log of the predicted ratio. Each error is divided by the square
+    root of the sum of the two squared spreads, as if the errors of the two predictions were
+    independent.
 
     ``predicted`` is in seconds, and ``log_ratio`` is log(measured / predicted) of each case. A pair
     is included if its predicted gain exceeds ``min_gain``, a fraction of the padding's predicted
@@ -426,7 +428,7 @@ def fastest_paddings(query: Query, predicted: Array) -> tuple[NDArray[np.intp], 
     pick is. All cases must have the same dtype.
 
     Returns:
-        Positions of the GEMMs that have a padding, and positions of their paddings.
+        Positions of the GEMMs that have paddings, and positions of the paddings paired with them.
     """
     # 1. Group the cases that differ only in size.
     positions_by_conditions: dict[tuple[Any, ...], list[int]] = {}

@@ -19,7 +19,7 @@ def corrected_estimate(
     """Estimate each case with the formula, then correct the estimated time.
 
     ``offsets`` were learned from public tables. ``residual`` predicts the errors that remain once
-    the offsets are applied.
+    the offsets are applied. A correction that is None is not applied.
 
     Returns:
         The corrected estimates, and the relative spread of each estimate's error.

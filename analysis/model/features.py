@@ -59,7 +59,8 @@ class Inputs:
     ) -> Inputs:
         """Make inputs from a query whose cases all belong to one group.
 
-        ``algorithms`` has the algorithm that computed each case, empty where it is not known.
+        ``algorithms`` has the algorithm that computed each case, empty where it is not known; None
+        if no algorithm is known.
         """
         # 1. Describe the shapes. Operands are only read from the cache if they fit into it together
         #    with the result.
@@ -137,13 +138,13 @@ class Inputs:
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
     def design(self, constants: Constants) -> Array:
-        """Return the features used to choose cases to measure: sizes, time and intensity."""
+        """Return the features for choosing calibration cases: sizes, time and intensity."""
         return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
     def features(
         self, constants: Constants, guess: Estimate, offsets: Array | None = None
     ) -> Array:
-        """Return the features for a residual's trees, one row per case.
+        """Return the features from which trees predict log ratios, one row per case.
 
         The columns describe:
 
@@ -151,13 +152,15 @@ class Inputs:
         - the limits of the estimate, its tile, its waves and its efficiencies;
         - the tail efficiency with each usual tile;
         - the factors of two in M, N and K, because libraries choose kernels by alignment;
-        - with public tables, the log ratios that they predict, and the ratio of the problem's bytes
-          to the size of the last-level cache (in public tables, operands that fit were read from
-          this cache, but in most of Rooftile's measurements, they were read from memory);
+        - if ``offsets`` is given, its columns, and the ratio of the problem's bytes to the size of
+          the last-level cache;
         - for a convolution, its output, filter, strides and alignment, and each algorithm's time.
 
+        The ratio to the cache's size is needed because operands that fit into this cache were read
+        from it in public tables, but from memory in most of Rooftile's measurements.
+
         ``guess`` is the result of :meth:`estimate` with ``constants``. ``offsets`` has the log
-        ratios that public tables predict, one column for each table.
+        ratios that public tables predict, one column for each table; None without public tables.
         """
         shapes, machine = self.shapes, self.machine
         # ``density`` is the useful share of the multiply-adds.
@@ -214,7 +217,8 @@ class Inputs:
 def _factors_of_two(sizes: Array) -> Array:
     """Return the number of times that each size can be divided by two, but at most 8.
 
-    Powers of two above 2⁸ = 256 do not matter, because no side of a tile is longer than 320.
+    Powers of two above 2⁸ do not matter, because even the next one, 512, is larger than any side of
+    a vendor library's tile.
     """
     # For an integer x, x & -x is the largest power of two that divides x.
     integers = sizes.astype(np.int64)

@@ -18,19 +18,21 @@ from kernels.timemodel.constants import Constants
 from kernels.timemodel.estimate import Array, priced_alignment
 
 UNCALIBRATED = (-0.7, 0.7)
-"""Assumed 90% range of log(measured / predicted) without any measurement: a factor of two either
-way.
+"""90% range of log(measured / predicted) that is assumed before any measurement: a factor of two
+either way.
 
 It contains at least 98% of the times in public tables for H100, A100 and V100 (the lines with
 ``calibrated`` 0 in results/accuracy/validation.json). It contains only 72% of the fp32 times for T4
 and 43% of those for L4 (results/accuracy/fp32-interval.json)."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""90% range that is assumed, without any measurement, for the error of the log time ratio of two
-neighbouring shapes. It is narrow, because the errors of the two shapes are largely the same.
+"""90% range of log(measured / predicted) that is assumed before any measurement for the time ratio
+of two neighbouring shapes. It is narrow, because the errors of the two predicted times are largely
+the same.
 
-It contains the measured 90% range of six of nine public tables. The measured range is wider for
-V100 in fp16, for L4, and for T4, where it extends to 0.34 (results/accuracy/neighbours.json)."""
+It contains the 90% range of the measured errors in six of nine public tables. For V100 in fp16, for
+L4 and for T4, the measured range extends beyond it, up to 0.34 (results/accuracy/neighbours.json).
+"""
 
 FP32_LIKE = (-0.1, 0.35)
 """Range that replaces :data:`UNCALIBRATED` for fp32 GEMMs on a GPU whose compute capability equals
@@ -48,21 +50,22 @@ smaller size."""
 SOFTWARE_ERROR = 0.05
 """Standard deviation of the error that another framework adds to a prediction, as a log ratio.
 
-The disagreement of trees does not show this error. Trees agree about the shapes on which they were
-trained, and on some machines about most shapes, but another framework's times differ for all
-shapes. With a smaller value, the 90% interval would contain too few of the measured times of
-training shapes (``coverage_90_seen`` in results/accuracy/software.json)."""
+The disagreement of trees does not show this error. Trees agree on the shapes from which they grew,
+and on some machines they agree on most other shapes, but another framework's times differ for all
+shapes. With a smaller value, the 90% intervals of the shapes from which the trees grew would
+contain too few of the other framework's times (``coverage_90_seen`` in
+results/accuracy/software.json)."""
 
 _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standard deviations
 
 
 @dataclass(frozen=True)
 class SoftwareRange:
-    """90% ranges of prediction errors for another framework: of single times and of time ratios.
+    """90% ranges of the errors of times and time ratios that are predicted for another framework.
 
-    Each attribute has the same unit as the attribute of that name in :class:`Fit`. The class also
-    holds other ranges of a prediction's error, such as the range for constants from another
-    machine.
+    Each attribute has the same unit as the attribute of that name in :class:`Fit`. The class is
+    also used for other ranges of prediction errors, such as the ranges for predictions with
+    constants from another machine.
     """
 
     low: float
@@ -111,9 +114,9 @@ class Fit:
             None if only the formula and the offsets are used.
         low, high: ends of the 90% range of log(measured / predicted), as multiples of the
             prediction's spread.
-        pair_low, pair_high: ends of the 90% range of the error of the log time ratio of two
-            neighbouring shapes (see :data:`NEAR`), as multiples of the square root of the sum of
-            the two squared spreads.
+        pair_low, pair_high: ends of the 90% range of log(measured / predicted) for the time ratio
+            of two neighbouring shapes (see :data:`NEAR`), as multiples of √(a² + b²), where a and b
+            are the spreads of the two predictions.
         rows: number of fitted cases that were measured on the machine itself.
         pairs: number of these cases that were paired with a padding to estimate ``pair_low`` and
             ``pair_high`` (:func:`analysis.model.calibrate.fastest_paddings`).
@@ -131,8 +134,8 @@ class Fit:
         offsets: corrections that were learned from public tables; None if there are none.
         groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
-        start: source of the constants from which the fit started, in words, if they come from
-            public tables. It is empty if ``offsets`` names the tables.
+        start: source of the constants from which the fit started, in words; "" if they do not come
+            from public tables, or if ``offsets`` already names the tables.
         shift: expected log ratio of another framework's time to the measured framework's time.
     """
 
@@ -225,7 +228,8 @@ class Fit:
     def spreads(self, disagreement: Array) -> Array:
         """Return the spread of each case's prediction.
 
-        ``disagreement`` is relative to the typical disagreement of the trees.
+        ``disagreement`` has the relative spreads that
+        :func:`analysis.model.corrected.corrected_estimate` returns.
         """
         return np.hypot(disagreement * self.scale, self.beside)
 
@@ -243,7 +247,7 @@ class Fit:
         return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
-        """Return the 90% range of the error of the log time ratio of two shapes.
+        """Return the 90% range of log(measured / predicted) for the time ratio of two shapes.
 
         ``near`` is True if the two shapes are neighbours (see :data:`NEAR`).
         """
@@ -272,7 +276,8 @@ class Fit:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if the entry is not a valid fit.
+            KeyError, TypeError, ValueError: if the entry is not a valid fit, or if an older version
+                wrote it without the grown trees and scikit-learn is not installed.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)

@@ -42,7 +42,7 @@ class Analysis:
     - ``steady_log`` and ``steady_error``, from which ratios of times are computed (see
       :func:`analysis.recordings.repetition.steady_ratio`).
 
-    If a group has more than :data:`MOST_ROWS` cases, the table only has a random sample of them.
+    If a group has more than :data:`MOST_ROWS` cases, the table has only a random sample of them.
     ``measured`` is the number of cases before sampling.
     """
 

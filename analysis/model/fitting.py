@@ -51,11 +51,11 @@ _MAX_ROWS = 800
 longer, and the error would hardly change."""
 
 _TOLERANCE = 1e-4
-"""Limit below which a fit ends: of the relative change of the cost or of the unknowns, or of the
-scaled gradient (``ftol``, ``xtol`` and ``gtol`` of SciPy).
+"""Tolerance of a fit. The fit ends when the relative change of the cost, the relative change of the
+unknowns or the scaled gradient falls below this value (``ftol``, ``xtol`` and ``gtol`` of SciPy).
 
-With SciPy's default of 1e-8, many fits move along valleys of the cost until they reach the limit of
-evaluations. Such fits take longer, and hardly change held-out errors."""
+With SciPy's default of 1e-8, many fits move along valleys of the cost until they reach the maximum
+number of evaluations. Such fits take longer, and hardly change held-out errors."""
 
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
@@ -69,9 +69,9 @@ _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
 """Spread that hardly constrains constants, for fits to many cases without a prior."""
 
 _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 for n in BOUNDS])
-"""Change of each fitted number if the whole machine is slower by a factor of e.
+"""Change of each constant, on its fit scale, if the whole machine is slower by a factor of e.
 
-The fitted number of a rate or a duration is its natural logarithm."""
+The fit scale of rates and durations is logarithmic, so they change by −1 and 1."""
 
 
 class Fitted(NamedTuple):
@@ -166,8 +166,8 @@ def fit_collection(
 ) -> CollectionTrees:
     """Fit constants to a sample of a collection's GEMMs, and grow trees from all of its GEMMs.
 
-    The GEMMs have one dtype, and a good fit needs hundreds of them. Their times are warm: operands
-    that fit into the last-level cache were already in it.
+    All GEMMs must have the same dtype. A good fit needs hundreds of GEMMs. Their times are warm:
+    operands that fit into the last-level cache were already in it.
     """
     query = Query.plain(gemms, LIBRARY, warm=True)
     sample = np.random.default_rng(0).permutation(len(gemms))[:_MAX_ROWS]
@@ -315,7 +315,7 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
 
 
 def _one_blas_thread() -> AbstractContextManager[object]:
-    """Return a context that limits BLAS to one thread, if threadpoolctl is installed.
+    """Return a context that limits BLAS to one thread, or does nothing without threadpoolctl.
 
     Each step of a fit decomposes a matrix with few columns. For such a matrix, several threads are
     not faster than one, and they are much slower if another process uses one of their cores.

@@ -1,9 +1,10 @@
 """Extremely randomised trees: grown by scikit-learn, stored in two arrays, evaluated by NumPy.
 
-Every tree is grown from all rows. A node tries one random threshold for each feature, or for a
-random share of the features, and keeps the threshold that leaves the least squared error. The
-method is described in Geurts, Ernst & Wehenkel, Extremely randomized trees, Machine Learning 63,
-2006. Importing scikit-learn takes longer than a prediction, so it is only imported to grow trees.
+Every tree is grown from all training rows. A node tries one random threshold for each feature, or
+for each feature in a random subset, and keeps the threshold that leaves the smallest squared error.
+The method is described in Geurts, Ernst & Wehenkel, Extremely randomized trees, Machine Learning
+63, 2006. Importing scikit-learn takes longer than a prediction, so it is only imported to grow
+trees.
 """
 
 from __future__ import annotations
@@ -58,19 +59,25 @@ class Forest:
     ) -> Self:
         """Grow trees from rows of features. The same arguments always give the same trees.
 
-        ``features`` has the shape (rows, features), and ``values`` has the value to predict for
-        each row. Each node tries a random share of the features.
+        Args:
+            features: array of shape (rows, features).
+            values: value to predict for each row.
+            trees: number of trees.
+            leaf_rows: smallest number of rows in a leaf.
+            share_of_features: fraction of the features that a node tries. Each node chooses these
+                features at random.
 
         Raises:
-            ValueError: if trees cannot grow from the arrays.
+            ValueError: if ``features`` has another shape or more than 127 columns, or if the arrays
+                are empty, have different lengths, or contain NaN or infinity.
             ModuleNotFoundError: if scikit-learn is not installed.
         """
         from sklearn.ensemble import ExtraTreesRegressor
 
         if features.ndim != 2 or features.shape[1] > _MAX_FEATURES:
             raise ValueError(
-                f"features have the shape {features.shape}; trees grow from rows of at most "
-                f"{_MAX_FEATURES} features"
+                f"features have the shape {features.shape}; the shape must be (rows, features), "
+                f"with at most {_MAX_FEATURES} features"
             )
         # scikit-learn takes NaN for a missing value, which predict() does not support.
         if np.isnan(features).any():
@@ -147,12 +154,12 @@ class Forest:
 
     @cached_property
     def _open_subtrees(self) -> NDArray[np.intp]:
-        """Number of expected subtrees that have not begun, counted before each node and at the end.
+        """Number of announced subtrees that have not begun, before each node and at the end.
 
-        Each node begins an expected subtree, which lowers the count by 1. An inner node adds two
-        expected subtrees, for its children, so the count changes by +1 at an inner node and by −1
-        at a leaf. No node expects the root of a tree, so a complete tree changes the count by −1 in
-        total.
+        Each node begins a subtree, which lowers the count by 1. An inner node also announces two
+        subtrees, those of its children, so the count changes by +1 at an inner node and by −1 at a
+        leaf. The root of a tree lowers the count, too, although no node announces the root. A
+        complete tree therefore changes the count by −1 in total.
         """
         steps = np.where(self.feature == _LEAF, -1, 1)
         return np.concatenate([[0], np.cumsum(steps)])
@@ -172,9 +179,9 @@ class Forest:
     def _children(self) -> NDArray[np.intp]:
         """Positions of each node's two children, interleaved; for a leaf, its position twice.
 
-        The left child is the next node. An inner node raises the count of :meth:`_open_subtrees` by
+        The left child is the next node. An inner node raises the count of :attr:`_open_subtrees` by
         one, and its left subtree lowers the count by one. The right child is therefore the next
-        node with the same count before it.
+        node before which the count is the same as before the inner node.
         """
         before = self._open_subtrees[:-1]
         # A stable sort by count leaves nodes of equal count in their original order. The next node

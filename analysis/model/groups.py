@@ -1,10 +1,10 @@
 """Widen or narrow intervals by kind of shape (group-conditional conformal intervals).
 
-A 90% interval contains the times of 90% of all shapes, but not always the times of 90% of the
-shapes of each kind. For example, few shapes in public tables have a small N, so shapes with a small
-N are predicted less accurately. Each end of the interval is therefore multiplied by a factor for
-the kind of shape. The factors are learned from prediction errors on held-out collections: public
-tables to which the predicting model was not fitted.
+A 90% interval contains the times of 90% of all shapes, but this share may be lower or higher for a
+single kind of shape. For example, few shapes in public tables have a small N, so shapes with a
+small N are predicted less accurately. For each end of the interval, log(end / predicted) is
+therefore multiplied by a factor for the kind of shape. The factors are learned from prediction
+errors on held-out collections: public tables to which the predicting model was not fitted.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FEW_ROWS = 16
 or 16 rows."""
 
 _PRIOR_WIDER = 0.5
-"""Number of imaginary collections that require a factor of 1, if the measured collections require
-a factor above 1."""
+"""Number of imaginary collections with a factor of 1 that are averaged with the measured
+collections if these require a factor above 1."""
 
 _PRIOR_NARROWER = 4.0
-"""Number of such imaginary collections if the measured collections require a factor of at most 1.
-This number is larger, because a framework that was not measured may differ more than the measured
-frameworks."""
+"""Number of these imaginary collections if the measured collections require a factor of at most 1.
+This number is larger, because a framework that was not measured may differ from the measured
+frameworks more than these differ from one another."""
 
 _FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
 _BOUNDS = (0.5, 4.0)  # Bounds of a factor.
@@ -78,8 +78,8 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
         collections: errors of predictions by models that were not fitted to these collections.
 
     Returns:
-        The factors of the lower and of the upper end, by kind of shape. Kinds with too few shapes
-        are left out.
+        The factors of the lower and of the upper end, by kind of shape. A kind is left out if no
+        collection has at least 20 shapes of that kind.
     """
     factors = {}
     groups = {str(name) for collection in collections for name in np.unique(collection.groups)}
@@ -114,7 +114,10 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
 def factors_of(
     problems: Sequence[Problem], factors: Mapping[str, tuple[float, float]]
 ) -> tuple[Array, Array]:
-    """Return the factors of the lower and of the upper end of each problem's interval."""
+    """Return the factors of the lower and the upper ends of all problems' intervals, as two arrays.
+
+    The factors are 1 for a problem whose kind of shape is not in ``factors``.
+    """
     if not factors:
         return np.ones(len(problems)), np.ones(len(problems))
     pairs = [factors.get(shape_group(problem), (1.0, 1.0)) for problem in problems]

@@ -59,9 +59,9 @@ class Collection:
         """Return the collection without the given shapes.
 
         Args:
-            shapes: M, N and K (columns) of each shape to leave out (rows).
-            values: values of M, of N and of K, in one array each. Shapes with one of these values
-                are left out, too.
+            shapes: shapes to leave out, as an array with the columns M, N and K.
+            values: up to three arrays, with values of M, of N and of K, in this order. A shape is
+                also left out if its M, N or K is in the corresponding array.
         """
         sizes = sizes_of(self.gemms)
         removed = {(m, n, k) for m, n, k in shapes.tolist()}
@@ -77,14 +77,14 @@ class Collection:
 
 
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
-    """Fit constants to collections of a machine and of its siblings, and grow their trees.
+    """Fit constants to each collection, and grow trees from it.
 
-    The collections of the machine itself come first. Collections with fewer than
+    In the result, the collections of ``machine`` itself come first. Collections with fewer than
     :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
 
     Args:
         machine: the machine whose times are predicted.
-        collections: the collections, the most trusted first.
+        collections: collections of the machine and of its siblings, the most trusted first.
     """
     large = [collection for collection in collections if len(collection.gemms) >= MIN_ROWS]
     # False sorts before True, so the collections of the machine itself come first.
@@ -107,11 +107,11 @@ def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
 
 
 def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
-    """Build priors from imported public tables for the groups of a recording.
+    """Build priors for the groups of a recording from imported public tables.
 
     The measured shapes are left out of the tables, so that no prior is fitted to a shape that it
     predicts. A prior is only built for cuBLAS GEMMs in bf16, fp16 and fp8, and only for a dtype in
-    which at most 10,000 of these GEMMs were measured.
+    which 1 to 10,000 cases of such GEMMs were measured.
 
     The result is empty for CPUs and without scikit-learn. It is also empty for published recordings
     and for imported public tables, because their models must not depend on what else was imported.

@@ -5,10 +5,10 @@ machine or of its siblings (GPUs of the same generation), trees learn log(measur
 offset of a shape is a weighted sum of the log ratios that the collections predict. Constants and
 weights are fitted together to the machine's measurements (:mod:`analysis.model.fitting`).
 
-A collection of the machine itself has one weight for each kind of limit, because the table that
-best predicts launch times may not be the one that best predicts memory times. A collection of a
-sibling has a single weight. Differences between the collections of a sibling show how a framework
-affects the times.
+A shape's time has three kinds of limits: launches, the work of the SMs, and memory. A collection of
+the machine itself has one weight for each kind, because the collection that best predicts launch
+times may not be the one that best predicts memory times. A collection of a sibling has a single
+weight. Differences between the collections of a sibling show how the framework affects the times.
 
 The trees must not grow from the shapes that the weights are fitted to. Otherwise the trees would
 predict these shapes better than other shapes, and the collections would get too much weight.
@@ -57,8 +57,8 @@ WHOLE = TreeSettings(64, 2)
 measurement (:func:`analysis.model.prior.leaders`)."""
 
 COARSE = TreeSettings(16, 4)
-"""Settings for the other collections. Fewer and coarser trees are enough for them, because they are
-numerous and each has a small weight."""
+"""Settings for the other collections. Fewer and coarser trees are enough, because there are many
+such collections and each has a small weight."""
 
 _JSON_SHAPE = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -177,8 +177,8 @@ class CollectionEstimates(NamedTuple):
             first collection's constants.
         deviations: standard deviation of the log ratios over the trees of each collection
             (columns).
-        shares: weight of each kind of limit (columns), proportional to the fourth power of the
-            kind's longest time. The weights of a case sum to 1.
+        shares: share of each kind of limit (columns), proportional to the fourth power of the
+            longest time among the kind's limits. The shares of a case sum to 1.
     """
 
     columns: Array

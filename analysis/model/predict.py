@@ -1,7 +1,7 @@
-"""The time model: a formula, with constants and correcting trees that are fitted to measurements.
+"""The time model: a formula with fitted constants, and trees that correct the formula's errors.
 
-A group consists of all cases with the same implementation, operation (with its pass) and dtype.
-Each group has separate constants, errors and intervals.
+A group consists of all cases with the same implementation, operation and dtype. The operation of a
+convolution is its pass. Each group has separate constants, errors and intervals.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Model:
 
 
 def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
-    """Read a model from the document of calibration.json.
+    """Read a model from the JSON document in calibration.json.
 
     Raises:
         AttributeError, KeyError, TypeError, ValueError: if the document is invalid.
@@ -116,7 +116,7 @@ class Prediction:
         return cls(Estimate(**columns), lo, hi)
 
     def frame(self) -> pd.DataFrame:
-        """Return the columns of predicted.csv that follow a case's identity, one row per case."""
+        """Return predicted.csv's columns after those that identify a case, one row per case."""
         guess = self.estimate
         tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(guess.bm, guess.bn, strict=True)]
         limit_times = {f"{name}_us": getattr(guess, name) * 1e6 for name in LIMITS}

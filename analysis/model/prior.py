@@ -3,7 +3,7 @@
 A sibling of a machine is another GPU of its generation. A fit starts from the first of these priors
 that exists:
 
-1. imported public tables of the machine and of its siblings;
+1. imported public tables of the machine or of its siblings;
 2. constants that Rooftile ships for the machine;
 3. shipped constants of a sibling, scaled according to the two datasheets;
 4. the mean of the shipped constants of all generations, also scaled;
@@ -63,7 +63,8 @@ _TWIN_WIDER = 1.1
 """Factor by which the intervals widen if a fit to times in one 16-bit dtype predicts times in the
 other dtype.
 
-The factor was checked on 10,240 times of fp16 Llama layers on an H100 (casys-kaist/LLMServingSim).
+The factor was checked on 10,240 measured times of fp16 Llama layers on an H100
+(casys-kaist/LLMServingSim).
 The shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval
 contains 97% of them (results/accuracy/every-m.jsonl)."""
 
@@ -78,7 +79,7 @@ _TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
 _NORMAL = 1.645  # Half-width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
 # The range FP32_LIKE in words.
-_FP32_WORDS = "−10% to +42%, as on GPUs with the same compute capability"
+_FP32_WORDS = "−10% to +42%, which applies to GPUs with the same compute capability"
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Spread:
 UNKNOWN = Spread(scale=0.37, shape=0.2, constants=1.0)
 """Spread of a prior whose errors were never measured.
 
-Scale and shape together give approximately the interval :data:`analysis.model.fit.UNCALIBRATED`.
+``scale`` and ``shape`` together give approximately the interval
+:data:`analysis.model.fit.UNCALIBRATED`.
 The spread of the constants is wide, because default constants are only a starting point."""
 
 
@@ -168,8 +170,8 @@ class Prior:
 
 
 _TREES_ERROR = 0.04
-"""Typical standard deviation of log(measured / predicted) if a fit to a public table predicts the
-times in the same table."""
+"""Typical standard deviation of log(measured / predicted) when a fit to a public table predicts
+held-out times of the same table."""
 
 
 def prior_from_tables(
@@ -277,7 +279,10 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """Return the expected shift from the times in a machine's table to other frameworks' times."""
+    """Return the expected shift from the times in a machine's table to other frameworks' times.
+
+    The shift is zero if no constants are shipped for the machine or for the group.
+    """
     machines = shipped_fits()["machines"]
     if slug not in machines or group not in machines[slug]["groups"]:
         return Shift()
@@ -385,14 +390,14 @@ def shared_prior(known: Prior, machine: Machine, known_dtype: str, dtype: str) -
     """
     if dtype == "tf32":
         source = (
-            f"{known.source}, where tf32 uses the constants of {known_dtype} and the peak of "
-            f"tf32, with an interval of {_FACTOR_OF_TWO}"
+            f"{known.source}; tf32 uses the constants of {known_dtype} and the peak of tf32, with "
+            f"an interval of {_FACTOR_OF_TWO}"
         )
         fit = Fit(known.fit.constants, aligned_only=True)
         return Prior(fit, known.kind, source, UNKNOWN, warm=known.warm)
     if machine.peaks[dtype] != machine.peaks[known_dtype]:
         return None
-    source = f"{known.source}, where {dtype} uses the fit of {known_dtype}, which has the same peak"
+    source = f"{known.source}; {dtype} uses the fit of {known_dtype}, because their peaks are equal"
     return replace(known, fit=known.fit.stretched(_TWIN_WIDER), source=source)
 
 
@@ -440,9 +445,11 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
     """Return the measured sibling that is most similar to ``machine``, or None if none is similar.
 
     The interval for scaled constants was learned from the pairs of :func:`sibling_pairs`. Two
-    machines therefore only count as similar if the factor between their bf16 peaks is at most the
-    largest one among these pairs. The same rule holds for their bandwidths. For example, an H20
-    does not get the constants of an H200.
+    machines therefore count as similar only if the factor between their bf16 peaks is at most the
+    largest such factor among these pairs. The same rule applies to their bandwidths. For example,
+    an H20 does not get the constants of an H200. The result is also None if ``machine`` does not
+    support bf16.
+
     ``measured`` has the slugs of the machines with constants.
     """
     slugs = list(measured)
@@ -485,7 +492,7 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
         fit: the fit to convert.
         origin: the machine whose times were fitted.
         machine: the machine whose times are predicted.
-        learned: 90% range of the errors of predictions with scaled constants.
+        learned: 90% ranges of prediction errors with scaled constants.
     """
     constants = scaled_constants(fit.constants, origin, machine, DTYPE)
     unseen = replace(
@@ -503,7 +510,7 @@ def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: Softw
     Args:
         measured: constants of the measured machines, by slug.
         machine: the machine that needs constants.
-        learned: 90% range of the errors of predictions with mean constants.
+        learned: 90% ranges of prediction errors with mean constants.
     """
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in measured.items():

@@ -36,7 +36,9 @@ class Query:
 
     @classmethod
     def plain(cls, problems: Sequence[Problem], implementation: str, warm: bool = False) -> Query:
-        """Make a query of bursts with an implementation's default config.
+        """Make a query for problems that one implementation computes in bursts.
+
+        The implementation uses its default config.
 
         Args:
             problems: the problems.
@@ -85,6 +87,10 @@ class Query:
 
 
 def group_of(implementation: str, problem: Problem) -> str:
-    """Return the group name of a problem, such as ``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
+    """Return the name of a case's group, such as ``cublas gemm bf16`` or ``cudnn dgrad bf16``.
+
+    The cases of a group have the same implementation, operation and dtype. Here, the operation of a
+    convolution is its pass.
+    """
     operation = problem.pass_ if isinstance(problem, Conv) else problem.op
     return f"{implementation} {operation} {problem.dtype}"

@@ -1,8 +1,9 @@
 """Residual of the estimate: trees that predict log(measured / estimate).
 
-The estimate comes from the formula, and public tables may have corrected it. A vendor library may
-choose different kernels for two similar shapes, so the error of the estimate may change abruptly.
-Trees can model such jumps.
+The estimate comes from the time formula (:mod:`kernels.timemodel.estimate`). Offsets learned from
+public tables (:mod:`analysis.model.offsets`) may already correct it. A vendor library may choose
+different kernels for two similar shapes, so the error of the estimate may change abruptly from one
+shape to the next. Trees can model such jumps.
 """
 
 from __future__ import annotations
@@ -84,11 +85,12 @@ class Residual:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_json`.
 
-        Older files contain features and log ratios, from which the trees are grown.
+        An entry that an older version of Rooftile wrote has features and log ratios instead of
+        trees. The trees are then grown from these features and log ratios.
 
         Raises:
-            KeyError, TypeError, ValueError: if the entry is invalid, or if it is from an older file
-                without trees and scikit-learn is not installed.
+            KeyError, TypeError, ValueError: if the entry is invalid, or if its trees must be grown
+                but scikit-learn is not installed.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
@@ -99,8 +101,8 @@ class Residual:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
         if not can_grow():
             raise ValueError(
-                "an older version of Rooftile wrote the file, without trees; growing them needs "
-                "scikit-learn"
+                "the entry has no trees, because an older version of Rooftile wrote it; growing "
+                "the trees needs scikit-learn, which is not installed"
             )
         if fault := misfit(data, {"features": [[Number()]], "log_ratios": [Number()]}):
             raise ValueError(fault)
@@ -109,7 +111,7 @@ class Residual:
 
 
 def can_grow() -> bool:
-    """Return True if scikit-learn is installed: growing trees needs it, predicting does not."""
+    """Return True if scikit-learn is installed. Growing trees needs it, but predicting does not."""
     return importlib.util.find_spec("sklearn") is not None
 
 
@@ -125,13 +127,13 @@ def fit_residual(
         features: array of shape (measured cases, features).
         log_ratios: log(measured / estimate) of each case.
         shrunk: False to return the trees if their predictions of held-out cases correlate with the
-            log ratios more than noise would. True to multiply the predictions by the factor from 0
-            to 1 that fits held-out cases best, and to return the trees unless this factor is 0.
-            Trees are shrunk if public tables already correct the formula, because a few hundred
-            cases then cannot show whether trees help.
-        part_of: number of all cases of the group if the given cases are only the training cases of
-            a fold, otherwise None. The rules for a group of that size then apply
-            (:data:`MANY_ROWS`).
+            log ratios more than noise would. True to shrink all predictions of the trees by the
+            factor from 0 to 1 with which held-out predictions fit best, and to return the trees
+            unless this factor is 0. Callers pass True if offsets from public tables already correct
+            the estimate, because a few hundred cases then cannot show whether trees help.
+        part_of: number of cases in the whole group if the given cases are only the training cases
+            of a fold, otherwise None. This number then decides whether the group has more than
+            :data:`MANY_ROWS` measurements.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():
@@ -190,8 +192,8 @@ def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[A
 def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
-    With a few hundred rows, a comparison of squared errors might reject helpful trees because of
-    outliers.
+    Squared errors with and without trees are not compared, because outliers among a few hundred
+    rows might make such a comparison reject helpful trees.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.

@@ -1,9 +1,10 @@
-"""Expected difference in time between a table's framework and other frameworks.
+"""Expected difference in time between the framework of a public table and other frameworks.
 
-A machine's siblings are the other GPUs of its generation. Frameworks differ in much the same way on
-a machine as on its siblings. The differences come from the cost of a launch, and from the values of
-operands, which affect the clocks. The expected difference is therefore learned from the siblings'
-tables, as a function of the time of a GEMM.
+A collection is a public table of one machine, measured with one framework. A machine's siblings are
+the other GPUs of its generation. Frameworks differ in the cost of a launch and in the values of the
+operands, which affect the clocks. The resulting differences in time are similar on a machine and on
+its siblings. The expected difference is therefore learned from the siblings' collections, as a
+function of the time of a GEMM.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from kernels.common.documents import Number, misfit
 from kernels.timemodel.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
-"""Edges of the ranges of a table's times, in µs. Each range has a separate expected difference."""
+"""Edges of the ranges into which a table's times are divided, in µs. The expected difference is
+learned separately for each range."""
 
 _ASSUMED_SIBLINGS = 3.0
 """Number of imaginary siblings on which all frameworks take the same time. With a single measured
@@ -31,15 +33,15 @@ _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 class CollectionPair(NamedTuple):
     """Times of two collections of one machine, for the shapes that both collections contain.
 
-    ``seconds`` are the times in the first collection. ``log_ratios`` are log(time in the second
-    collection / time in the first).
+    ``seconds`` has each shape's time in the first collection. ``log_ratios`` has each shape's
+    log(time in the second collection / time in the first).
     """
 
     seconds: Array
     log_ratios: Array
 
     def between(self, low: float, high: float) -> CollectionPair:
-        """Return the shapes whose time in the first collection is from ``low`` to ``high`` µs."""
+        """Return the shapes with ``low`` <= time in the first collection < ``high``, in µs."""
         is_between = (low <= self.seconds * 1e6) & (self.seconds * 1e6 < high)
         return CollectionPair(self.seconds[is_between], self.log_ratios[is_between])
 
@@ -48,9 +50,9 @@ class CollectionPair(NamedTuple):
 class Shift:
     """Expected log ratio of two times: another framework's time over the time in a table.
 
-    The log ratio is a function of the table's time, given by knots. The function is linear in
-    log(seconds) between two knots, and constant outside of the knots. Without any knot, the log
-    ratio is zero.
+    The log ratio is a piecewise linear function of log(seconds), where ``seconds`` is the time in
+    the table. The function is given by its knots, and is constant before the first knot and after
+    the last. Without knots, the log ratio is zero.
     """
 
     log_seconds: tuple[float, ...] = ()
@@ -67,9 +69,9 @@ class Shift:
         """Learn a shift from the collections of a machine's siblings.
 
         Args:
-            siblings: pairs of collections for each sibling. In each pair, the first collection has
-                the framework of the machine's table, and the second is another collection of the
-                same sibling.
+            siblings: pairs of collections for each sibling. In each pair, the first collection was
+                measured with the framework of the machine's table, and the second is another
+                collection of the same sibling.
         """
         knots = []
         for low, high in itertools.pairwise(_EDGES_US):
@@ -110,7 +112,7 @@ class Shift:
 
 
 def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
-    """Compute the knot of a shift for one range of times: its log(seconds) and its log ratio.
+    """Compute the knot for one range of times, as (log(seconds), log ratio).
 
     ``siblings`` has the pairs of each sibling, with only the shapes in this range.
     """

@@ -1,4 +1,4 @@
-"""Uncertainty of sums of predicted times, such as the time of all GEMMs in one step of a model.
+"""Uncertainty of summed predictions, such as the total time of the GEMMs in a model's step.
 
 The errors of the predicted times in a step are correlated, and the correlation depends on the
 library. Steps are therefore simulated for each group of measured cases: a few cases are drawn at
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from kernels.timemodel.estimate import Array
 
 LEVEL_CORRELATION = 0.5
-"""Assumed correlation between the errors of two GEMMs' predicted times in a step. A kernel that is
-slower than predicted for one shape is usually slower than predicted for other shapes, too."""
+"""Assumed correlation between the errors of the predicted times of two GEMMs in a step. A kernel
+that is slower than predicted for one shape is usually slower than predicted for other shapes, too.
+"""
 
 CHANGE_CORRELATION = 0.5
 """Assumed correlation between the errors of two GEMMs' predicted time ratios. The time ratio of a
@@ -44,11 +45,12 @@ class Times(NamedTuple):
 
 
 def half_interval_of_sum(half_widths: Array, correlation: float) -> Array:
-    """Return the half-widths of the intervals of sums of times.
+    """Return the width of the lower or the upper half of each sum's interval.
 
     Args:
-        half_widths: half-width of each time's interval, as an array of shape (..., times in a sum).
-        correlation: correlation of the errors of any two times.
+        half_widths: width of the same half of each time's interval, as an array of shape
+            (..., times in a sum).
+        correlation: correlation between the errors of any two times in a sum.
     """
     # Independent errors add up in quadrature, and fully correlated errors add up directly.
     independent = (half_widths**2).sum(axis=-1)
@@ -70,7 +72,7 @@ def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
 
 
 def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
-    """Return the factors that correct the intervals of sums of times.
+    """Return the factors that correct the intervals of summed times.
 
     The interval of a sum follows from the intervals of the individual times and an assumed
     correlation of their errors. The true correlation may be different, and errors may have heavier
@@ -83,8 +85,8 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
 
     Returns:
         Factors for the lower and the upper half of each sum's interval. With these factors, about
-        90% of the measured sums of simulated steps lie in their intervals. With fewer than 40
-        cases, both factors are 1.
+        90% of the simulated steps have a measured sum inside the interval of their predicted sum.
+        With fewer than 40 cases, both factors are 1.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -111,8 +113,8 @@ def change_factors(
         before: times of held-out GEMMs.
         after: times of the held-out GEMMs that may replace those in ``before``, in the same order.
         lower_half: width of the lower half of the 90% interval of each replacement's time, in
-            seconds. The replacement's time is here computed from the original GEMM's measured time
-            and the predicted time ratio.
+            seconds. This interval covers only the error of the predicted time ratio; the original
+            GEMM's time is taken as exact.
         upper_half: width of the upper half of the same interval, in seconds.
 
     Returns:
@@ -158,7 +160,7 @@ def change_factors(
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
     """Return factors with which the intervals contain about 90% of the errors.
 
-    ``below`` and ``above`` are the widths of the halves of each sum's interval.
+    ``below`` and ``above`` are the widths of the lower and the upper half of each sum's interval.
     """
     relative = error / np.where(error < 0, below, above)
     low, high = np.quantile(relative, [_TAIL, 1 - _TAIL])

@@ -1,5 +1,5 @@
 """HTML page of measurements, predictions and advice.
 
-The page is a single file that needs no server. The page's script also predicts shapes that were not
-measured.
+The page is a single file that needs no server. The page's script can also predict the times of
+shapes that were not measured.
 """

@@ -25,7 +25,7 @@ HOVER = (
     ("predicted", "@predicted"), ("limit", "@limit"), ("tile", "@tile"), ("waves", "@waves"),
     ("kernel", "@kernel"), ("clock", "@clock"),
 )  # fmt: skip
-"""Labels and columns of the text that appears next to the point under the mouse."""
+"""Label and source column of each line in a point's tooltip."""
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 # Factors by which the roofline's axes are extended beyond the largest values, which leaves room for
@@ -53,7 +53,9 @@ def speed_unit(machines: Sequence[Machine]) -> tuple[float, str]:
 
 
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
-    """Plot speed against intensity, log-log; measured points are filled, predicted points hollow.
+    """Plot speed against intensity on logarithmic axes.
+
+    Measured points are filled, and predicted points are hollow.
 
     Args:
         source: source of the shown points, from :func:`shown_points`.
@@ -182,12 +184,13 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(number: int) -> figure:
-    """Make a chart of times along a dimension; measured points are filled, predicted points hollow.
+    """Make a chart of time against a dimension, for shapes that differ only in this dimension.
 
-    The page's script chooses the dimension, such as N, and finds the edges of tiles and waves.
+    Measured points are filled, and predicted points are hollow. The page's script chooses the
+    dimension, such as N, and finds the edges of tiles and waves.
 
     Args:
-        number: number of the chart, which is part of the names of the chart and its data sources.
+        number: number of the chart, used in the names of the chart and of its data sources.
     """
     # 1. Make empty sources for the script: the points, the edges, and the chosen size.
     name = f"line-{number}"
@@ -257,7 +260,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
 
     Args:
         rows: one or more results of rules whose effect is a ratio.
-        number: number of the recording, which is part of the chart's name.
+        number: number of the recording, used in the chart's name.
     """
     # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.
     drawn = list(reversed(rows))
@@ -306,7 +309,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
 
 
 def pairs() -> figure:
-    """Make a chart of the second recording's speed relative to the first recording's speed."""
+    """Make a chart of each common case's speed in the second recording relative to the first."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
@@ -365,8 +368,8 @@ def _figure(
 ) -> figure:
     """Return an empty chart that is as wide as the page.
 
-    ``ranges`` may have ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn points.
-    A chart of many points needs both ranges, because the script draws only points within them.
+    ``ranges`` may contain ``x_range`` and ``y_range``. Bokeh fits a missing range to the drawn
+    points. The roofline needs both ranges, because the script may draw only the points within them.
     """
     chart = figure(
         name=name,

@@ -1,8 +1,8 @@
 """Build the page as one file: Bokeh, the charts, the data, and the script that fills the charts.
 
-A content security policy in the page's head blocks all fetching, and every script that is not part
-of the page. This policy is needed because names in results are untrusted input. The data are
-compressed JSON, which the browser unpacks.
+A content security policy in the page's head blocks all fetching and every script that lacks the
+page's random nonce. This policy is needed because names in results are untrusted input. The data
+are compressed JSON, which the browser unpacks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
     """Return the page as HTML.
 
     Args:
-        reports: one or more reports, each with the content of the page about one recording.
+        reports: one or more reports, each with what the page shows about one recording.
 
     Raises:
         UserError: if the model of a recording cannot be read or exported.
@@ -141,7 +141,7 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
-    """Convert the answer to a pad or choose query into JSON for the script; gains are fractions."""
+    """Return the answer to a pad or choose query as JSON for the script; gains are fractions."""
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),

@@ -1,4 +1,4 @@
-"""Write the key figures of a page, and the sentence at the top of each of its sections."""
+"""Write a page's key figures and the sentences that summarise its sections."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def health(report: PageReport) -> list[str]:
 
 
 def speed(report: PageReport) -> str:
-    """Name the fastest GEMMs, with their speeds and their shares of the peak."""
+    """Report the speed of each dtype's fastest GEMM, also as a share of the peak."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = peak(report.analysis)
@@ -178,7 +178,7 @@ def rules(report: PageReport) -> str:
 
 
 def has_tensor_cores(report: PageReport) -> bool:
-    """Return True if steps of models were profiled, and the machine may have Tensor Cores."""
+    """Return True if training steps of models were profiled and the machine is not a CPU."""
     return bool(report.steps) and report.analysis.recording.machine.kind != "cpu"
 
 

@@ -1,9 +1,9 @@
-"""Export the time model to the page, whose script predicts shapes that were not measured.
+"""Export the time model to the page, whose script predicts the times of unmeasured shapes.
 
 The script evaluates the same formula as :mod:`analysis.model.predict` and, if possible, the same
-trees. It cannot evaluate the trees of offsets (:mod:`analysis.model.offsets`), which are learned
-from public tables. These trees, and trees that are too large for a page, are replaced by smaller
-trees that imitate them.
+trees. It cannot evaluate the trees that compute offsets, which are corrections learned from public
+tables (:mod:`analysis.model.offsets`). These trees, and trees that are too large for a page, are
+replaced by smaller trees that imitate them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _INTERVAL_FIELDS = (
 
 @dataclass(frozen=True)
 class PageGroup:
-    """An operation and a dtype of problems whose times the page predicts.
+    """A group of problems with the same operation and dtype, whose times the page predicts.
 
     Attributes:
         problem: an example with this operation and dtype.
         group: name of the group (:func:`analysis.model.query.group_of`).
-        fit: the fit that predicts the group.
+        fit: the fit that predicts the group's times.
     """
 
     problem: Problem
@@ -157,7 +157,7 @@ def page_groups(basis: Basis) -> Iterable[PageGroup]:
 def _without_implementation(group: str) -> str:
     """Return the operation and the dtype of a group, such as ``gemm bf16``.
 
-    Names of implementations come from the user's files, and may contain spaces.
+    An implementation's name may come from a user's file and contain spaces.
     """
     return " ".join(group.rsplit(maxsplit=2)[1:])
 
@@ -166,7 +166,7 @@ def _plain_problem(operation: str, dtype: str) -> Problem:
     """Return an example of an operation (``gemm`` or a pass of a convolution) in a dtype.
 
     Raises:
-        UserError: if convolutions do not support the dtype.
+        UserError: if the operation does not support the dtype.
     """
     if operation == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
@@ -204,7 +204,7 @@ def _smaller_trees(
     """Return small trees that imitate the corrections and spreads of large trees.
 
     The small trees are compared with the large trees on held-out shapes. The entry ``differs`` is
-    the 90th percentile of the relative difference between their predicted times.
+    the 90th percentile of the relative difference between the two predicted times of a shape.
 
     Args:
         basis: the machine's model.

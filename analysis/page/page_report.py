@@ -19,7 +19,7 @@ class PageReport:
     Attributes:
         analysis: the recording, with the model and its predictions.
         advice: answers to pad and choose queries.
-        rules: results of the rules, including rules that were not measured.
+        rules: results of the rules, including rules that were not judged.
         steps: profiled training steps of models.
     """
 
@@ -43,4 +43,4 @@ class PageReport:
         shown = min(len(self.analysis.table) + without_prediction, MOST_POINTS)
         if shown == cases:
             return ""
-        return f"The charts show a random sample of {shown:,} of {cases:,} cases."
+        return f"The charts show {shown:,} of {cases:,} cases, drawn at random."

@@ -36,9 +36,10 @@ _DIGITS = 4  # significant digits of estimates: the page shows no more, and more
 
 
 def points_of(analysis: Analysis) -> pd.DataFrame:
-    """Return one row per analysed case, then one row per case without a time or a prediction.
+    """Return the analysed cases, then the cases that have no time or that the model cannot predict.
 
-    If there are more than :data:`MOST_POINTS` rows, the result is a random sample of them.
+    The table has one row per case. If there are more than :data:`MOST_POINTS` rows, the result is a
+    random sample of them.
 
     Returns:
         A table with the columns :data:`TEXTS`, :data:`SIZES`, :data:`TIMES` and :data:`ESTIMATES`.

@@ -23,7 +23,7 @@ class Plot(NamedTuple):
     reading: str
 
 
-_MEASURED = "Points are measured, with 95% intervals; lines are predicted"
+_MEASURED = "Points are measured, with 95% intervals; solid lines are predicted"
 
 PLOTS = {
     "roofline": Plot(

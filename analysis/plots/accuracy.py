@@ -25,8 +25,8 @@ def draw(analysis: Analysis) -> Figure:
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()
     title = (
-        f"Held-out cases have a median error of {error.median():.1%}, a mean of "
-        f"{error.mean():.1%} and a 95th percentile of {error.quantile(0.95):.0%}"
+        f"Prediction error of held-out cases: median {error.median():.1%}, mean "
+        f"{error.mean():.1%}, 95th percentile {error.quantile(0.95):.0%}"
     )
     figure, (time_panel, error_panel) = panels(2, title, (13.0, 6.0))
     # Many points are drawn smaller and as pixels, because a file of so many vectors would be large.

@@ -87,7 +87,10 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 
 
 def drawn_roles(account: Account) -> dict[str, float]:
-    """Return the time in µs of each role in a step, with q, k and v as a single role."""
+    """Return the time in µs of each role in a step, without roles that take no time.
+
+    The roles q, k and v are combined into a single role.
+    """
     drawn: dict[str, float] = {}
     for role, time_us in account.by_role.items():
         name = _TOGETHER_NAME if role in _TOGETHER else role
@@ -97,7 +100,7 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Say which known role takes the largest share of the step on the first machine."""
+    """Name the known role with the most time on the first machine, or say that none is known."""
     account = next(iter(accounts.values()))
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
@@ -112,7 +115,8 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     """Name the best change, or say that no change is worth making.
 
-    The best change has the largest gain after costs, as in the report of an audit.
+    The best change has the largest :attr:`Lever.expected_gain` of all worthwhile changes on all
+    machines.
     """
     worthwhile = [
         (machine, lever)
@@ -166,7 +170,7 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
         )
         panel.invert_yaxis()
     caption = (
-        "Points are estimated gains for the whole step. Round points are changes that are worth "
+        "Points are estimated gains for the whole step. Round points mark changes that are worth "
         "making. Lines are 90% intervals."
     )
     return save(figure, caption, folder, "audit-levers")

@@ -1,4 +1,4 @@
-"""Cheat sheet of a machine: one page with the rules that have the largest effects."""
+"""Draw the cheat sheet of a machine: one page with the rules that have the largest effects."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ _DTYPE_DISTANCE = 0.18  # vertical distance of two dtypes' points, as a share of
 def draw_channels(analysis: Analysis) -> Figure | None:
     """Plot measured and predicted speed against the number of channels, for each dtype.
 
-    Large points are multiples of 8. The result is None if no dtype has enough points.
+    Points at multiples of 8 are larger. Dtypes with fewer than five points are left out. The result
+    is None if no dtype is left.
     """
     rows = enough(channel_series(analysis.table), "dtype")
     if rows.empty:
@@ -70,7 +71,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 def draw_layouts(analysis: Analysis) -> Figure | None:
     """Draw the ratio of NCHW time to NHWC time, and its interval, for each convolution.
 
-    Each pass has a panel. The result is None if too few convolutions were timed in both layouts.
+    Each pass has a panel. The result is None if there are fewer than five ratios.
     """
     pairs = layout_series(analysis.table)
     if len(pairs) < LEAST_POINTS:

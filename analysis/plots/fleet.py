@@ -1,4 +1,4 @@
-"""Plot the speed of each GPU in a fleet, and how much of the differences the clock explains.
+"""Plot the speed of each GPU in a fleet, and show how well the SM clock explains the speeds.
 
 Speeds come from the anchors: a few cases that are timed on every GPU. An anchor belongs to one of
 several kinds, such as memory or bursts of compute (:data:`analysis.fleet.anchors.KINDS`).
@@ -37,7 +37,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
 
 def fleet_title(report: FleetReport) -> str:
-    """Return the title of the plot, which says whether GPUs are slow."""
+    """Return a title that names the only slow GPU, or says how many GPUs are slow."""
     count = len(report.verdicts)
     slow = [verdict for verdict in report.verdicts if verdict.verdict == SLOW]
     if not slow:
@@ -60,14 +60,14 @@ def fleet_title(report: FleetReport) -> str:
     loss = 1 - relative_speeds[report.verdicts.index(gpu)]
     # The code of an explanation names the cause after a colon, such as "clock: power cap".
     reason = gpu.explained.partition(": ")[2] if gpu.explained else "reason unknown"
-    return f"{gpu.name} is {loss:.0%} below the median in {KIND_WORDS[kind]}: {reason}"
+    return f"{gpu.name} is {loss:.0%} slower than the median in {KIND_WORDS[kind]}: {reason}"
 
 
 def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, from the slowest GPU to the fastest.
 
-    If the clock of a drawn GPU was read, a second panel plots speed against the SM clock. The
-    result is None if fewer than two GPUs have a speed.
+    GPUs without a speed are left out. If the SM clock of any other GPU was read, a second panel
+    plots speed against the clock. The result is None if fewer than two GPUs have a speed.
     """
     speeds = report.speeds
     if not speeds.overall:
@@ -143,9 +143,9 @@ def draw_fleet(report: FleetReport) -> Figure | None:
 def _draw_points(
     report: FleetReport, axes: Axes, positions: np.ndarray, x_values: np.ndarray
 ) -> None:
-    """Draw a marker at the speed of each GPU, with a colour and a shape for each verdict.
+    """Draw a marker at the speed of each given GPU, with a colour and a shape for each verdict.
 
-    ``positions`` are the positions of the GPUs in the report.
+    ``positions`` are the indices of these GPUs in ``report.verdicts``.
     """
     speeds = report.speeds.kinds[report.speeds.overall].speed[positions]
     verdicts = np.array([report.verdicts[i].verdict for i in positions])

@@ -41,8 +41,8 @@ def write_validation_plots(
 ) -> list[Path]:
     """Write the plots of a validation as PNG and SVG files; leave out plots without suitable data.
 
-    ``curve`` has the points of the learning curve, and ``floor`` the errors that even a perfect
-    model would make.
+    ``curve`` has the points of the learning curve, if there is one. ``floor`` has the errors that
+    even a perfect model would make, or is None if these errors are unknown.
 
     Returns:
         The path of each plot's PNG file.
@@ -72,8 +72,8 @@ def write_validation_plots(
 def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     """Plot the median and the mean error against the number of calibration rows.
 
-    ``curve`` has at least one point. Dotted lines show ``floor``, the errors that even a perfect
-    model would make.
+    ``curve`` has at least one point. ``floor`` has the errors that even a perfect model would make.
+    Dotted lines show these errors, unless ``floor`` is None.
     """
     labels = {
         "rows": "other measurements",
@@ -128,7 +128,10 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Plot predicted against measured time, log-log; colours and markers show predicted limits."""
+    """Plot predicted against measured time, log-log.
+
+    Colours and markers show the predicted bottlenecks.
+    """
     error = rows["error"].abs()
     title = f"Prediction error: median {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -154,8 +157,8 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
     cell_errors = mean_errors.stack()
     worst_m, worst_nk = cell_errors.idxmax()
     title = (
-        f"The mean error is largest in the cell at M = {worst_m} and "
-        f"N × K = 2^{int(np.log2(worst_nk))}: {cell_errors.max():.1%}"
+        f"The largest mean error is {cell_errors.max():.1%}, in the cell at M = {worst_m} and "
+        f"N × K = 2^{int(np.log2(worst_nk))}"
     )
     figure, (axes,) = panels(1, title, (10.0, 7.0))
     image = axes.imshow(
@@ -174,18 +177,19 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the cases at constant N and K that have the largest predicted cliffs along M.
 
-    All cases with the same N and K, and with an M of at least 256, form a line. The line with the
-    largest mean of the predicted cliffs from M to M + 1 is chosen. The measured times do not affect
-    the choice, so they are a fair test of the predictions. A pair of M and M + 1 counts only if
-    arithmetic is the predicted limit at M. With any other limit, one more wave costs little.
+    All cases with the same N and K, and with an M of at least 256, form a line. A pair of cases
+    with M and M + 1 counts only if arithmetic is the predicted limit at M. With any other limit,
+    one more wave costs little. Among the lines with at least eight counted pairs, the line with the
+    largest mean predicted cliff from M to M + 1 is chosen. The measured times do not affect the
+    choice, so they are a fair test of the predictions.
 
     ``rows`` are held-out GEMMs that differ only in M, N and K.
 
     Returns:
         The cases of the chosen line, from its first to its last counted pair; an empty table if no
         line has at least eight counted pairs. The columns ``step`` and ``predicted_step`` are the
-        changes of the measured and of the predicted time from M to M + 1, as fractions of the time
-        at M. Both columns are NaN in a row that does not begin a counted pair.
+        changes in the measured and the predicted time from M to M + 1, as fractions of the time at
+        M. Both columns are NaN in a row that does not begin a counted pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -223,8 +227,8 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     measured_step = steepest["step"]
     predicted_step = steepest["predicted_step"]
     title = (
-        f"One more row, M {m} → {m + 1}. The measured time changes by {measured_step:+.0%}, and "
-        f"the predicted time by {predicted_step:+.0%}"
+        f"Adding one row at M = {m} changes the measured time by {measured_step:+.0%}, and the "
+        f"predicted time by {predicted_step:+.0%}"
     )
     # 2. Draw the predicted line, the measured points, and an arrow at this cliff.
     figure, (axes,) = panels(1, title, (11.0, 6.0))
@@ -273,10 +277,10 @@ def _commonest_gemms(validation: Validation, rows: pd.DataFrame) -> pd.DataFrame
 def _predicted_between(
     validation: Validation, line: pd.DataFrame
 ) -> tuple[NDArray[np.intp], Array]:
-    """Return sizes of M along a line, and the predicted seconds at each size.
+    """Return values of M along a line, and the predicted time in seconds at each value.
 
-    The sizes are the measured sizes and multiples of 16. The cost of misalignment at other sizes
-    would hide the cliffs.
+    The values are the measured ones and the multiples of 16 between them. The cost of misalignment
+    at other values would hide the cliffs.
     """
     low = int(line["m"].min())
     high = int(line["m"].max())

@@ -1,4 +1,4 @@
-"""Plot measured and predicted speeds under the machine's roofs."""
+"""Plot measured and predicted speeds under the machine's roofs: its memory limit and its peaks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LABEL_SHARE = 0.18  # width of a label left of a point, as a share of the plot'
 
 
 def roof_table(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
-    """Return a table of roofs, one row for each of the ``dtypes`` that the machine supports.
+    """Return a table with one row for each of the ``dtypes`` that the machine supports.
 
     Returns:
         The columns ``dtype``, ``tflops`` (the peak in TFLOP/s) and ``ridge`` (the intensity in
@@ -46,11 +46,11 @@ def roof_table(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 
 
 def draw(analysis: Analysis) -> Figure | None:
-    """Draw the roofline, log-log; a grey line joins each measured speed to its prediction.
+    """Draw the roofline on log-log axes, with measured and predicted speeds.
 
-    The colour of a point shows the predicted limit, and its marker shows the dtype. Filled points
-    are measured speeds, and hollow points are predicted speeds. The result is None for fewer than
-    five cases.
+    Filled points are measured speeds, and hollow points are predicted speeds. A grey line joins
+    each measured speed to its prediction. The colour of a point shows the predicted bottleneck, and
+    the marker shows the dtype. The result is None for fewer than five cases.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine

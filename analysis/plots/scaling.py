@@ -1,4 +1,7 @@
-"""Plot speed or time along a dimension: square GEMMs, cliffs along M, N and K, and alignment."""
+"""Plot speed or time against the sizes of GEMMs.
+
+The plots show square GEMMs, cliffs along M, N and K, and the effect of alignment.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,8 @@ def edges(
     is split into tiles only along M and N. They are also empty on a CPU, because the block sizes of
     its vendor libraries are not known.
 
-    ``line`` has unbatched GEMMs, in any dtypes, with the columns m, n and k.
+    ``line`` is a table of unbatched GEMMs with the columns m, n and k. It may contain several
+    dtypes, but the edges are those of ``dtype``.
     """
     if along == "k" or machine.kind == "cpu":
         return [], []
@@ -101,8 +105,9 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, and dashed lines are at wave edges. In each panel, dtypes with
-    fewer than five points are left out. The result is None if no panel has a dtype left.
+    In each panel, dtypes with fewer than five points are left out. Dotted lines mark the tile edges
+    of the most frequent dtype, and dashed lines mark its wave edges. The result is None if no panel
+    has a dtype left.
     """
     # 1. Keep the dimensions along which a dtype has enough points.
     lines = {}

@@ -1,6 +1,6 @@
 """Define the style of all plots, and write plots with a caption to files.
 
-Plots in this style are legible on a projector, and for colour-blind readers.
+Plots in this style are legible on a projector and accessible to colour-blind readers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIMIT_STYLE = {
 }
 NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
-"""Bands of small prediction errors: largest relative error in a band, and its opacity."""
+"""Bands of small prediction errors: for each band, its largest relative error and its opacity."""
 LEAST_POINTS = 5
 """Minimum number of points in a plotted series. Fewer points show no trend."""
 
@@ -52,8 +52,8 @@ RIGHT_OF_AXES: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.
 
 KINDS = ("png", "svg")
 _VARYING_FIELD = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
-"""Metadata field that is left out of written files, by file format. The value of this field may
-differ between two files of the same data."""
+"""Metadata field that is left out of written files, by file format. Its value may differ between
+two files with the same plot."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 13,
@@ -107,13 +107,13 @@ def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, co
 
 
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
-    """Plot predicted against measured time in µs, log-log, with bands of ±10% and ±25%.
+    """Plot predicted against measured time in µs on log-log axes, with bands of ±10% and ±25%.
 
     The colour and the marker of a point show the predicted bottleneck.
 
-    ``rows`` has the columns ``measured``, ``predicted`` (both in µs) and ``limit`` (the
-    bottleneck), and also ``low`` and ``high`` if measured times have intervals. ``size`` is the
-    size of a marker, in points.
+    ``rows`` has the columns ``measured`` and ``predicted`` (times in µs) and ``limit`` (the
+    predicted bottleneck). The optional columns ``low`` and ``high`` are the ends of the measured
+    time's interval, also in µs. ``size`` is the size of a marker, in points.
     """
     # 1. Shade the bands around the diagonal, from end to end of both axes.
     times = rows[["measured", "predicted"]]
@@ -175,7 +175,8 @@ def save(
 ) -> Path:
     """Write a figure with a caption below it, and return the path of the first written file.
 
-    The figure is then closed. ``kinds`` are the formats to write: ``png``, ``svg`` or ``pdf``.
+    The figure is closed after the last file is written. ``kinds`` are the formats to write:
+    ``png``, ``svg`` or ``pdf``.
 
     Raises:
         UserError: if the folder cannot be made, or a file cannot be written.

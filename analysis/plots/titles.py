@@ -1,4 +1,4 @@
-"""Titles of the plots. Each title states the main result of the data in its plot."""
+"""Titles of the plots. Each title states the main result that its plot shows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from kernels.machine import Machine
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
     """Return a title with the share of the peak that the fastest GEMM in each dtype reaches.
 
-    The title is empty if no dtype has enough GEMMs. ``rows`` is a table from
-    :func:`analysis.slices.series.roofline_series`.
+    Dtypes with fewer than eight GEMMs are left out. The title is empty if no dtype is left.
+
+    ``rows`` is a table from :func:`analysis.slices.series.roofline_series`.
     """
     phrases: list[str] = []
     for gemm in fastest_gemms(rows, machine):
@@ -34,6 +35,8 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
 
 def square_title(rows: pd.DataFrame) -> str:
     """Return a title that says from which size square GEMMs reach 90% of their best speed.
+
+    If even the largest size in a dtype is slower, the title says so instead.
 
     ``rows`` is a table from :func:`analysis.slices.series.square_series`.
     """
@@ -47,7 +50,7 @@ def square_title(rows: pd.DataFrame) -> str:
             slow_at_end.append(str(dtype) if is_certain else f"{dtype} (not significant)")
         else:
             # Non-breaking spaces keep the size on one line.
-            reached.append(f"at M\u00a0=\u00a0{size} in {dtype}")
+            reached.append(f"from M\u00a0=\u00a0{size} in {dtype}")
     if not reached:
         dtypes = enumerated(slow_at_end)
         return f"The largest square GEMM is below {NEARLY:.0%} of the best speed in {dtypes}"
@@ -60,8 +63,8 @@ def square_title(rows: pd.DataFrame) -> str:
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """Return a title that names the largest significant slowdown from one size to the next.
 
-    ``lines`` has the cases to search for each dimension, as in
-    :func:`analysis.slices.series.steps_series`.
+    ``lines`` maps dimensions to the cases to search, in the form that
+    :func:`analysis.slices.series.steps_series` returns.
     """
     along_and_cliff = largest_cliff(lines)
     if along_and_cliff is None:
@@ -80,10 +83,11 @@ def alignment_title(rows: pd.DataFrame) -> str:
     """Return a title with the slowest misaligned size, and the largest slowdown at multiples of 8.
 
     If no misaligned size is significantly slower than the round size, the title is based on the
-    mean speeds of misaligned sizes instead, because a mean is more certain than a single ratio.
+    mean speeds of misaligned sizes instead, because a mean is more certain than the speed of a
+    single size.
 
-    ``rows`` is a table from :func:`analysis.slices.series.alignment_series`, with a single round
-    size.
+    ``rows`` is a table from :func:`analysis.slices.series.alignment_series`, with a single base,
+    which is the round size.
     """
     # 1. Find the slowest misaligned size. The base is round, so the offset shows the alignment.
     is_multiple = rows["offset"] % 8 == 0
@@ -112,7 +116,9 @@ def alignment_title(rows: pd.DataFrame) -> str:
 def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
     """Return a title with the dimension and dtype whose misaligned sizes are slowest on average.
 
-    No single row of ``misaligned`` may be significantly slower than the round size.
+    ``misaligned`` has the rows of misaligned sizes, none of which is significantly slower than the
+    round size. If no average is significant either, the title says that no size is significantly
+    slower.
     """
     slowest: tuple[float, str] | None = None  # mean relative speed, and a phrase for the title
     for (along, dtype), group in misaligned.groupby(["along", "dtype"], sort=False):
@@ -121,11 +127,12 @@ def _mean_alignment_title(misaligned: pd.DataFrame) -> str:
         mean, _, highest_mean = mean_alignment(group)
         # A loss below half a percent would be printed as 0%.
         if highest_mean < 1 and mean < 0.995 and (slowest is None or mean < slowest[0]):
-            slowest = mean, f"{str(along).upper()} are {1 - mean:.0%} slower in {dtype}"
+            slowest = mean, f"{str(along).upper()} in {dtype} are {1 - mean:.0%} slower"
     if slowest is None:
         return "No misaligned size is significantly slower than the round size"
     return (
-        f"On average, misaligned sizes along {slowest[1]}; no single size is significantly slower"
+        f"On average, misaligned sizes along {slowest[1]} than the round size; no single size is "
+        "significantly slower"
     )
 
 

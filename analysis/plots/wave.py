@@ -30,12 +30,13 @@ _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
     """Return the cliff that the wave plot shows.
 
-    The result is a row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if no pair
-    fits.
+    The result is a row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if
+    ``line`` has no such cliff.
 
     Args:
         line: measured GEMMs of one class.
-        size: the smaller M of the cliff; None for the largest certain rise or drop of the time.
+        size: the smaller M of the cliff; None for the largest significant cliff, upwards or
+            downwards.
     """
     pairs = neighbouring_pairs(line)
     # A ratio without an interval counts as certain, but a ratio of 1 is not a cliff.
@@ -55,8 +56,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
         gemm: a GEMM of the class; its M is not used.
         line: measured GEMMs of the class, with the columns ``m``, ``n``, ``k``, ``time_us`` and, if
             they are known, ``implementation``, ``time_lo_us`` and ``time_hi_us``.
-        size: smaller M of the cliff that the title describes; None for the largest certain cliff.
-            The size must be in ``line`` together with a neighbouring larger M.
+        size: smaller M of the cliff that the title describes, which must be in ``line`` together
+            with a neighbouring larger M; None for the largest significant cliff, if there is one.
     """
     # 1. Choose the range of M, and predict over it.
     cliff = cliff_at(line, size)
@@ -130,7 +131,7 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured_count: int
 
 
 def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
-    """Draw an arrow at the cliff, and write what the model predicts for both of its sizes."""
+    """Draw an arrow at the cliff, and write what the model predicts before and after the cliff."""
     # 1. Draw an arrow to the middle of the cliff.
     middle_us = (cliff["time_us"] + cliff["after_us"]) / 2
     axes.annotate(
@@ -145,7 +146,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     before = predicted[predicted["m"] == cliff["m"]].iloc[0]
     after = predicted[predicted["m"] == cliff["after"]].iloc[0]
     text_lines = [
-        f"At M = {int(row['m'])}, the model predicts {three_digits(row['time_us'])} µs, with "
+        f"At M = {int(row['m'])}, the model predicts {three_digits(row['time_us'])} µs. It expects "
         f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in "
         f"{counted(int(row['waves']), 'wave')}"
         for row in (before, after)
@@ -182,8 +183,9 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
 def _mark_edges(axes: Axes, kernel_row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
     """Mark each M above which the GEMM needs another row of tiles, or another wave.
 
-    The edges are those of the kernel in ``kernel_row``. Edges at which the model expects another
-    kernel are left out.
+    The edges are computed for the kernel in ``kernel_row``. Edges at which the model expects
+    another kernel are left out. More than 60 edges of a kind (tile or wave) are not drawn, but only
+    counted in the legend.
     """
     # 1. Find all edges, at multiples of the tile's height.
     height = int(str(kernel_row["tile"]).partition("x")[0])

@@ -21,11 +21,11 @@ _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders into one archive, and return its path.
+    """Pack a machine's folders into one archive, and return the path of the archive.
 
-    The archive is named after the first folder. Samples, old runs and hidden files are left out. A
-    file that would make the estimated size exceed ``limit`` bytes is also left out, and is then
-    named in the archive's ``left-out.txt``.
+    The archive is written to ``results`` and named after the first folder. Samples, old runs and
+    hidden files are left out. A file that would make the archive's estimated size exceed ``limit``
+    bytes is also left out, but is listed in the archive's ``left-out.txt``.
 
     ``folders`` are the machine's folders in ``results``; a folder may be missing.
 

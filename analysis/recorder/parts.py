@@ -43,8 +43,8 @@ class RecorderStep:
             the kind of machine that skips the step.
         sweeps: sweeps whose cases the step has to measure.
         output: name of the file that stdout is saved to; empty if stdout is not saved.
-        place: folder below the results folder that the command writes to; empty for the results
-            folder itself.
+        place: subfolder of the results folder, one of :data:`PLACES`, that the command writes to;
+            empty for the results folder itself.
         on_device: True if the command takes ``--device`` and ``--gpu``.
     """
 
@@ -74,7 +74,8 @@ class RecorderPart:
 def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
-    The pairs of numbers in the table are expected seconds on a GPU and on a CPU.
+    The pairs in the code below, such as ``(60, 15)``, give each step's
+    :attr:`RecorderStep.seconds`: expected seconds on a GPU and on a CPU.
     """
     return (
         RecorderPart(
@@ -113,7 +114,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "public-grid",
-            "how well public tables fit this machine",
+            "how well public tables fit the machine",
             (_sweeps("public-grid", ("public-grid",), (80, 10)),),
         ),
         RecorderPart(

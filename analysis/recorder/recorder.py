@@ -53,7 +53,9 @@ _PATIENCE = 3.0
 """Time limit of a command that does not measure sweeps, as a multiple of its expected time."""
 
 _MIN_PATIENCE = 90.0
-"""Minimum time limit, in seconds, of a command that does not measure sweeps."""
+"""Minimum time limit, in seconds, of a command that does not measure sweeps.
+
+A limit is shorter only if less time is left in the slice."""
 
 _MIN_SECONDS = 5.0
 """Seconds below which the rest of a sweep's expected time counts as used up."""
@@ -109,10 +111,10 @@ class RecorderState:
 
     Attributes:
         slices: one entry per call of ``analysis record``, with the start time, the duration in
-            seconds and the names of the started steps. A later entry may also have the report on
-            re-timing cases of an earlier slice (anchors).
-        ended: last outcome of each step's command, and the total seconds of its calls, by the name
-            of the step.
+            seconds and the names of the started steps. Entries after the first may also have
+            ``anchors``: the report on re-timed cases of an earlier slice, or None without a report.
+        ended: last outcome of each step's command, and the total seconds of all runs of the
+            command, by the step's name.
     """
 
     path: Path
@@ -123,8 +125,8 @@ class RecorderState:
     def read(cls, place: RecorderPlace) -> RecorderState:
         """Read a recording's state.
 
-        The state is empty if the file is missing or damaged, or was written with another PyTorch or
-        driver.
+        The state is empty if ``record.json`` is missing or damaged, or was written with a different
+        PyTorch or driver version.
         """
         path = place.folder / "record.json"
         try:
@@ -174,7 +176,7 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop, kill what is left of its process group, and return the stdout."""
+    """Ask a command to stop, kill what is left of its process group, and return its output."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -187,7 +189,7 @@ def _stop(process: subprocess.Popen[str]) -> str:
 class Recorder:
     """Record one slice of a recording.
 
-    The methods raise a UserError if a run.json cannot be read.
+    The methods raise a UserError if a run.json or plan.jsonl is damaged or cannot be read.
     """
 
     def __init__(
@@ -226,10 +228,10 @@ class Recorder:
     def record(self) -> Path:
         """Carry out unfinished steps within the budget, and return the path of the archive.
 
-        A recording made with another PyTorch or driver is first set aside, to keep versions apart.
-        If an earlier slice has measured cases and enough time is left, some of these cases are
-        re-timed to show whether the machine is as fast as before. ``record.json`` and the archive
-        are written even if an error or an interrupt ends a step.
+        A recording made with a different PyTorch or driver version is first set aside, so that
+        versions are not mixed. If an earlier slice has measured cases and enough time is left, some
+        of these cases are re-timed to show whether the machine is as fast as before.
+        ``record.json`` and the archive are written even if an error or an interrupt ends a step.
 
         Raises:
             UserError: if a folder cannot be made, or a file cannot be written.
@@ -301,8 +303,8 @@ class Recorder:
     def _open_steps(self) -> Iterator[RecorderStep]:
         """Yield the unfinished steps, in the order in which they should run.
 
-        Sweeps that have used up their expected time come after the other steps. Steps that failed
-        in an earlier slice come last, because they may fail or hang again.
+        A step that measures sweeps comes after the other steps if it has used up its expected time.
+        Steps that failed in an earlier slice come last, because they may fail or hang again.
         """
         all_steps = [step for part in self._parts for step in self._steps(part)]
         failed = [step for step in all_steps if self._failed(step)]
@@ -428,7 +430,9 @@ class Recorder:
             write_whole(place.folder / step.output, anonymous)
         self._state.write(place)
         if code:
-            self._note(f"{step.name} ended with exit code {code}.")
+            self._note(
+                f"{step.name} failed with exit code {code}. Run the same command later to retry it."
+            )
 
     def _command(self, step: RecorderStep) -> list[str]:
         place = self._place

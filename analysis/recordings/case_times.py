@@ -2,8 +2,8 @@
 
 If individual samples are known, the logarithm of a case's time is the 20% trimmed mean of the
 samples' logarithms. The trimmed mean ignores a few disturbed samples. For normally distributed
-noise, its error is smaller than the error of the median. The standard error of the trimmed mean is
-computed from the winsorised variance (Tukey and McLaughlin).
+noise, the trimmed mean has a smaller error than the median. The standard error of the trimmed mean
+is computed from the winsorised variance (Tukey and McLaughlin).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CaseTimes:
     Attributes:
         log: logarithm of the case's typical time in seconds.
         error: standard error of ``log`` within the process; 0 if no scatter is known.
-        freedom: degrees of freedom of ``error``; infinite if ``error`` is not an estimate.
+        freedom: degrees of freedom of ``error``; infinite if no scatter is known.
         count: number of samples; 1 if this number is unknown.
         samples: the samples in seconds; empty if only a summary is known.
     """
@@ -49,7 +49,11 @@ class CaseTimes:
     def from_summary(
         cls, seconds: float, deviation: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Summarise ``count`` samples, given their mean and their standard deviation in seconds."""
+        """Summarise ``count`` samples, given their mean and their standard deviation in seconds.
+
+        ``deviation`` is 0 or NaN if it is unknown. ``count`` is 1 if the number of samples is
+        unknown.
+        """
         if count < 2 or not deviation > 0:  # the deviation may be NaN
             return cls(math.log(seconds), count=count, problem=problem)
         # A small error of a logarithm is nearly equal to the relative error of the mean.
@@ -80,7 +84,7 @@ class TimedProcess:
         name: path of the file or folder that the times come from.
         cases: time of each case, by the case's name.
         lost: reason why a case has no time, by the case's name.
-        facts: recorded facts about the process by name, such as ``machine``.
+        facts: recorded facts about the process, by the fact's name, such as ``machine``.
     """
 
     name: str

@@ -36,7 +36,7 @@ class Pair:
             value is the logarithm of a ratio: the time of ``before`` over the time of ``after``.
         between: standard deviation of a log time between processes, without the change that all
             cases share.
-        cases: number of cases that ``between`` is based on.
+        cases: number of cases that ``between`` is based on; an assumed variance counts as two.
     """
 
     before: Contender
@@ -48,6 +48,8 @@ class Pair:
 
 def confirmed_pairs(recording: Recording) -> list[Pair]:
     """Return the pairs of all runs of a recording, each from the best run that re-timed it.
+
+    Pairs with a hand-written kernel come only from the run in the recording's folder.
 
     Raises:
         UserError: if the confirmed.csv in the recording's folder cannot be used.
@@ -77,6 +79,7 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return the ``between`` and ``cases`` of a run's pairs, as :class:`Pair` describes them.
 
     The measured variance is averaged with an assumed variance, which counts as much as two cases.
+    If ``repeats`` is None, no variance was measured, and the assumed variance is used unchanged.
     """
     # Each variance is weighted by its number of cases.
     cases = _AS_CASES
@@ -92,7 +95,8 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
 def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tuple[float, ...]]]:
     """Read each pair's log ratios, one tuple per process, from a run's confirmed.csv.
 
-    Pairs with only one line are left out.
+    Damaged lines are left out, and so are pairs with only one undamaged line. The result is empty
+    if the file does not exist.
 
     Raises:
         UserError: if the file or the plan cannot be used.
@@ -105,14 +109,16 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
         planned = {row["id"]: row for row in part.run["plan"]["cases"]}
     except (KeyError, TypeError):
         raise UserError(
-            f"{path} identifies cases by ids that the run's plan does not have. {_REMEDY}"
+            f"{path} identifies cases by ids, but a case in the run's plan has no usable id. "
+            f"{_REMEDY}"
         ) from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
     parsed_lines = [_parse_pair(row, planned) for row in table.rows.to_dict("records")]
     # 2. Report damaged lines, and leave them out.
     table.faults.record(
         [line is None for line in parsed_lines],
-        f"it must have two planned cases and at least {_LEAST_BLOCKS} ratios, all finite",
+        "case and against must be ids of planned cases, and log_ratios must have at least "
+        f"{_LEAST_BLOCKS} numbers, all of them finite",
     )
     table.faults.report()
     # 3. Collect the processes of each pair. A claim must rest on more than one process.

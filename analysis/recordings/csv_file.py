@@ -1,8 +1,8 @@
 """Read a CSV table strictly, and leave out damaged lines.
 
-A file may have been cut off, edited by hand or merged. A damaged line is reported, but does not
-exclude the other lines. If too many lines are damaged, the undamaged lines cannot be trusted
-either, so the whole file is refused.
+A file may have been cut off, edited by hand or merged. Damaged lines are reported, and the other
+lines are still used. If too many lines are damaged, the undamaged lines cannot be trusted either,
+so the whole file is refused.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Faults:
         if sentences and (has_too_many or damaged_count == line_count):
             line, fault = min(fault_of.items())
             if line_count == 1:
-                extent = f"the only line of {self._path} is damaged: {fault}"
+                extent = f"the only line below the header of {self._path} is damaged: {fault}"
             else:
                 extent = (
                     f"{damaged_count:,} of {line_count:,} lines of {self._path} are damaged, such "
@@ -184,7 +184,8 @@ def _split_cells(
 
     A line is incomplete if it has fewer or more cells than the header, a quotation that does not
     enclose a whole cell, or bytes that are not UTF-8. The cells of an incomplete line are returned
-    as empty strings. No line may be empty.
+    as empty strings. Columns that the header lacks are left out. ``lines`` must not contain an
+    empty line.
     """
     # 1. Leave out the lines that would confuse the parser.
     complete = np.array([_REPLACED not in line and _is_well_quoted(line) for line in lines], bool)

@@ -34,7 +34,7 @@ CACHE = "warm"
 cache, so operands that fit in the cache were read from it."""
 
 OTHERS_PROTOCOL = 0
-"""Protocol version of imported recordings, which were not measured with our protocol."""
+"""Protocol version of imported recordings, which may have been measured with another protocol."""
 
 _DEFAULTS = {
     "op": "gemm", "batch": 1, "dtype": "bf16", "layout": "nt", "implementation": "cublas",
@@ -55,16 +55,21 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_of_file(folder: Path) -> bool:
-    """Return True if a folder has a recording that was imported from a user's file."""
+    """Return True if a folder has a recording that was imported from a user's file.
+
+    Raises:
+        UserError: if the folder's run.json is damaged or cannot be read.
+    """
     if not (folder / "run.json").exists():
         return False
     return (read_run(folder).get("public") or {}).get("framework") == FILE
 
 
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
-    """Return a machine's collections, which are public tables, by the name of the source.
+    """Return a machine's public tables, called collections, by the name of their source.
 
-    Each table has the columns ``source``, ``m``, ``n``, ``k``, ``dtype`` and ``time_us``.
+    The result is empty if the folder has no collections. Each table has the columns ``source``,
+    ``m``, ``n``, ``k``, ``dtype`` and ``time_us``.
 
     Raises:
         UserError: if the file of collections cannot be read, or has an invalid row.
@@ -153,8 +158,8 @@ def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Convert an imported table as :func:`read_imported` describes, and give each column its type.
 
     Raises:
-        ValueError, TypeError: if a value cannot be converted to the type of its column, or if a
-            row that is not a GEMM does not describe a valid problem.
+        KeyError, TypeError, ValueError: if a value cannot be converted to the type of its column,
+            or if a row that is not a GEMM does not describe a valid problem.
     """
     # 1. Take the columns of the table, and defaults for the columns that it lacks. A column without
     # a default gets missing values.

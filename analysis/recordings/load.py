@@ -86,7 +86,7 @@ class Recording:
 
     @property
     def health(self) -> Mapping[str, Any]:
-        """Health of the run that most rows come from (verdict and reasons); {} if not judged."""
+        """Health (verdict and reasons) of the run that most rows come from; {} if not judged."""
         return self.run.get("health") or {}
 
     @property
@@ -103,7 +103,7 @@ class Recording:
     def products(self) -> pd.DataFrame:
         """Rows of the timed GEMMs and convolutions, without cases that the model cannot describe.
 
-        Cases with one operand in the cache are left out, and so are cases whose operands are
+        Cases with only one operand in the cache are left out, and so are cases whose operands are
         unaligned or stored with padded rows. The model has no term for these effects.
         """
         rows = self.ok
@@ -173,7 +173,8 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     measured here last.
 
     Raises:
-        UserError: if no recording matches, or several machines match.
+        UserError: if no recording matches, if several machines match, or if ``machine`` is None and
+            no machine was measured here.
     """
     recorded = sorted(recorded_machines(results))
     if not recorded:
@@ -218,7 +219,7 @@ def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
 
 
 def recorded_machines(results: Path) -> set[str]:
-    """Return the slugs of all machines that :func:`find_recording` can find."""
+    """Return the slugs of all machines whose recordings :func:`find_recording` can find."""
     measured = [path.parent for path in results.glob("*/run.json")]
     published = [path.parent for path in results.glob(f"{PUBLISHED}/*/run.json")]
     # An import that was interrupted may have a run.json, but no answers can be based on it.
@@ -252,7 +253,7 @@ def bursts(rows: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
 
 
 def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
-    """Return a mask of the rows whose operands are dense and at aligned addresses."""
+    """Return a mask of the cases whose operands are aligned and stored without padded rows."""
     return ~rows["config"].str.contains("offset=|ld_multiple=", na=False)
 
 
@@ -275,12 +276,13 @@ def load(folder: Path) -> Recording:
 
 @until_changed("run.json", PLAN)
 def load_run(folder: Path) -> dict[str, Any]:
-    """Read a folder's run.json, and check that this code can read its schema and protocol.
+    """Read a folder's run.json and plan, and check the schema and the protocol.
 
     Callers must not modify the result, because it is kept for the next call.
 
     Raises:
-        UserError: if run.json or the plan is missing or damaged, or if this version cannot read it.
+        UserError: if run.json or the plan is missing or damaged, or if this version does not
+            support the schema or the protocol.
     """
     run: dict[str, Any] = printable(read_run(folder, _RESTORE))
     try:
@@ -290,7 +292,11 @@ def load_run(folder: Path) -> dict[str, Any]:
     schema, protocol = run["schema"], run["protocol"]
     readable_protocol = OTHERS_PROTOCOL if "public" in run else PROTOCOL
     if schema != SCHEMA or protocol != readable_protocol:
-        remedy = "Import the table again" if "public" in run else "Measure again"
+        remedy = (
+            "Move the folder away and import the table again"
+            if "public" in run
+            else "Measure again"
+        )
         raise UserError(
             f"{folder / 'run.json'} has schema {schema} and protocol {protocol}. This "
             f"version reads schema {SCHEMA} and protocol {readable_protocol}. {remedy}, or read "
@@ -324,9 +330,9 @@ def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the algorithm of each problem, as the names of its kernels show it.
+    """Return the algorithm of each problem, according to the names of its kernels.
 
-    The algorithm is empty for a GEMM, and for a convolution whose algorithm the names do not show.
+    The algorithm is "" for a GEMM, and for a convolution whose algorithm the names do not show.
     """
     return [
         conv_algorithm(names) if isinstance(problem, Conv) else ""

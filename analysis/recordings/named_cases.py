@@ -26,6 +26,9 @@ def timed_process(recording: Recording) -> TimedProcess:
     A case with at least six recorded samples is summarised from these samples, after they are
     corrected for the machine's slowness in each round. Any other case keeps its recorded median and
     interval.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read or is too damaged to use.
     """
     # 1. Summarise each case that has times.
     samples = steady_samples(recording)
@@ -50,7 +53,10 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def lost_by_problem(recording: Recording) -> dict[str, str]:
-    """Return the reasons why cases have no time, by the text of each case's problem."""
+    """Return the reason why each failed case has no time, by the case's problem as text.
+
+    If several cases of a problem failed, the reason of the last one is returned.
+    """
     failed = _failed(recording.rows)
     problems = [str(workload) for workload in workloads_of(failed)]
     return dict(zip(problems, _reasons(failed), strict=True))
@@ -65,14 +71,16 @@ def _reasons(failed: pd.DataFrame) -> list[str]:
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with an added column ``choice``; missing identity values are replaced by "".
+    """Return rows with an added column ``choice``.
+
+    Missing values in the columns that identify a case (:data:`IDENTITY`) are replaced by "".
 
     ``choice`` is the config, unless the kernel is hand-written and only one of its configs was
-    recorded for the row's problem and settings. Such a kernel is assumed to have chosen the config
-    itself, so its ``choice`` is empty. The case then still matches if another version of the kernel
-    chooses a different config.
+    recorded for the row's sweep, problem and settings. Such a kernel is assumed to have chosen the
+    config itself, so its ``choice`` is empty. The case then still matches if another version of the
+    kernel chooses a different config.
 
-    ``rows`` must include failed cases, because their configs count, too.
+    ``rows`` must include failed cases, because the config of a failed case counts as recorded, too.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
     identity = rows[list(IDENTITY)].astype(object)

@@ -1,14 +1,14 @@
-"""Compute repetition intervals: 95% intervals of what a second run would measure.
+"""Compute repetition intervals: 95% prediction intervals for the medians of a second run.
 
 A repetition interval is wider than the confidence interval of a run's median, for two reasons. The
 median of the second run is as noisy as that of the first. In addition, the second run is another
 process, which gets memory at different addresses. The entry ``repeats`` of run.json shows how much
 medians differ between processes.
 
-The speed of the machine changes during a run, but it is nearly the same for all samples of a round.
-Two cases are therefore compared by the rounds in which both were sampled, so that the changes
-cancel in the ratio. If many cases are compared, their times are first corrected for the machine's
-speed in each round.
+A run samples its cases in rounds, each case at most once per round. The speed of the machine
+changes during a run, but it is nearly the same for all samples of a round. Two cases are therefore
+compared within each round in which both were sampled, so that the changes cancel in the ratio. If
+many cases are compared, their times are first corrected for the machine's speed in each round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROUNDS = "rounds.csv"
 
 _DECILE_RANGE = 2.563  # 10th to 90th percentile of normal values, in standard deviations
 
-_REMEDY = "Move the file away; ratios are then computed from the intervals of the times."
+_REMEDY = "Move the file away; ratios are then computed from the medians and their intervals."
 
 _MIN_IN_ROUND = 6  # fewest cases of a round whose median shows how fast the machine was
 
@@ -47,7 +47,8 @@ It comes from two collections of bf16 GEMMs on an H100: AIConfigurator's tables 
 1.3.0rc10 and 1.3.0rc20. The collections have 35,700 shapes in common, and each time is the mean of
 six replays. The two times of a shape differ by at most 7.2% for 95% of the shapes. Both times
 contribute equally to the difference, so the half-width of a single time is smaller by a factor of
-√2. It is the 95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
+√2. The result is the 95th percentile of the noise floor in
+results/accuracy/learning-curve-h100.txt."""
 
 Rounds = Mapping[tuple[str, int], float]
 """Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
@@ -62,7 +63,8 @@ class MeasuredTime:
         hi: upper end of the interval; NaN if it is unknown.
         rounds: the samples by place and round; empty if they are not recorded.
         between: standard deviation of the log ratio between a median of this run and the median of
-            the same case in another process.
+            the same case in another process, without the part that the noise of the two medians
+            explains.
         between_cases: the same standard deviation without the change that all cases share.
         place: run, worker and GPU of the measurement, as one string.
     """
@@ -88,7 +90,7 @@ class MeasuredTime:
 
     @property
     def repetition(self) -> tuple[float, float]:
-        """95% interval of a second run's median; NaN if the interval of this run is unknown."""
+        """95% interval of a second run's median; both ends are NaN if ``lo`` and ``hi`` are."""
         half_below, half_above = _log_halves(self)
         below = repeated(half_below, Z95 * self.between)
         above = repeated(half_above, Z95 * self.between)
@@ -96,11 +98,12 @@ class MeasuredTime:
 
 
 def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float, float] | None:
-    """Return the ratio of two cases' times, first to second, with the 95% interval of a repetition.
+    """Return the ratio of two times, ``one`` over ``other``, with its 95% repetition interval.
 
-    A change of speed that all cases share between two processes does not widen the interval. The
-    result is None if the times were measured at different places, because such times are not
-    comparable. The result is also None if the interval is unknown.
+    A change of speed that affects all cases alike does not widen the interval, because the change
+    cancels in the ratio. The result is None if the times were measured at different places, because
+    such times are not comparable. The result is also None if the interval is unknown. This happens
+    if the cases have fewer than six rounds in common and one of the times has no interval.
     """
     if one.place != other.place:
         return None
@@ -151,10 +154,11 @@ def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
 
 
 def between_processes(recording: Recording) -> dict[str, float]:
-    """Return each run's standard deviation of log medians between processes, by the run's name.
+    """Return each run's standard deviation of log ratios between processes, by the run's name.
 
-    If a run did not measure this deviation, it is estimated from the canary GEMM; without a canary
-    GEMM, it is 0.
+    A log ratio compares the medians of the same case in two processes. If a run did not measure the
+    standard deviation (:attr:`MeasuredTime.between`), it is estimated from the run's canary GEMM.
+    Without a canary GEMM, it is 0.
     """
     return {part.run["run"]: _deviation(part.run, "between") for part in recording.parts}
 
@@ -169,7 +173,7 @@ def between_cases(recording: Recording) -> dict[str, float]:
 
 
 def _deviation(run: Mapping[str, Any], name: str) -> float:
-    """Return a run's standard deviation of log medians between processes.
+    """Return a run's standard deviation of log ratios between processes.
 
     ``name`` is ``between`` for the whole deviation, or ``between_cases`` for the deviation without
     the change that all cases share.
@@ -190,7 +194,7 @@ def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
     """Return the recorded samples of each case, by run and case id.
 
     Raises:
-        UserError: if a rounds.csv cannot be read.
+        UserError: if a rounds.csv cannot be read or is too damaged to use.
     """
     rounds_by_case = {}
     for part in recording.parts:
@@ -214,7 +218,7 @@ def steady_times(
     The error is NaN where a time has no interval.
 
     Raises:
-        UserError: if a rounds.csv cannot be read.
+        UserError: if a rounds.csv cannot be read or is too damaged to use.
     """
 
     def log_seconds(name: str) -> NDArray[np.float64]:
@@ -244,6 +248,9 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
     """Return the corrected samples of each case, as logarithms of seconds, by run and case id.
 
     :func:`steady_times` describes the correction.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read or is too damaged to use.
     """
     logs_by_case = {}
     for case, rounds in rounds_of(recording).items():
@@ -260,6 +267,9 @@ def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
     The columns are ``steady_log`` (logarithm of the time) and ``steady_error`` (standard error of
     the logarithm).
+
+    Raises:
+        UserError: if a rounds.csv cannot be read or is too damaged to use.
     """
     log, error = steady_times(rows, recording)
     return rows.assign(steady_log=log, steady_error=error)
@@ -323,7 +333,7 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 
 @until_changed(_ROUNDS)
 def _read_rounds(folder: Path, run: str) -> Mapping[str, Rounds]:
-    """Return the samples of each case of a run; report and leave out damaged lines."""
+    """Return a run's samples by case id; report and leave out damaged lines of its rounds.csv."""
     path = folder / _ROUNDS
     if not path.exists():
         return {}

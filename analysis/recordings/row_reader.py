@@ -68,13 +68,12 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
         other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
         others = ", ".join(other_runs) or "an unnamed run"
         raise UserError(
-            f"{path} has measurements from {others}, but its run.json describes the run {run}. "
-            f"Measurements from several runs cannot be mixed. {_REMEDY}"
+            f"{path} has measurements from {others}, but the run.json next to it describes the run "
+            f"{run}. Measurements from several runs cannot be mixed. {_REMEDY}"
         )
 
 
 def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
-    """Add the faults of all rows of a measurements.csv to ``faults``."""
     faults.record((rows["schema"] != SCHEMA).fillna(True), "this version cannot read its schema")
     faults.record((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():

@@ -1,8 +1,9 @@
-"""Combine the runs of one machine with the same PyTorch and driver into one recording.
+"""Combine a machine's runs with the same PyTorch and driver into one recording.
 
-Each case is taken from one run. Older runs, which are kept in the folder ``runs``, are used too,
-because a newer run may be shorter or disturbed. If several runs timed a case, these rules choose
-the time, the most important rule first:
+The recording of a folder combines the run in it, called the folder's own run, with the machine's
+other runs. Each case is taken from one run. Older runs, which are kept in the subfolder ``runs``,
+are used too, because a newer run may be shorter or disturbed. If several runs timed a case, these
+rules choose the time, the most important rule first:
 
 1. a time with an interval is better than a time without an interval;
 2. a time from a quieter run is better;
@@ -73,9 +74,9 @@ def load_runs(folder: Path) -> Recording:
 
 
 def usable_runs(folder_run: Recording) -> list[Recording]:
-    """Return a machine's usable runs that have the PyTorch and the driver of the given run.
+    """Return a machine's usable runs with the same PyTorch and driver as the given run.
 
-    The quietest run comes first.
+    The given run is included if it is usable. The quietest run comes first.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]
@@ -199,7 +200,7 @@ def _noise_rank(run: Mapping[str, Any]) -> int:
 def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     """Return the first lines of a report: how reliable the times are, and the runs they come from.
 
-    ``error`` is the median relative error of predictions of held-out cases; 0 if unknown.
+    ``error`` is the model's median relative error on held-out cases; 0 if unknown.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -214,7 +215,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     if recording.public and error >= _LARGE_ERROR:
         lines.append(
             f"Predictions of held-out cases have a median error of {error:.0%}; check that the "
-            "times belong to the right shapes."
+            "imported times belong to the right shapes."
         )
     if recording.damaged:
         count = len(recording.damaged)
@@ -228,7 +229,9 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             verdict = (part.run.get("health") or {}).get("verdict", "not judged")
             count = int(counts.get(name, 0))
             verb = "comes" if count == 1 else "come"
-            lines.append(f"{counted(count, 'time')} {verb} from the run of {name} ({verdict}).")
+            lines.append(
+                f"{counted(count, 'measured time')} {verb} from the run of {name} ({verdict})."
+            )
     own_run = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
         reason = _why_left_out(recording.folder)

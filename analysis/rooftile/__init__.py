@@ -52,7 +52,9 @@ def predict(
     *,
     results: str | Path = RESULTS,
 ) -> pd.DataFrame:
-    """Predict the times of GEMMs and convolutions, and say what limits each time.
+    """Predict the times of GEMMs and convolutions, and say what limits their speed.
+
+    If a time was measured, it is returned instead of a prediction.
 
     Args:
         shapes: one or more shapes.
@@ -115,7 +117,7 @@ def recommend(
     any_size: bool = False,
     results: str | Path = RESULTS,
 ) -> pd.DataFrame:
-    """Recommend faster sizes near a shape, or recommend that the shape stay as it is.
+    """Recommend faster sizes near a shape, another implementation, or no change.
 
     A pad query looks for larger sizes that take less time. A choose query looks for larger or
     smaller sizes that reach more FLOP/s.
@@ -125,7 +127,7 @@ def recommend(
         machine: the machine that the shapes run on; the machine measured last if None.
         pad: largest increase of each size and of the FLOPs, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, ``pad`` is
-            0.125. An integer, or a string without ``%``, such as ``1`` or ``"1"``, is refused if it
+            0.125. An integer or a string without ``%`` is refused if it is 1 or more, because it
             could also mean a percentage.
         choose: largest increase or decrease of each size and of the FLOPs, in the same form as
             ``pad``.
@@ -209,15 +211,19 @@ def audit(
         machine: the machine that the model runs on; the machine measured last if None.
         mode: kind of step (``train``, ``prefill`` or ``decode``).
         batch: batch size in sequences or images.
-        seq: sequence length in tokens; None for 2,048, or fewer if the model has fewer positions.
+        seq: sequence length in tokens; in a decoding step, the number of earlier tokens. None for
+            2,048, or fewer if the model has too few positions.
         tokens: number of new tokens per sequence in a decoding step.
         dtype: dtype of the model (``fp32``, ``tf32``, ``fp16`` or ``bf16``).
-        autocast: if True, parameters stay in fp32, and GEMMs are computed in ``dtype``.
+        autocast: if True, parameters stay in fp32, and GEMMs, convolutions and attention are
+            computed in ``dtype``.
         tp: tensor-parallel degree, which is the number of GPUs that share a layer.
         runtime: PyTorch runtime (``eager`` or ``compile``).
-        fuse: groups of GEMMs that are computed as one GEMM (``qkv``, ``gate_up`` or both).
+        fuse: groups of GEMMs, each of which is computed as one GEMM (``qkv``, ``gate_up`` or
+            both).
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
-        loss_chunks: largest number of chunks of tokens in which the head and the loss are computed.
+        loss_chunks: largest number of chunks into which the tokens are divided to compute the head
+            and the loss.
         optimizer: optimizer of a training step (``adamw``, ``sgd`` or ``none``).
         attention: share of peak FLOP/s that attention reaches. If None, the time of attention is
             predicted from measured calls; on a CPU, and in fp32 and tf32, a share of 50% is assumed
@@ -307,11 +313,13 @@ def explain(
 
     Args:
         traces: one trace (``.json`` or ``.json.gz``), or several traces of one job.
-        machine: the machine to compare with; None for the traced machine.
-        against: folder with results of one or more machines, which is searched before ``results``.
+        machine: the machine to compare with; None for the traced machine. It must be None if
+            ``against`` is the folder of a single machine.
+        against: folder of the machine to compare with, or a folder to search before ``results``,
+            with results of several machines.
         pad: largest increase of each size and of the FLOPs, as in :func:`recommend`. If neither
-            ``pad`` nor ``choose`` is given, sizes are padded by up to 12.5%, or to the next
-            multiple of 8 if this multiple is further away.
+            ``pad`` nor ``choose`` is given, the largest increase is 12.5%, or up to 50% if the
+            next multiples of 8 are further away.
         choose: largest increase or decrease of each size and of the FLOPs, in the same form as
             ``pad``.
         results: folder of all machines' results.
@@ -319,10 +327,11 @@ def explain(
     Returns:
         A :class:`TraceExplanation`. Print it to get the output of ``rooftile explain``. Its method
         ``to_json()`` returns the document that ``rooftile explain --json`` prints. Its attribute
-        ``operations`` is a DataFrame with one row per operation. Its columns include:
+        ``operations`` is a DataFrame with one row per operation. The DataFrame's columns include:
 
         - ``op, problem, calls`` and ``time_us``, which is the time of one call;
-        - ``share`` of the time of all operations, the main ``kernel``, and ``tensor_cores``;
+        - ``share`` of the operations' total time, the main ``kernel``, and ``tensor_cores``:
+          ``used``, ``eligible`` (they could be used, but are not) or ``no``; missing if unknown;
         - ``predicted_us``, the time that the shape should take, with its interval ``lo_us, hi_us``;
         - ``finding``, the remedies that could save time, and the reasons why the operation is slow;
         - ``change``, the recommended change of sizes;
@@ -347,10 +356,10 @@ def explain(
 
 
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
-    """Read the measurements of a machine, or an import.
+    """Read a machine's measurements, whether made by Rooftile or imported.
 
-    A machine's usable runs with the same PyTorch and driver are combined, as in all answers. This
-    also holds for the folder of its latest run, but not for the folder of an older one.
+    A machine's usable runs with the same PyTorch and driver are combined, as they are for all other
+    functions. If ``place`` is the folder of an older run, only that run is read.
 
     Args:
         place: a machine, or the folder of a recording; the machine measured last if None.
@@ -358,11 +367,13 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
 
     Returns:
         A :class:`Recording`. Its attribute ``rows`` is a DataFrame with the columns of
-        measurements.csv and one row per case. ``ok`` has the rows with times, ``machine`` describes
-        the machine, and ``health`` says how quiet the machine was in the run with the most rows.
+        measurements.csv and one row per case. ``ok`` has the rows with times, and ``machine``
+        describes the machine. ``health`` says how quiet the machine was in the run that most rows
+        come from; it is empty if that run was not judged.
 
     Raises:
-        UserError: if the recording does not exist or cannot be read.
+        UserError: if no recording or more than one machine matches ``place``, or if the recording
+            cannot be read.
 
     >>> recording = rooftile.load("results/published/cpu-intel-xeon-avx512bf16-1t")
     >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)
@@ -398,8 +409,8 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         - ``recorded``: measurements on the machine itself, or your own imported times;
         - ``public``: an imported public table;
         - ``shipped``: constants that were fitted to public times of this machine;
-        - ``generation``: constants of the machine's generation, or their mean with those of other
-          generations;
+        - ``generation``: constants of the machine's generation, or the mean of such constants and
+          those of other generations;
         - ``none``: constants of other generations, or constants that were not fitted to any
           machine.
 

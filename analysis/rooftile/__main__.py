@@ -1,4 +1,4 @@
-"""The ``rooftile`` command, with the commands of all three packages."""
+"""The ``rooftile`` command, which runs the commands of ``kernels``, ``sweeps`` and ``analysis``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = {
 
 
 class Verbs(TyperGroup):
-    """Command group whose help lists the commands by purpose, in at most 24 lines of 80 columns."""
+    """Command group with a help text that fits on a screen of 24 lines and 80 columns."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write only the list of commands, because a list of options would take too many lines."""
@@ -38,7 +38,7 @@ class Verbs(TyperGroup):
 
 
 def one_command() -> typer.Typer:
-    """Return an application with the commands of all packages, under their ``rooftile`` names."""
+    """Return an application with the commands of all packages, named by :func:`verb`."""
     from analysis.__main__ import app as analysis
     from kernels.__main__ import app as kernels
     from kernels.cli import new_app

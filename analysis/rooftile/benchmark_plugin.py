@@ -5,8 +5,8 @@
         kernel_benchmark(my_matmul, a, b, reference=torch.matmul)
 
 pytest-benchmark receives the samples, so its table, ``--benchmark-json`` and
-``--benchmark-compare`` work as usual. Installing the package registers the plugin. The plugin
-imports PyTorch only when a test uses the fixture.
+``--benchmark-compare`` work as usual. Installing Rooftile registers the plugin. The plugin imports
+PyTorch only when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def kernel_replay(request: pytest.FixtureRequest) -> KernelReplay:
 # the fixture ``benchmark``.
 @pytest.fixture
 def kernel_benchmark(kernel_replay: KernelReplay, benchmark: Any) -> KernelBenchmark:
-    """Return this test's benchmark, which is called with a kernel and the kernel's arguments."""
+    """Return a callable that times a kernel; call it with the kernel and the kernel's arguments."""
     return KernelBenchmark(benchmark, kernel_replay)
 
 
@@ -68,7 +68,8 @@ class KernelBenchmark:
                 arguments that launches the kernel.
 
         Raises:
-            UserError: if an argument is invalid, or the launches cannot be timed.
+            UserError: if ``cache`` is invalid, if ``reference`` does not return a tensor, or if the
+                launches cannot be timed.
         """
         from kernels.common.errors import WrongResultError
         from sweeps.measuring.kernel_timing import TimedKernel, check_cache, timer_for
@@ -97,8 +98,8 @@ class KernelBenchmark:
         # this fixture, the benchmark was created without the replaying timer.
         if self._benchmark.stats["min"] != min(samples.seconds):
             pytest.fail(
-                "a test that uses kernel_benchmark must not also use benchmark; remove the fixture "
-                "benchmark.",
+                "a test that uses the fixture kernel_benchmark must not also use the fixture "
+                "benchmark; remove benchmark from the test's arguments.",
                 pytrace=False,
             )
         return samples.result
@@ -116,7 +117,7 @@ class KernelReplay:
         self._taken = 0.0
 
     def load(self, samples: Sequence[float]) -> None:
-        """Set the samples of the next rounds, in seconds; drop samples that were not yet taken."""
+        """Load the samples to replay, in seconds, one per round; drop any from an earlier load."""
         self._samples = list(reversed(samples))
 
     def take(self) -> None:

@@ -1,1 +1,1 @@
-"""Test common performance rules by experiments, and compute a verdict on each."""
+"""Test common performance rules against measurements, and compute a verdict on each rule."""

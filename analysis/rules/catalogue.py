@@ -49,9 +49,9 @@ def all_rules() -> dict[str, Rule]:
 
 
 def rule_sweeps() -> list[str]:
-    """Return the distinct groups of sweeps that rules need.
+    """Return the distinct groups of sweeps that are needed to judge the rules.
 
-    A group has the sweeps of one rule, joined by commas as the command line takes them.
+    A group lists one rule's ``sweeps``, joined by commas as on the command line.
     """
     groups = (",".join(rule.sweeps) for rule in all_rules().values())
     return list(dict.fromkeys(group for group in groups if group))

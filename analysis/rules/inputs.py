@@ -1,4 +1,4 @@
-"""Collect the recordings and profiled models by which rules are judged on a machine."""
+"""Collect a machine's recordings and profiled training steps, and judge the rules by them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kernels.machine import Machine, known_machines
 
 @dataclass(frozen=True)
 class RuleInputs:
-    """Recordings and profiled models of one machine, by which rules are judged.
+    """Recordings and profiled training steps of one machine, for judging the rules.
 
     Attributes:
         recordings: one or more recordings with the same machine, PyTorch and driver.
@@ -53,7 +53,7 @@ class RuleInputs:
 
     @property
     def caption(self) -> str:
-        """Caption of the first recording, with the dates of all recordings."""
+        """Caption of the first recording, with the dates of all recordings; imports have none."""
         dates = {date for recording in self.recordings for date in recording.dates}
         return self.recordings[0].caption(sorted(dates))
 
@@ -70,7 +70,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         results: folder of all results; its subfolder ``rules`` has the measurements for rules.
 
     Raises:
-        UserError: if the machine is unknown or has no results, or if its results cannot be read.
+        UserError: if the name of the machine is unknown or ambiguous, if there are no results, or
+            if the results cannot be read.
     """
     # 1. Read all usable runs of the machine's folders. If a folder has no usable run, keep its
     # unusable recording, so that the results can say so.
@@ -105,6 +106,9 @@ def _recording_folders(machine: str | None, results: Path) -> list[Path]:
     """Return the folders of a machine's measurements for rules and of its sweeps, if they exist.
 
     A published or imported recording is never mixed with a user's own measurements.
+
+    Raises:
+        UserError: if the name of the machine is unknown or ambiguous, or if neither folder exists.
     """
     # 1. Find the machine: the named one, or the one that was measured last.
     slug = ""
@@ -145,7 +149,7 @@ def _versions(recording: Recording) -> tuple[Any, ...]:
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
-    """Judge every rule by the recordings and the profiled models, and return the results.
+    """Judge every rule by the recordings and the profiled steps, and return the results.
 
     Raises:
         UserError: if a rounds.csv or the predictions of an import cannot be read.
@@ -163,7 +167,7 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
     """Return one document per complete import, with verdicts on the rules that the import can test.
 
     Raises:
-        UserError: if no rule was tested with an imported table, or if an import cannot be read.
+        UserError: if no complete import has a verdict on a rule, or if an import cannot be read.
     """
     documents: list[dict[str, Any]] = []
     for folder in sorted((results / PLACE).glob("*")):
@@ -187,6 +191,6 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
         )
     if not any(document["rules"] for document in documents):
         raise UserError(
-            f"no rule was judged with an imported table; run {target('import', 'import')} first."
+            f"no imported table has verdicts on rules; run {target('import', 'import')} first."
         )
     return documents

@@ -1,7 +1,7 @@
-"""Judge common performance rules by the evidence that recordings contain.
+"""Judge common performance rules by the measurements in recordings and public tables.
 
-``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Both
-cases of a pair come from one run. Verdicts depend on measured effects and their intervals
+``rules.toml`` says what each rule claims, which sweeps test it and how cases are paired. Both cases
+of a pair come from one run. Verdicts depend on measured effects and their intervals
 (:mod:`analysis.rules.rule_finding`), never on predictions.
 """
 
@@ -49,9 +49,9 @@ class RuleResult:
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
         effect: quantity that the rule's field ``effect`` in ``rules.toml`` names, usually a ratio
             of times or speeds that is above 1 if the advice pays; None if the rule was not judged.
-        lo: lower end of the effect's interval, usually a 95% interval; ``rules.md`` names the
-            exceptions.
-        hi: upper end of the same interval.
+        lo: lower end of the effect's interval, usually a 95% interval (``rules.md`` names the
+            exceptions); None if the rule was not judged.
+        hi: upper end of the same interval; None if the rule was not judged.
         predicted: the effect that the model predicts; None if it predicts none.
         cases: number of pairs, or of models or steps if the rule is about whole models; 0 if the
             rule was not judged.
@@ -81,12 +81,12 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cases of one run or table that rules may pair.
+    """Cases that rules may pair, all from one run or one table.
 
     Attributes:
         predicted: predicted seconds of each case; NaN for a case that the model cannot predict.
-        public: True if the cases come from an imported or public table, whose sweeps and intervals
-            are not used.
+        public: True if the cases come from an imported or public table, which has neither sweeps
+            nor intervals.
         planned: sweeps that the run planned to measure, and for which its budget was too small.
         unusable: sweeps that an unusable run measured; empty for a usable run.
     """
@@ -111,7 +111,7 @@ class Evidence:
 
     @classmethod
     def from_recording(cls, recording: Recording) -> Evidence:
-        """Return a recording's evidence: its cases of vendor libraries, timed in short batches.
+        """Return a recording's evidence: the vendor libraries' cases, timed in short batches.
 
         If the recording was not imported, cases with fewer than six samples are left out, because
         their times have no interval.
@@ -152,6 +152,9 @@ class Evidence:
         """Return the evidence of an imported table, whose times have no intervals.
 
         Cases in fp8 are left out, because their times include the quantisation of the activations.
+
+        Raises:
+            UserError: if predicted.csv is missing or damaged.
         """
         # predicted.csv has one row for each case of the same sample, in the same order.
         products = recording.products
@@ -193,7 +196,11 @@ class Evidence:
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """Return the cases that a rule may use, their pairs, and their predicted seconds."""
+        """Return the cases that a rule may use, the pairs of these cases, and predicted seconds.
+
+        The predicted seconds have one element per case. All three results are empty if the rule
+        is about whole models or about another kind of machine.
+        """
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
         # An imported table has no sweeps, so a rule may use all of its cases.
@@ -205,7 +212,11 @@ class Evidence:
 
 
 def _cut_short(run: Mapping[str, Any]) -> frozenset[str]:
-    """Return the planned sweeps with cases that did not fit into the run's budget."""
+    """Return the planned sweeps for which the run's budget was too small.
+
+    These are the sweeps whose cases were not all planned, or not all finished. If run.json does not
+    count the cases of a sweep, they are assumed to be unfinished.
+    """
     counts = run.get("sweeps", {})
     left_out = run["plan"].get("left_out", {})
     return frozenset(
@@ -216,7 +227,7 @@ def _cut_short(run: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _timed_cases(rows: pd.DataFrame, seconds: Array, error: Array, gpus: Array) -> list[TimedCase]:
-    """Return the cases of rows with the columns of measurements.csv, in the order of the rows."""
+    """Convert rows, which have the columns of measurements.csv, to cases in the same order."""
     # These columns have the order of the fields of TimedCase.
     columns = (
         workloads_of(rows),
@@ -284,11 +295,12 @@ class _Candidate(NamedTuple):
 def judge_all(
     evidence: Sequence[Evidence], model_rows: Mapping[str, RuleResult] | None = None
 ) -> list[RuleResult]:
-    """Return the result of every rule, each from the run with the strongest evidence.
+    """Judge each rule by the run with the strongest pairs (:func:`_strength`); return all results.
 
     Args:
         evidence: evidence of the runs of one machine. Cases of different runs are never paired.
-        model_rows: results of the rules about profiled models, by the rule's id.
+        model_rows: results of the rules about profiled models, by the rule's id. A rule about
+            models that has no result here is reported as :data:`NOT_MEASURED`.
     """
     results = []
     for rule in all_rules().values():
@@ -341,7 +353,10 @@ def not_measured(
     elif rule.sweeps and (can_be_measured or not rule.needs):
         with_budget = " with a larger budget" if planned else ""
         noun = "sweep" if len(rule.sweeps) == 1 else "sweeps"
-        reason = f"needs pairs of the {noun} {', '.join(rule.sweeps)}: {run_rules}{with_budget}"
+        reason = (
+            f"needs pairs of cases from the {noun} {', '.join(rule.sweeps)}: "
+            f"{run_rules}{with_budget}"
+        )
     else:
         reason = f"needs {rule.needs}"
     return RuleResult(

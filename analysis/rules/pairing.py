@@ -57,7 +57,7 @@ class Match:
         words: words that may name the pair's group, by kind, such as ``{"dim": "m"}``.
         plus: case whose time is added to that of ``against``; None if no time is added.
         control: two more cases, one against the advice and one following it. The pair's ratio is
-            divided by the ratio of the times of these two cases.
+            divided by the ratio of the times of these two cases. None if the pair has no control.
     """
 
     against: int
@@ -260,9 +260,11 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches that were also measured in dtype ``over``, with controls in that dtype.
+    """Return the matches whose two problems were also timed in dtype ``over``, with controls.
 
-    ``claim`` is the claimed ratio between the speed-ups of a match's two cases over that dtype.
+    The control of a match has the same two problems in dtype ``over``. Matches that are already in
+    this dtype are left out. ``claim`` is the claimed speed-up of the case that follows the advice,
+    divided by the claimed speed-up of the case against it.
     """
     # The key is equal for cases that differ only in dtype.
     keys = [_split_axis(case, "dtype")[1] for case in cases]
@@ -283,7 +285,7 @@ def _speed_ups(
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
-    """Pair a GEMM just past a tile or wave edge with the GEMM just before it, and compare times.
+    """Pair a GEMM just past a tile or wave edge with one just before the edge, and compare times.
 
     The edges are those of the tile that :func:`large_tile` assumes. Past an edge of the kind
     ``wave``, the GEMM has more waves, and the claim is the ratio of the numbers of waves. Past an
@@ -291,7 +293,7 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
     claim. A CPU has no waves, so it has only tile edges.
 
     Two GEMMs on Tensor Cores are paired only if their rows have the same alignment in bytes,
-    because an H100's cuBLAS takes up to eight times as long for misaligned rows.
+    because cuBLAS on an H100 takes up to eight times as long for misaligned rows.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -321,9 +323,10 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair each layer with the GEMM M = 512, N = 4096, K = 1024, and compare speeds.
 
-    The layers are all timed memory-bound layers, each at its largest size, and the linear layer (a
-    GEMM) with M = 1 and the same N and K. The claim is the ratio of the speeds that the machine's
-    roofline allows. The two cases of a pair may have been timed on different GPUs of the run.
+    These layers are paired: every memory-bound layer that was timed, at its largest size, and the
+    linear layer (a GEMM) with M = 1 and the same N and K. The claim is the ratio of the speeds that
+    the machine's roofline allows. The two cases of a pair may have been timed on different GPUs of
+    the run.
     """
 
     def roof(workload: Workload) -> float:
@@ -348,7 +351,7 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
 
 
 def _intensity_name(workload: Workload) -> str:
-    """Return the name of a layer whose intensity is compared, or "" for any other operation."""
+    """Return the name of a layer that :func:`intensity` uses, or "" for any other workload."""
     if isinstance(workload, Layer):
         return workload.op
     if isinstance(workload, Gemm) and (workload.n, workload.k, workload.batch) == (4096, 1024, 1):
@@ -444,7 +447,7 @@ def _are_alike(first: TimedCase, second: TimedCase) -> bool:
 
 
 def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
-    """Return one word of a group's name: from ``words``, or else a property of ``case``."""
+    """Return the word of kind ``name`` for a group's name, from ``words`` or else ``case``."""
     if name in words:
         return words[name]
     workload = case.workload

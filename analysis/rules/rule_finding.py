@@ -2,11 +2,13 @@
 
 A pair is two cases of one run, one *against* a piece of advice and one *following* it. The ratio of
 a pair is the first case's time over the second case's time. If speeds are compared, the ratio is
-multiplied by the second case's work over the first case's work. A ratio above 1 means that
-following the advice is faster. An effect is the geometric mean of the ratios of one or more pairs.
-If a claim is about a gain, such as the speed-up of one dtype over another, a pair has a *control*:
-a second pair, such as the same two problems in the other dtype. The pair's ratio is divided by the
-ratio of its control.
+multiplied by the second case's work (FLOPs or bytes) over the first case's work. A ratio above 1
+means that following the advice is faster. An effect is the geometric mean of the ratios of one or
+more pairs.
+
+A claim may compare speed-ups of one dtype over another instead of speeds. Each pair then has a
+*control*: the same two problems in the other dtype. The pair's ratio is divided by the ratio of its
+control.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ however certain they are."""
 UNCERTAIN = "the times are too uncertain to tell"
 
 FAMILYWISE_ALPHA = 0.01
-"""Largest probability, per rule, that the interval of any group misses the group's true effect."""
+"""Largest probability, per rule, that at least one group's interval misses the true effect."""
 
 _LEVEL = 0.05  # one minus the coverage of an effect's interval
 _MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out a larger effect
@@ -67,7 +69,7 @@ class Pairs:
 
     @property
     def contrast(self) -> csr_array:
-        """Matrix of the sign with which each case (column) enters each pair's log ratio (row)."""
+        """Sign of each case (column) in each pair's log ratio (row), as a sparse matrix."""
         signed_cases = [(1.0, self.against), (-1.0, self.following)]
         if self.control is not None:  # the pair's ratio is divided by that of the control
             signed_cases += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
@@ -124,21 +126,21 @@ class Effect:
 
 
 def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
-    """Return the effect of at least one pair, with an interval of coverage 1 − ``level``.
+    """Return the effect of one or more pairs, with an interval that has coverage 1 − ``level``.
 
     The interval is the widest of these:
 
-    1. The interval from the measured errors of the cases.
+    1. The interval from the measured errors of the cases, if the errors are known.
     2. The interval from the scatter of the log ratios r, assuming that errors of cases are
        independent and have the same standard deviation s. The scatter around the mean then
        estimates s² without bias: E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D',
-       and each row of D is the contrast of a pair. The degrees of freedom are Satterthwaite's
-       approximation. If one pair ends with the case that begins the next pair, this case's error
-       cancels out in the mean.
-    3. The interval of a mean of independent ratios. This interval is needed because true
-       differences between pairs do not cancel.
-    4. The interval of a mean of independent ratios, after averaging the pairs whose controls share
-       the second case.
+       and D is :attr:`Pairs.contrast`. The degrees of freedom are Satterthwaite's approximation.
+       If a case follows the advice in one pair and is against it in another, as in a chain of
+       doubled sizes, its error cancels out in the mean.
+    3. The interval of a mean of independent ratios. It is needed because true differences between
+       the pairs' ratios do not cancel out.
+    4. If the pairs have controls: the same interval, with all ratios whose controls share the
+       second case averaged into one.
 
     If there are fewer than four pairs, and their errors were measured, only the first interval is
     used. A single pair without measured errors has an infinite interval.
@@ -205,7 +207,10 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
 
 
 def _independent_half_width(ratios: Array, level: float) -> float:
-    """Return half the width of the interval of a mean of independent log ratios."""
+    """Return half the interval's width for the mean of independent log ratios.
+
+    The result is infinite if there is only one ratio.
+    """
     n = len(ratios)
     if n < 2:
         return float("inf")
@@ -243,7 +248,7 @@ class RuleFinding:
 def find_verdict(
     pairs: Pairs, largest: bool = False, tolerance: float | None = None
 ) -> RuleFinding:
-    """Return the verdict on a rule, from the effects of its groups and their intervals.
+    """Judge a rule by the effect of all its pairs and by the effects of its groups.
 
     Without a ``tolerance``, the verdicts are:
 
@@ -258,9 +263,10 @@ def find_verdict(
         pairs: one or more pairs of cases that test the rule.
         largest: if True, the claim says "up to", so the effect of the best group is judged.
         tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
-            claimed), within this fraction. The verdict is ``holds`` if the effect's interval is
-            within the tolerance, ``no longer`` if it is wholly outside, and otherwise ``holds,
-            weaker``; if groups disagree, it is ``depends: …``.
+            claimed), within this fraction. If groups disagree, the verdict is ``depends: …``.
+            Otherwise, it is ``holds`` if the effect's interval is wholly within the tolerance,
+            ``holds, weaker`` if the interval is partly outside, and ``no longer`` if it is wholly
+            outside.
     """
     # 1. Compute the effect of each group and of all pairs.
     by_group = pairs.by_group()
@@ -348,7 +354,7 @@ def _contradiction(groups: Mapping[str, Effect]) -> str:
         return ""
     phrases = [f"faster in {_listed(gaining, groups)}"]
     if not_gaining:
-        phrases.append(f"nothing sure in {_listed(not_gaining, groups)}")
+        phrases.append(f"no significant effect in {_listed(not_gaining, groups)}")
     if losing:
         phrases.append(f"slower in {_listed(losing, groups)}")
     return f"depends: {', '.join(phrases)}"
@@ -358,7 +364,7 @@ _MAX_LISTED = 4  # maximum number of groups that one list in a verdict names
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
-    """List up to four groups, the effects farthest from 1 first, and count the other groups."""
+    """List at most four groups, those with effects farthest from 1 first, and count the others."""
     farthest_first = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} ({groups[name].value:.2f}×)" for name in farthest_first[:_MAX_LISTED]]
     left_out_count = len(names) - len(shown)

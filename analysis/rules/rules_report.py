@@ -42,7 +42,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 
 
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
-    """Return the report on the rules in Markdown; rules with a verdict come first."""
+    """Return the Markdown report on the rules; rules with a verdict come first."""
     judged = [row for row in rows if row.verdict != NOT_MEASURED]
     not_judged = [row for row in rows if row.verdict == NOT_MEASURED]
     lines = [
@@ -51,11 +51,12 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         plain(caption).replace("  ·  ", ", ") + ".",
         "",
         f"{counts_sentence(rows)} An effect is usually a ratio of times or of speeds, above 1 "
-        "where following the rule pays. Its 95% interval, in brackets, decides the verdict. A rule "
-        "that claims *up to* a gain is judged by its best group, whose interval has a higher "
-        "confidence level. A group is *uncertain* if its interval includes 1 and the ends of the "
-        "interval differ by more than a factor of 10. The model says nothing about settings that "
-        "it does not know, such as the alignment of addresses.",
+        "where following the rule pays. Its 95% interval, in brackets, decides the verdict, unless "
+        "groups of pairs, such as the pairs in one dtype, contradict one another. A rule that "
+        "claims *up to* a gain is judged by its best group, whose interval has a higher confidence "
+        "level. A group is *uncertain* if its interval includes 1 and the ends of the interval "
+        "differ by more than a factor of 10. The model says nothing about settings that it does "
+        "not know, such as the alignment of addresses.",
         "",
     ]
     if any(row.id in SHARES for row in judged):
@@ -120,7 +121,10 @@ def _table_line(row: RuleResult) -> str:
 
 
 def effect_text(row: RuleResult) -> str:
-    """Format an effect as ``1.12× [1.10, 1.14]`` or in percent; a dash if it is unknown."""
+    """Format an effect as ``1.12× [1.10, 1.14]``, or a share as ``56% [53%, 58%]``.
+
+    If the effect is unknown, return a dash.
+    """
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
     if row.id in SHARES:

@@ -28,7 +28,7 @@ from sweeps.schema import SCHEMA
 from sweeps.timing.statistics import median, median_interval
 
 _EXACT_FP32 = "exact FP32, because TF32 is not allowed"
-_FP32_IN_PARTS = "FP32, computed as three products in TF32"
+_FP32_IN_PARTS = "FP32, with each multiplication computed as three in TF32"
 _NOT_MATRIX = "not a matrix operation"
 _REWRITE = target("rules FRESH=1", "profile --fresh")
 _MAX_OPERATIONS = 25  # maximum number of operations in a step's table
@@ -43,10 +43,10 @@ _TRACE = re.compile(r"traces/[a-z0-9][a-z0-9.-]*")  # paths that stay in the fol
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A model's training step in one dtype, which was timed several times and traced once.
+    """A model's training step in one dtype, timed several times and traced once.
 
     Attributes:
-        dtype: dtype of the step; ``tf32`` is a step in fp32 that allows TF32.
+        dtype: dtype of the step; ``tf32`` means fp32 with TF32 allowed.
         kind: kind of the machine, ``gpu`` or ``cpu``.
         seconds: duration of each timed run of the step.
     """
@@ -96,8 +96,8 @@ class TimedStep:
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder, or an empty list if no model was profiled.
 
-    Steps are left out if they have no trace, or if the trace lacks matrix operations or the GPU's
-    part of the step.
+    A step is left out if it has no trace, if its trace has no time in matrix operations, or if the
+    machine is a GPU and the trace has no GPU activity.
 
     Raises:
         UserError: if ``models.json`` or a trace cannot be read, or if ``models.json`` has another
@@ -178,14 +178,17 @@ def step_markdown(step: TimedStep) -> str:
     lines += ["", summary]
     if step.kind == "gpu" and step.used_share is not None:
         lines.append(
-            f"Operations that use Tensor Cores take {step.used_share:.0%} of the time of all "
-            "eligible operations whose use of Tensor Cores is known."
+            "Among the eligible operations whose Tensor Core use is known, those that use Tensor "
+            f"Cores take {step.used_share:.0%} of the time."
         )
     return "\n".join(lines) + "\n"
 
 
 def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
-    """Return the results of the rules about models, ``amdahl`` and ``tc-used``, from GPU steps."""
+    """Return the results of ``amdahl`` and ``tc-used``, the rules about models, by the rule's id.
+
+    The rules are judged only by steps on a GPU.
+    """
     on_gpu = [step for step in steps if step.kind == "gpu"]
     return {"amdahl": _amdahl(on_gpu), "tc-used": _tc_used(on_gpu)}
 
@@ -258,8 +261,8 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by each step's :attr:`~TimedStep.used_share`.
 
-    Steps in exact FP32 are left out. The effect is the mean share, and its interval extends from
-    the lowest share to the highest.
+    Steps in exact FP32 and steps whose share is None are left out. The effect is the mean share,
+    and its interval extends from the lowest share to the highest.
     """
     rule = all_rules()["tc-used"]
     shares = {

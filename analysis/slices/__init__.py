@@ -1,1 +1,1 @@
-"""Extract series of times and speeds, and cliffs, from a recording for plots and reports."""
+"""Extract series of times or speeds from a recording, and find cliffs, for plots and reports."""

@@ -14,21 +14,23 @@ _NEAR = 1.02  # largest ratio of two neighbouring sizes
 _SMALLEST = 16  # from this size on, two sizes that differ by 1 are neighbours at any ratio
 _REPEATED = 0.5  # share of a cliff's log ratio that another table must show to confirm it
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode", "run", "worker", "gpu")
-"""Columns in which the two cases of a pair agree, in addition to the two sizes that do not differ.
+"""Columns in which the two GEMMs of a pair must agree. Columns that the table lacks are ignored.
+
+The GEMMs must also have the same sizes along the two dimensions that are not searched for cliffs.
 Times of different runs, workers or GPUs are not comparable."""
 
 
 def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
-    """Return the pairs of GEMMs that differ only in one size and are neighbours in this size.
+    """Return the pairs of otherwise equal GEMMs with neighbouring sizes along one dimension.
 
     Two sizes are neighbours if no size between them was measured, and the larger size is at most 2%
     larger. From 16 on, sizes that differ by 1 are also neighbours.
 
     Args:
         rows: measured GEMMs with an empty config; columns of measurements.csv other than m, n, k
-            and time_us may be missing. If a case was measured several times, its shortest time is
-            used.
-        along: the dimension that differs: m, n or k.
+            and time_us may be missing. If a case was timed several times in the same run on the
+            same GPU, its shortest time is used.
+        along: dimension along which the sizes are neighbours (m, n or k).
 
     Returns:
         A table with one row per pair. It has the columns of ``rows`` for the smaller size, and:
@@ -71,18 +73,20 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the pairs along M that at least one other table of the machine confirms.
 
-    A table confirms a pair if it shows a change in the same direction with a log ratio that is at
-    least half as large. The largest cliffs of one table are partly noise, which a second table does
-    not repeat.
+    A table confirms a pair if the time changes in the same direction in this table, and the log
+    ratio of the two times is at least half as large as in ``pairs``. A pair with equal times is
+    never confirmed. The largest cliffs of one table are partly noise, which a second table does not
+    repeat.
 
     Args:
-        pairs: pairs of sizes, as :func:`neighbouring_pairs` returns them.
+        pairs: result of :func:`neighbouring_pairs` along M.
         others: other tables of the same machine, by name. Each table needs the columns m, n, k,
             dtype and time_us.
 
     Returns:
-        The confirmed pairs with two more columns: ``again``, the ratio in the other table, and
-        ``by``, the name of that table.
+        The confirmed pairs with two more columns: ``by``, the name of the table that confirms the
+        pair, and ``again``, the ratio in this table. If several tables confirm a pair, the one with
+        the smallest change is named.
     """
     shape = ["m", "n", "k", "dtype"]
     confirmed = []
@@ -107,9 +111,9 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
 
 
 def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the largest certain cliffs upwards and downwards, at most ``count`` of each kind.
+    """Return the largest certain upward and downward cliffs, at most ``count`` of each kind.
 
-    At a cliff upwards, the larger size takes more time.
+    At an upward cliff, the larger size takes more time.
     """
     certain = pairs[pairs["certain"]]
     ups = certain[certain["ratio"] > 1]
@@ -118,7 +122,7 @@ def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame
 
 
 def largest_cliff(rows_by_dimension: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
-    """Find the largest certain cliff upwards along any dimension.
+    """Find the largest certain upward cliff along any of the given dimensions.
 
     Args:
         rows_by_dimension: for each dimension, the rows to search, as :func:`neighbouring_pairs`
@@ -126,7 +130,7 @@ def largest_cliff(rows_by_dimension: Mapping[str, pd.DataFrame]) -> tuple[str, p
 
     Returns:
         The dimension of the largest cliff, and the cliff's row in the result of
-        :func:`neighbouring_pairs`; None if no cliff upwards is certain.
+        :func:`neighbouring_pairs`; None if no upward cliff is certain.
     """
     cliffs: dict[str, pd.Series] = {}  # largest cliff by dimension
     for along, rows in rows_by_dimension.items():

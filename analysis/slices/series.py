@@ -68,8 +68,9 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the longest line of cases along each dimension (m, n or k) in the sweep ``steps``.
 
-    The cases of a line have the same sizes in the two other dimensions. A dimension without a line
-    of at least four sizes is left out.
+    The cases of a line have the same sizes in the two other dimensions. The longest line is the one
+    with the most sizes. A dimension without a line of at least four sizes is left out, and so are
+    all cases of hand-written kernels.
     """
     rows = library_rows(table[table["sweep"] == "steps"])
     lines = {}
@@ -90,9 +91,10 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
     Only cases that one run timed on the same GPU are compared.
 
     Returns:
-        The columns along (m, n or k), base, offset, dtype, relative (speed over the speed at the
-        base), relative_lo and relative_hi (the ends of its interval). The table is empty if no
-        sizes can be compared.
+        A table with the columns ``along`` (m, n or k), ``base``, ``offset`` (size minus base),
+        ``dtype``, ``relative`` (speed over the speed at the base), and ``relative_lo`` and
+        ``relative_hi`` (the ends of the relative speed's interval). The table is empty if no sizes
+        can be compared.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     series = []
@@ -138,8 +140,9 @@ def mean_ratio(
     """Return the geometric mean of at least two ratios, and both ends of its 95% interval.
 
     The interval combines the scatter of the ratios with the uncertainty of each ratio, which
-    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. Errors that differ
-    from ratio to ratio are counted twice, which makes the interval wider than necessary.
+    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``. A ratio without an
+    interval contributes only to the scatter. Errors that differ from ratio to ratio are counted
+    twice, because they also cause scatter. The interval is therefore wider than necessary.
 
     ``bases`` is the number of distinct bases, the measured times that the ratios are relative to;
     None if each ratio has its own base. Averaging ratios with the same base does not reduce the
@@ -173,10 +176,10 @@ def mean_alignment(rows: pd.DataFrame) -> tuple[float, float, float]:
 
 
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the speeds of forward convolutions with as many input as output channels.
+    """Return the speeds of forward convolutions with equal numbers of input and output channels.
 
-    Only cases with the default config are returned. Speeds are in TFLOP/s, in the same columns as
-    in :func:`square_series`.
+    Only cases of the sweep ``conv-channels`` with the default config are returned. Speeds are in
+    TFLOP/s, in the same columns as in :func:`square_series`.
     """
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
@@ -190,8 +193,8 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
     Only times that one run measured on the same GPU are compared.
 
     Returns:
-        The columns label, dtype, pass, ratio (speed in NHWC over speed in NCHW), ratio_lo and
-        ratio_hi (the ends of its interval).
+        The columns label (the sizes, as text), dtype, pass, ratio (speed in NHWC over speed in
+        NCHW), and ratio_lo and ratio_hi (the ends of the ratio's interval).
     """
     rows = table[table["sweep"] == "conv-layouts"]
     rows = rows.assign(place=places_of(rows))

@@ -1,10 +1,10 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is the time of its kernels, copies and memsets. A kernel belongs to
-the matrix operation with known shapes in which it was launched, unless that operation contains
-another such operation. Other kernels belong to the innermost operation of any kind. Overlapping
-kernels each add their full time to their operations. On a CPU, an operation's time excludes the
-time of the operations within it.
+On a GPU, an operation's time is the time of its kernels, copies and memsets. All kernels that were
+launched within a matrix operation with known shapes belong to this operation, unless it contains
+another matrix operation with known shapes. Any other kernel belongs to the innermost operation
+around its launch, if there is one. Overlapping kernels each add their full time to their
+operations. On a CPU, an operation's time excludes the time of the operations within it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sweeps.capture.captured import Work
 LAUNCH_BOUND, HOST_BOUND, COPY_BOUND, BETWEEN_KERNELS, UNKNOWN_IDLE = (
     "launching", "host", "copies", "between kernels", "unknown",
 )  # fmt: skip
-"""Reasons why a GPU was idle.
+"""Reasons why a GPU was idle between two activities, which are kernels, copies or memsets.
 
 ``launching``: the host launched kernels one after another, but not fast enough. ``host``: the host
 did something else, or waited for the GPU. ``copies``: the activity before or after the idle time
@@ -66,10 +66,12 @@ class ProfiledOperation:
     Attributes:
         op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for kernels without an
             operation.
-        works: problems that a call computes, usually one; empty if the shapes are not known. The
-            two gradients of a convolution are two problems.
+        works: problems that a call of a matrix operation computes, usually one; empty if they are
+            not known, and for other operations. The two gradients of a convolution are two
+            problems.
         module: classes of the modules around the operation, such as
-            ``GPT2Model.GPT2Block.Linear``; empty if the shapes or the modules are not known.
+            ``GPT2Model.GPT2Block.Linear``; empty if ``works`` is empty or the modules are not
+            known.
         matrix: True if the operation multiplies matrices, even if the shapes are not known.
         time_us: time of all calls, in µs.
         kernels: time of all calls in µs, by the name of the kernel, copy or memset; empty on a CPU.
@@ -106,7 +108,7 @@ class ProfiledOperation:
 
     @property
     def flops(self) -> int:
-        """FLOPs of one call, or 0 if the shapes are not known."""
+        """FLOPs of one call, or 0 if the problem is not known."""
         return sum(work.flops for work in self.works)
 
     @property
@@ -145,9 +147,10 @@ class ProfiledOperation:
 
 
 def any_tensor_cores(kernels: Iterable[str]) -> bool | None:
-    """Return True if the name of any kernel shows that it uses Tensor Cores.
+    """Return True if any kernel's name shows that the kernel uses Tensor Cores.
 
-    The result is None if no name shows whether its kernel uses them.
+    Otherwise, the result is False if any name shows that its kernel does not use them, and None if
+    no name shows whether its kernel does.
     """
     uses = [read_name(name).tensor_cores for name in kernels]
     if any(uses):
@@ -172,16 +175,18 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class ProfileAccount:
-    """Account of the time of one or several traces.
+    """Account of where the time went in one or several traces.
 
     Attributes:
         kind: ``gpu`` or ``cpu``.
-        operations: operations of all traces, those with the longest time first.
+        operations: operations of all traces, or only of the GPU traces if there are any, sorted
+            from the longest time to the shortest.
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
         calls_without_kernel: number of calls of matrix operations with known shapes that have no
             kernel in a GPU's trace, for example because records were lost or a graph was captured.
         with_shapes: True if the traces have the input shapes of at least one matrix operation.
-        with_strides: False if any inputs have shapes without strides, so that layouts are assumed.
+        with_strides: False if any matrix operation has input shapes without strides; its layout is
+            then assumed.
         left_out: number of events without a name or with impossible times, which were left out.
     """
 
@@ -229,15 +234,15 @@ class ProfileAccount:
 
     @property
     def graph_us(self) -> float:
-        """Time of the kernels of CUDA graphs in µs; their operations and shapes are not known."""
+        """Time of all kernels of CUDA graphs, in µs; the operations of such kernels are unknown."""
         return sum(operation.time_us for operation in self.operations if operation.op == GRAPH)
 
 
 def account_of(paths: Sequence[Path]) -> ProfileAccount:
-    """Account for the time of the traces of one job, such as one trace of each rank.
+    """Account for the time in all traces of a job, such as one trace from each rank.
 
     Raises:
-        UserError: if no trace is given, or if a trace cannot be read.
+        UserError: if no trace is given, or if a file cannot be read or is not a usable trace.
     """
     if not paths:
         raise UserError("no trace is given; give at least one.")
@@ -249,7 +254,10 @@ def account_of(paths: Sequence[Path]) -> ProfileAccount:
 
 @dataclass
 class _OperationSum:
-    """Number of the calls that share a key, their total time, and the total time of each kernel."""
+    """Number and total time of the calls with the same :class:`_CallKey`.
+
+    ``kernels`` has the total time of each kernel in these calls, in ns, by the kernel's name.
+    """
 
     calls: int = 0
     time_ns: float = 0.0
@@ -266,8 +274,8 @@ class _OperationSum:
 class _CallKey(NamedTuple):
     """Properties that calls must share to be added up.
 
-    ``kernel`` is the name of a kernel without an operation, so that only kernels of one name are
-    added up.
+    ``kernel`` is the name of a kernel without an operation, so that only kernels with the same name
+    are added up. It is empty for a call of an operation.
     """
 
     op: str
@@ -401,8 +409,8 @@ class _ProductCalls:
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
-        around: for each operation and annotation, the call in ``works`` that it is or that
-            contains it; NOTHING if no such call exists.
+        around: for a call in ``works``, its own host event. For any other operation or annotation,
+            the host event of the call in ``works`` that contains it, or NOTHING if no call does.
     """
 
     works: Mapping[int, tuple[Work, ...]]
@@ -443,9 +451,10 @@ def _by_pass(
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
-    Each kernel is a pair of a name and a time in ns. The time of a kernel whose name shows no
-    gradient is divided in proportion to the total times of the kernels whose names show each
-    gradient. The result has one entry for each gradient, or one entry with all kernels.
+    Each kernel is a pair of a name and a time in ns. If a kernel's name does not show its gradient,
+    each gradient gets a share of the kernel's time, in proportion to the total time of the kernels
+    whose names show this gradient. The result has one entry for each gradient, or a single entry
+    with all kernels if they cannot be divided.
     """
     # 1. Find the pass of each kernel whose name contains only one of the passes, and sum the times
     # of each pass. If there is only one pass, or if a sum is 0, the kernels cannot be divided.
@@ -519,7 +528,7 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
 
 
 def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
-    """Map each call of CUDA's runtime or driver to the previous call on the same thread."""
+    """Map each call of CUDA's runtime or driver, except a thread's first, to the call before it."""
     thread = trace.host.thread
     pairs = zip(joined.calls, joined.calls[1:], strict=False)
     return {call: before for before, call in pairs if thread[call] == thread[before]}

@@ -1,11 +1,11 @@
 """Read the events of a trace into columns, and find the operation that launched each kernel.
 
-An operation runs on a thread of the host, often within other operations. A call of CUDA's runtime
-or driver launches each kernel, and the kernel's event has the number of that call
+An operation runs on a thread of the host, often within other operations. Each kernel is launched by
+a call to CUDA's runtime or driver, and the kernel's event has the number of that call
 (``correlation``). A kernel therefore belongs to the innermost operation that was running on the
 call's thread when the call began. If no operation was running, or the record of the call is lost,
 the kernel's ``External id`` names its operation. One call launches all kernels of a CUDA graph, so
-no operation is known for them. Copies and memsets are joined with operations in the same way.
+no operation is known for them. The same rules hold for copies and memsets.
 
 Events are kept as columns of numbers. An event takes about 200 bytes, including its links to other
 events, so a trace of several gigabytes fits in memory.
@@ -29,7 +29,7 @@ from kernels.common.errors import UserError
 
 OPERATION, ANNOTATION, MODULE, LAUNCH = range(4)
 """Kinds of host events: an operation, a range that the user named, a module of ``torch.nn``, and a
-call of CUDA's runtime or driver."""
+call to CUDA's runtime or driver."""
 
 KERNEL, COPY, MEMSET = range(3)
 """Kinds of device events: a kernel, a copy and a memset."""
@@ -49,12 +49,12 @@ MATRIX = re.compile(
     r"(^|_)(mm|addmm|bmm|baddbmm|linear|matmul|mv|addmv)_?(_v2)?$"
     r"|addmm_activation|convolution|conv\d|conv_|attention|_rnn|lstm"
 )
-"""Pattern of the names, without ``aten::``, of matrix operations: GEMMs, convolutions, attention
-and recurrent layers."""
+"""Pattern that recognizes matrix operations by their names without ``aten::``. Matrix operations
+are GEMMs, convolutions, attention and recurrent layers."""
 
 _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-"""Entries of a trace that describe the inputs of an operation. Earlier versions of PyTorch write
-only the first two entries."""
+"""Keys in the ``args`` of an operation's event that describe the operation's inputs. Older versions
+of PyTorch write only the first two."""
 
 # Largest accepted time in µs. It is 285 years, which is later than any clock in use shows. In ns,
 # it still fits in the signed 64-bit integers that hold times.
@@ -72,14 +72,18 @@ _MOST_EVENTS = 20_000_000  # maximum number of events in memory, where they take
 
 @dataclass(frozen=True)
 class OperationInputs:
-    """Inputs of an operation as the trace has them, with one element per argument.
+    """Inputs of an operation, as recorded in the trace.
+
+    All tuples have one element per argument, but ``strides`` and ``settings`` are empty if the
+    trace does not record them.
 
     Attributes:
         name: name of the operation, usually with ``aten::``.
-        dims: sizes of each tensor; empty for an argument that is not a tensor.
-        strides: strides of each tensor, in elements; an empty tuple if the trace has no strides.
+        dims: sizes of each tensor; an empty tuple for an argument that is not a tensor.
+        strides: strides of each tensor, in elements; an empty tuple for an argument that is not a
+            tensor.
         types: name of each argument's type, such as ``c10::BFloat16``.
-        settings: arguments that are not tensors, as text; an empty tuple if the trace has none.
+        settings: text of each argument that is not a tensor; "" for a tensor.
     """
 
     name: str
@@ -93,6 +97,8 @@ class OperationInputs:
 class HostEvents:
     """Columns of the host's events; times are in ns on the trace's clock.
 
+    :data:`NOTHING` stands for a position or id that an event lacks.
+
     Attributes:
         kind: ``OPERATION``, ``ANNOTATION``, ``MODULE`` or ``LAUNCH``.
         name: position of the event's name in :attr:`TraceEvents.names`.
@@ -100,8 +106,8 @@ class HostEvents:
         inputs: position of a matrix operation's inputs in :attr:`TraceEvents.inputs`.
         external: id by which device events name an operation.
         correlation: id by which device events name the call that launched them.
-        sequence: number of the autograd node that a forward operation made, or that an operation of
-            the backward pass evaluates.
+        sequence: sequence number of the autograd node that a forward operation makes, or that an
+            operation of the backward pass evaluates.
         backward: 1 for an operation of the backward pass, else 0.
     """
 
@@ -120,6 +126,8 @@ class HostEvents:
 @dataclass
 class DeviceEvents:
     """Columns of the devices' events; times are in ns on the trace's clock.
+
+    :data:`NOTHING` stands for an id that an event lacks.
 
     Attributes:
         kind: ``KERNEL``, ``COPY`` or ``MEMSET``.
@@ -145,8 +153,8 @@ class TraceEvents:
     """Events of one trace, as columns, and the names and inputs to which the columns refer.
 
     Attributes:
-        device_names: names of the GPUs that have events, or of all GPUs of the node if the trace
-            lists none of these GPUs.
+        device_names: names of those GPUs in the trace's GPU list that have events, or of all GPUs
+            in this list if none of them has events; empty if the trace has no GPU list.
         left_out: number of events that were left out because they have impossible times or no name.
     """
 
@@ -201,7 +209,10 @@ def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...
 
 
 class _Columns:
-    """Writer of events into a trace's columns; equal names, inputs or threads share a number."""
+    """Writer that adds events to a trace's columns.
+
+    Equal names get the same number, as do equal inputs and equal threads.
+    """
 
     def __init__(self, trace: TraceEvents) -> None:
         self._trace = trace
@@ -364,20 +375,21 @@ class TraceJoin:
     """Links between the events of a trace. A link is the position of a host event, or NOTHING.
 
     Attributes:
-        order: links to operations and annotations, each after the operation or annotation that
-            contains it.
-        calls: links to calls of CUDA's runtime and driver, sorted by thread and time.
+        order: links to all operations and annotations. An outer event comes before the events
+            within it.
+        calls: links to all calls to CUDA's runtime and driver, sorted by thread and time.
         parent: link from each host event to the innermost operation or annotation around it.
-        self_ns: time in ns of each operation and annotation, minus the time of the operations and
-            annotations within it; for all other host events, the duration.
-        module: for each host event, the position in ``modules`` of the path of modules around the
-            event, or NOTHING if no module is around it. A gradient has the path of its forward
-            operation.
-        modules: paths of modules, written with their classes, such as
-            ``GPT2Model.GPT2Block.Linear``.
+        self_ns: own time of each operation and annotation in ns, which is its duration minus the
+            durations of the operations and annotations directly within it; for all other host
+            events, the duration.
+        module: for each host event, the position in ``modules`` of its path, or NOTHING if no
+            module is around it. If no module is around an operation of the backward pass, its path
+            is that of its forward operation.
+        modules: paths of nested modules, given as the names of their classes, outermost first,
+            such as ``GPT2Model.GPT2Block.Linear``.
         operation: link from each device event to the operation that launched it.
         launch: link from each device event to the call that launched it.
-        in_graph: True for each device event that a CUDA graph launched.
+        in_graph: True for each device event that is part of a CUDA graph, else False.
     """
 
     order: Sequence[int]
@@ -443,7 +455,7 @@ def join(trace: TraceEvents) -> TraceJoin:
 
 
 class _Nesting(NamedTuple):
-    """Fields of :class:`TraceJoin` that depend only on the host events."""
+    """Fields of :class:`TraceJoin` that :func:`_nest` computes."""
 
     parent: list[int]
     self_ns: list[int]
@@ -509,11 +521,12 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
 
 
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
-    """Copy the modules of forward operations to their gradients, in ``nesting.module``.
+    """Copy the modules of forward operations to the backward pass, in ``nesting.module``.
 
-    An operation without modules gets the modules of its parent. A gradient and its forward
-    operation have the same sequence number. PyTorch counts sequence numbers separately in each
-    thread, so gradients may get wrong modules if several threads compute the forward pass.
+    An operation of the backward pass has the same sequence number as its forward operation. PyTorch
+    counts sequence numbers separately in each thread, so these operations may get wrong modules if
+    several threads compute the forward pass. An operation that still has no modules gets the
+    modules of its parent.
     """
     parent, module = nesting.parent, nesting.module
     # Only an operation that makes an autograd node uses up a number. The operations before it have

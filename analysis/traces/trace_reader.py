@@ -2,8 +2,8 @@
 
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only a
 window of the text is in memory at a time. Python's JSON decoder reads one value after another from
-this window. This method takes about as long as ijson with its C library. For a trace of 50 MB, it
-needs a tenth of the memory that reading the whole file at once needs
+this window. This method takes about as long as the streaming parser ijson with its C backend. For a
+trace of 50 MB, it takes a tenth of the memory that the module ``json`` takes to load the whole file
 (results/accuracy/trace-speed.jsonl).
 """
 
@@ -21,10 +21,10 @@ from kernels.common.counts import counted
 from kernels.common.errors import UserError
 
 EVENTS = "traceEvents"
-"""Name of the list of events in a trace."""
+"""Key of a trace's list of events."""
 
 DEVICES = "deviceProperties"
-"""Name of the list of the node's GPUs in a trace."""
+"""Key of a trace's list of GPUs, which has all GPUs of the node."""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
@@ -38,10 +38,10 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a trace in the order of the file.
+    """Yield the events of a trace in the order in which the file lists them.
 
     Args:
-        path: path of the trace, as JSON text or compressed with gzip.
+        path: path of the trace, a JSON file that may be compressed with gzip.
         header: receives the list of GPUs under the key :data:`DEVICES`, if the trace has this list.
             The list may be at the end of the file, so ``header`` is complete only after all events
             have been yielded.
@@ -72,9 +72,9 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a trace, which is a list of events or a mapping with this list.
+    """Yield the events of a trace.
 
-    In a mapping, the list is under the key :data:`EVENTS`.
+    A trace is a list of events, or a mapping that has this list under the key :data:`EVENTS`.
     """
     first = window.next_character()
     if first == "[":
@@ -177,7 +177,7 @@ class _Window:
 
     def not_a_trace(self) -> UserError:
         return UserError(
-            f"{self._path} has no list {EVENTS!r}, so it is not a trace of PyTorch's profiler. "
+            f"{self._path} has no list {EVENTS!r}, so it is not a trace from PyTorch's profiler. "
             "Write a trace with the profiler's method export_chrome_trace."
         )
 

@@ -1,7 +1,7 @@
-"""Derive the GEMM, convolution or attention that a traced operation computes.
+"""Derive the problems that a traced operation computes: GEMMs, convolutions or attention.
 
-:mod:`sweeps.capture.products` derives the same problems from fake tensors; tests compare both
-derivations.
+:mod:`sweeps.capture.products` derives the same problems from fake tensors; tests compare the two
+results.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def _letter(tensor: StoredTensor) -> str:
 
 
 def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
-    """Return the GEMM of two inputs: A (…, m, k) at position ``first``, and B (…, k, n) after A."""
+    """Return the GEMM of A (m, k) at position ``first`` and B (k, n) at the next position.
+
+    A and B may both have a batch dimension in front.
+    """
     a, b = _stored(inputs, first), _stored(inputs, first + 1)
     *batch, m, k = a.sizes
     *batch_of_b, rows_of_b, n = b.sizes
@@ -90,11 +93,12 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _padded_size(size: int, operands: Sequence[StoredTensor], dtype: str) -> int:
-    """Return a size, rounded up to a multiple of 16 bytes if the operands' rows are padded.
+    """Return a size in elements, rounded up to whole 16-byte units if the stored rows are padded.
 
-    For example, ``torch.compile`` stores each row of a matrix with 50,257 columns in memory for
-    50,304 elements, so that kernels can use loads as wide as for aligned sizes. The size is
-    returned unchanged if the rows are not padded, or if rounding would add more than 1%.
+    ``operands`` are the operands whose rows are as long as the size. For example, ``torch.compile``
+    pads rows of 50,257 bf16 elements to 50,304, so that kernels can use wide loads. The function
+    then returns 50,264. The size is returned unchanged if ``operands`` is empty, if the rows are
+    not padded, or if rounding would add more than 1%.
     """
     multiple = WIDE_BYTES // DTYPE_BYTES[dtype]
     rounded = ceil_div(size, multiple) * multiple
@@ -132,9 +136,9 @@ def _mv(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _grouped(inputs: OperationInputs) -> list[Work]:
-    """Return the GEMM of a grouped operation, which multiplies once for each expert.
+    """Return the batched or grouped GEMM of an operation that computes one GEMM per expert.
 
-    The dimensions of A and B tell which of three problems the operation computes:
+    The dimensions of its first two inputs, A and B, tell which of three problems it computes:
 
     - A (experts, m, k) and B (experts, k, n): a batch of GEMMs of one size;
     - A (m, k) and B (experts, k, n): each row of A is multiplied by the weight of the row's expert;
@@ -197,7 +201,7 @@ def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``, or () for ``[]``."""
+    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``; () for ``[]`` or ""."""
     match = _NUMBERS.fullmatch(text)
     if match is None:
         raise ValueError("the setting is not a list of whole numbers")
@@ -215,8 +219,9 @@ def _convolution(
 ) -> list[Work]:
     """Return the convolution of two inputs, an image and filters, as one problem for each pass.
 
-    ``setting_positions`` must have the keys ``stride`` and ``padding``. A missing number of groups
-    is derived from the sizes; other missing settings have PyTorch's defaults.
+    ``setting_positions`` must have the keys ``stride`` and ``padding``. If the key ``groups`` is
+    missing, the number of groups is derived from the sizes. Any other setting without a key has
+    PyTorch's default value.
     """
     image, weight = _stored(inputs, first), _stored(inputs, first + 1)
     dimensions = len(image.sizes) - 2  # the image is (n, c, …)

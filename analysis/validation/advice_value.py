@@ -2,8 +2,9 @@
 
 For *choose* queries, random neighbourhoods are drawn. A neighbourhood consists of one held-out
 shape and all other held-out shapes that differ from it only in size, by at most 15% in each
-dimension. The regret is the speed (FLOP/s) that the picked shape loses compared with the fastest
-shape of the neighbourhood, as a share of the fastest shape's speed.
+dimension. A rule, such as following the advice, picks one shape of the neighbourhood. The regret is
+the difference in speed (FLOP/s) between the fastest shape of the neighbourhood and the picked
+shape, as a share of the highest speed.
 
 For *pad* queries, only shapes that have a padding among the held-out shapes are drawn. A padding is
 another shape in which each dimension is equal, or larger by at most 15%.
@@ -60,8 +61,8 @@ class PaddingValue:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
-        found: share of padded shapes among the shapes whose best padding gains at least 5%; 0 if no
-            shape gains so much.
+        found: share of padded shapes among the shapes whose best padding gains at least 5%; 0 if
+            there are no such shapes.
     """
 
     moved: int
@@ -197,8 +198,8 @@ def _padding_value(
 ) -> PaddingValue:
     """Return the value of the paddings that one rule picked.
 
-    ``best_gains`` has the gain of the fastest padding of each original shape, or 0 if the original
-    shape is faster.
+    For each original shape, ``best_gains`` has the gain of its fastest padding, or 0 if the
+    original shape is faster.
     """
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
@@ -228,8 +229,8 @@ def judge_measured(
 ) -> dict[int, MeasuredValue]:
     """Judge a rule that measures the original shape and the best candidates, and picks the fastest.
 
-    The candidates are those that the model predicts to be best. The original shape is kept if the
-    fastest candidate gains less than :data:`MIN_GAIN`.
+    The best candidates are the neighbours that the model predicts to be fastest. The original shape
+    is kept if the fastest candidate gains less than :data:`MIN_GAIN`.
 
     The shape is picked by its time in the table ``repeated``, and judged by its time in the
     validation. With only one table, a pick would seem better than it is, because the same noise
@@ -325,7 +326,7 @@ class _HeldOutRows:
         self._index = SizeIndex(self._problems)
 
     def times_in(self, source: PublicRows) -> Array:
-        """Return each shape's seconds in another table, or NaN for a shape that the table lacks.
+        """Return each shape's time in another table, or NaN for a shape that the table lacks.
 
         Only times of the same implementation are used.
         """

@@ -1,4 +1,4 @@
-"""Baselines: simpler predictors that the model must beat.
+"""Judge the baselines: simpler predictors that the model must beat.
 
 - ``datasheet``: the time of the arithmetic at the machine's peak, or of the memory traffic at its
   bandwidth, whichever is longer.
@@ -35,8 +35,9 @@ def baseline_errors(
     """Return the errors of each baseline on the held-out measurements ``tested``.
 
     The errors of ``four_fitted`` are None if ``calibrated`` is empty. The errors of ``physics`` are
-    None if trees that were fitted to public tables correct the model, because the formula's
-    constants then apply only together with these trees. ``query`` has the same cases as ``tested``.
+    None if the model also has corrections that were learned from public tables, because the
+    formula's constants are then valid only together with these corrections. ``query`` has the same
+    cases as ``tested``.
     """
     machine = model.machine
     floors = _floors(tested, machine)
@@ -62,7 +63,7 @@ def baseline_errors(
 
 
 def _finite_errors(seconds: Array, measured: Array) -> Errors:
-    """Return the errors of predicted seconds; infinite and NaN predictions are left out."""
+    """Return the errors of predicted times; infinite and NaN predictions are left out."""
     finite = np.isfinite(seconds)
     return Errors.from_times(seconds[finite], measured[finite])
 
@@ -81,7 +82,7 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a formula with four constants, and return a function from floors to predicted seconds.
+    """Fit a formula with four constants, and return a function that predicts times from floors.
 
     The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
     combines the times of arithmetic and memory.

@@ -1,4 +1,4 @@
-"""Choose cases to measure, or to calibrate on, before any time is known."""
+"""Choose cases to calibrate on, without looking at their measured times."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from kernels.timemodel.estimate import Array
 def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
     """Choose ``count`` candidates whose features are distributed like those of all candidates.
 
-    The space is divided into boxes by repeated cuts, and one candidate is drawn from each final
-    box. A cut divides a box along the feature that has the largest standard deviation in that box.
-    The cut is at a quantile, so that all final boxes have about the same number of candidates.
+    The features are standardised, and their space is divided into boxes by repeated cuts. One
+    candidate is drawn from each final box. A cut divides a box along the standardised feature that
+    has the largest standard deviation in that box. The cut is at a quantile, so that all final
+    boxes have about the same number of candidates.
 
     Args:
         features: array of shape (candidates, features), with at least one candidate.

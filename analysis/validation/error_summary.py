@@ -24,7 +24,7 @@ class Errors:
 
     @classmethod
     def from_times(cls, predicted: Array, measured: Array) -> Errors:
-        """Return the errors of predicted times; both arrays must be in the same unit of time."""
+        """Return the errors of ``predicted`` times; ``measured`` must have the same unit."""
         if not len(measured):
             return cls(0, None, None, None)
         error = np.abs(predicted / measured - 1)

@@ -34,7 +34,7 @@ from kernels.timemodel.constants import Constants, foreign_constants
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 """Ways to choose the held-out rows; :func:`validate` explains each way."""
 FOLDS = 5
-"""Number of folds of a calibration's cross-validation."""
+"""Number of folds of the hold-out ``folds``, and of the cross-validation in a calibration."""
 _WITHHELD_SHARE = 0.3  # Hold-out "levels": share of the values of M, N and K that are withheld.
 _MAX_CALIBRATED_M = 2304  # Hold-out "beyond": largest M to calibrate on.
 _LARGE_FLOPS = 1e11  # Errors of rows with more FLOP are also reported separately.
@@ -110,9 +110,10 @@ class Validation:
     def neighbours(self) -> dict[str, Any]:
         """Errors of predicted time ratios within pairs of held-out shapes.
 
-        A pair is a GEMM and the one of its paddings that is predicted to be the fastest. ``low``
-        and ``high`` are the 5th and the 95th percentile of log(measured ratio / predicted ratio)
-        over all pairs, or None if there are no pairs.
+        A pair is a GEMM and its padding with the shortest predicted time
+        (:func:`fastest_paddings`). A ratio is the GEMM's time divided by the padding's time.
+        ``pairs`` is the number of pairs. ``low`` and ``high`` are the 5th and the 95th percentile
+        of log(measured ratio / predicted ratio) over all pairs, or None if there are no pairs.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
@@ -193,8 +194,9 @@ def validate(
             The hold-out ``folds`` always uses all rows.
         seed: seed for choosing the calibration rows, and the values that ``levels`` withholds.
         holdout: one of :data:`HOLDOUTS`.
-        constants: slug of another machine whose constants are used; None for the machine that
-            :func:`foreign_constants` selects. For a CPU, ``constants`` has no effect.
+        constants: slug of another machine, from whose constants the calibration starts; None for
+            the machine that :func:`foreign_constants` selects. For a CPU, ``constants`` has no
+            effect.
 
     Raises:
         UserError: if the hold-out is not known, if there are too few rows, if the machine does not
@@ -262,11 +264,12 @@ def choose_calibration_rows(
 ) -> NDArray[np.intp]:
     """Choose ``count`` calibration rows by their features, without looking at times.
 
-    ``pool`` has the positions in ``source`` of the rows that may be calibrated on. Some of the
-    features are times that the formula estimates with ``constants``.
+    ``pool`` has the positions in ``source`` of the rows that may be calibrated on. One of the
+    features is the time that the formula estimates with ``constants``.
 
     Raises:
-        UserError: if ``pool`` has fewer rows than ``count``.
+        UserError: if ``pool`` has fewer rows than ``count``, or if the machine does not support the
+            dtype.
     """
     if count > len(pool):
         raise UserError(

@@ -42,7 +42,7 @@ def learning_curve(
     for which the source has too few rows.
 
     Raises:
-        UserError: if the machine does not support the dtype.
+        UserError: if the machine is a GPU that does not support the dtype.
     """
     foreign_constants(machine, source.dtype)  # otherwise its error would end the curves below
     points = []
@@ -74,8 +74,8 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     ]
     if not times_of_both:
         raise UserError(
-            f"{first.name} and {second.name} have no case in common; give two tables of the same "
-            "shapes and implementations."
+            f"{first.name} and {second.name} have no case in common; give --again repeated "
+            f"measurements of the cases in {first.name}."
         )
     first_seconds, second_seconds = np.array(times_of_both).T  # one column per table
     # Both measurements contribute equally to the noise of the difference, so the standard deviation

@@ -1,11 +1,11 @@
 """Judge predictions that combine public tables with a few measurements of a machine.
 
-A collection contains the GEMM times of one public table or file. Collections serve as priors, and
-another table or file takes the place of the machine's measurements.
+A collection contains the GEMM times of one public table or file. Collections serve as priors. The
+measurements for calibration and testing come from another table or file.
 
 Tested shapes are removed from the priors, because most of a user's shapes are not in any table.
-With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed, too. Shapes
-that are calibrated on are also removed. Otherwise the priors would predict the calibration shapes
+With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed, too. The
+calibration shapes are also removed. Otherwise the priors would predict the calibration shapes
 better than the tested shapes, and calibration would trust the priors too much.
 """
 
@@ -51,8 +51,9 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
         dtype: dtype of the collections.
 
     Raises:
-        UserError: if a name is empty, unknown or ambiguous, if it has no readable times in
-            ``dtype`` other than those under test, or if its file has rows that are not GEMMs.
+        UserError: if a name is empty, unknown or ambiguous, if its files cannot be read or are
+            from an unknown GPU, if they have no times in ``dtype`` other than those under test, or
+            if they have rows that are not GEMMs.
     """
     collections: list[Collection] = []
     for name in names.split(","):
@@ -128,8 +129,8 @@ def validate_with_prior(
     - ``levels``: as in :func:`analysis.validation.holdout.validate`.
     - ``folds``: each fold of about a fifth of the shapes in turn, so that all rows are tested.
 
-    With the hold-out ``folds``, the result has the model, the prior and the calibration rows of the
-    first fold, and no baseline is judged.
+    With the hold-out ``folds``, no baseline is judged, and the model, the prior and the calibration
+    rows in the result are those that were used to test the first fold.
 
     Args:
         source: the measured rows. Their times are treated as warm times of the vendor library,
@@ -151,7 +152,9 @@ def validate_with_prior(
         valid = enumerated(_HOLDOUTS, "or")
         raise UserError(f"with --prior, --holdout must be {valid}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError("--prior works only for GEMMs; to judge other operations, leave it out.")
+        raise UserError(
+            "--prior works only for GEMMs; to judge other operations, leave --prior out."
+        )
     source = replace(source, warm=True, implementations=[LIBRARY] * len(source))
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)
@@ -216,7 +219,7 @@ def _validate_once(
     else:
         raise UserError(
             "with neither --prior nor calibration measurements, nothing can be judged; give "
-            "--prior, or --calibrate above 0."
+            "--prior, or a number above 0 for --calibrate."
         )
     # 4. Predict the held-out rows.
     held_out = source.take(tested)

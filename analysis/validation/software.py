@@ -63,8 +63,8 @@ class CollectionErrors:
         groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
         repeated: errors if the imported table's times are taken as predictions; None without an
             imported table.
-        seen: log ratios and spreads of the predictions of the final model, which was fitted to the
-            same shapes in the imported table; None without an imported table.
+        seen: log ratios and spreads of the final model's predictions; None without an imported
+            table. The final model was fitted to the same shapes in the imported table.
         origin: slug of the machine whose constants are used, or "" for the collection's machine.
     """
 
@@ -125,17 +125,14 @@ class CollectionErrors:
         return float(((software.low <= relative) & (relative <= software.high)).mean())
 
     def relative_to(self, software: SoftwareRange) -> GroupErrors:
-        """Return the errors as multiples of a range's ends.
-
-        The lower end is −1, and the upper end is 1.
-        """
+        """Return the errors, scaled so that ``software.low`` is −1 and ``software.high`` is 1."""
         relative = self.log_ratios / self.spreads
         ends = np.where(relative < 0, -software.low, software.high)
         return GroupErrors(relative / ends, self.groups)
 
 
 class ErrorRange(NamedTuple):
-    """Range of errors, in multiples of the spread, and factors for its ends by kind of shape."""
+    """Range of errors, in multiples of the spread, with factors for both ends by kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
@@ -156,9 +153,10 @@ def compare_tables(table: PublicTable, other: PublicTable) -> CollectionPair:
 def errors_on_other_tables(
     folder: Path, table: PublicTable, tables: Iterable[PublicTable], shift: Shift
 ) -> list[CollectionErrors]:
-    """Return the errors of an imported table's predictions on each other table of its machine.
+    """Return the errors of an imported table's predictions for the other tables of its machine.
 
-    Only shapes that are in both tables are compared.
+    The result has one element per table that shares bf16 shapes with the imported table. Only these
+    shapes are compared.
 
     Args:
         folder: folder of the imported table's recording, with predicted.csv and calibration.json.
@@ -203,17 +201,17 @@ def _held_out_predictions(folder: Path, interval_width: float) -> pd.DataFrame:
 
 
 def median_times(table: PublicTable) -> pd.Series:
-    """Return the median time of each bf16 shape in µs, indexed by m, n and k."""
+    """Return the median time in µs of each bf16 shape, indexed by m, n and k."""
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 
 def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors | None:
-    """Compare the times in a collection with predictions, for the shapes that both have.
+    """Compare the times in a collection with the predictions for the same shapes.
 
-    Return None if they have no shape in common. The column measured_us of ``predictions`` has the
-    imported table's times.
+    Return None if ``predictions`` has none of the collection's shapes. The column measured_us of
+    ``predictions`` has the imported table's times.
     """
     # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")
@@ -252,10 +250,10 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
     The arguments are described in :func:`errors_on_other_tables`. The document has these entries
     besides the source:
 
-    - ``software``: 90% range of the errors on other frameworks.
+    - ``software``: 90% ranges of the errors for other frameworks (:class:`SoftwareRange`).
     - ``same``: errors of held-out predictions for the imported table itself.
     - ``other``: results of :func:`judged_row`, one for each collection. The coverages are
-      optimistic, because the range was also learned from these collections.
+      optimistic, because the ranges in ``software`` were also learned from these collections.
     """
     software = software_of(table.slug)
     collection_errors = errors_on_other_tables(folder, table, tables, shift_of(table.slug))

@@ -29,7 +29,7 @@ def held_out_table(validation: Validation) -> pd.DataFrame:
 
     The columns are:
 
-    - ``m``, ``n`` and ``k``: sizes of the GEMM, or of the implied GEMM of a convolution;
+    - ``m``, ``n`` and ``k``: sizes of the GEMM, or of a convolution's implicit GEMM;
     - ``class``: class of the shape, such as ``skinny``;
     - ``measured`` and ``predicted``: time in µs;
     - ``limit``: name of the largest part of the predicted time, such as ``memory``;
@@ -94,7 +94,7 @@ def basis(validation: Validation) -> str:
     if len(validation.calibrated):
         origin = f"calibrated on {counted(len(validation.calibrated), 'measurement')}"
     elif validation.constants_from:
-        origin = f"predicted with the constants of {validation.constants_from}"
+        origin = f"predicted without calibration (constants: {validation.constants_from})"
     else:
         origin = "predicted from public tables without calibration"
     tested = counted(len(validation.tested), "measurement")

@@ -61,7 +61,7 @@ def check_size(value: int, what: str) -> None:
 
 
 def check_positive(problem: object, names: tuple[str, ...]) -> None:
-    """Refuse fields of a problem that are not whole numbers from 1 to :data:`LARGEST_SIZE`.
+    """Refuse a problem if a named field is not a whole number from 1 to :data:`LARGEST_SIZE`.
 
     The problem is changed in place, even if it is frozen: NumPy integers in the fields are replaced
     by Python integers, which do not overflow.
@@ -78,7 +78,7 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
 
 
 def check_bytes(problem: Any) -> None:
-    """Refuse a workload whose minimum traffic exceeds :data:`LARGEST_BYTES`."""
+    """Refuse a problem whose minimum traffic exceeds :data:`LARGEST_BYTES`."""
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
             f"{problem} needs {problem.bytes / 1e15:,.0f} PB of memory, more than any machine has; "

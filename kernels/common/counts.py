@@ -1,4 +1,4 @@
-"""Counts and enumerations in sentences."""
+"""Formatting of counts and enumerations for sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
-    """Format a number of things, such as ``1 node``, ``4 nodes`` or ``1,200 cases``."""
+    """Format a count with its noun, such as ``1 node``, ``4 nodes`` or ``1,200 cases``."""
     if count == 1:
         return f"{count:,} {singular}"
     return f"{count:,} {plural or f'{singular}s'}"

@@ -5,11 +5,11 @@ In this module, a shape describes which values are accepted. A shape is one of t
 - a type: ``str``, ``bool``, ``dict`` or ``list``,
 - a :class:`Number`,
 - ``[shape]`` for a list of values of one shape,
-- a mapping of keys to shapes, in which a key that ends in ``?`` may be missing,
+- a mapping of keys to shapes, where ``?`` at the end of a key marks it as optional,
 - :class:`Each` for a mapping with any keys and with values of one shape,
 - :class:`Maybe` for a value that may be null.
 
-Keys that a shape does not name are ignored.
+If a shape is a mapping of keys to shapes, all other keys of the document's mapping are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = 1e21
-"""Default upper bound of numbers; no realistic count or time is larger."""
+"""Default limit on the absolute value of a number; no realistic count or time is larger."""
 
 # Bounds that messages show as powers of ten.
 _POWERS = {-_LARGEST: "−10²¹", 1e-18: "10⁻¹⁸", _LARGEST: "10²¹", 1e11: "10¹¹"}

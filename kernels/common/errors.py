@@ -1,4 +1,4 @@
-"""Errors of the project, and suggestions for misspelled words."""
+"""Exception classes, summaries of errors, and suggestions for misspelled words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """Error that a user can fix, such as bad input or the choice of an unsuitable machine.
 
-    Its text says what is wrong and what to do. The command line prints the text and exits with
+    Its text says what is wrong and what to do. A command prints the text and exits with
     ``exit_code``, which is 2 for bad input.
     """
 
@@ -23,13 +23,13 @@ _DTYPES = {
     "float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16",
     "float8": "fp8",
 }  # fmt: skip
-"""Our names of dtypes, by the names that frameworks use."""
+"""Our names for dtypes, by the names that frameworks use."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggest the valid word that is most similar, or list all valid words if none is similar.
 
-    For a framework's name of a dtype, suggest our name.
+    If ``word`` is a framework's name for a dtype and our name is valid, suggest our name.
 
     >>> nearest("bf61", ["bf16", "fp32"]), nearest("torch.float32", ["tf32", "fp32"])
     ("did you mean 'bf16'?", "did you mean 'fp32'?")
@@ -47,10 +47,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def error_summary(error: Exception) -> str:
-    """Return an error's type and the line of its text that says most, as in ``KeyError: 'bf61'``.
+    """Summarise an error as its type and its most informative line, as in ``KeyError: 'bf61'``.
 
-    This is the first line, except in two errors of Triton. A ``PTXASError`` quotes all messages of
-    ``ptxas``. A ``CompilationError`` quotes the kernel's source before the reason.
+    For most errors, that is the first line. A ``PTXASError`` of Triton quotes all messages of
+    ``ptxas``, so the first error among them is used. A ``CompilationError`` of Triton quotes the
+    kernel's source before the reason, so the first line of the reason is used.
     """
     return f"{type(error).__name__}: {_reason(error) or 'no message'}"
 
@@ -73,4 +74,4 @@ def _reason(error: BaseException) -> str:
 
 
 class WrongResultError(Exception):
-    """Error that is raised when a launch computes a wrong result."""
+    """Error that is raised if a launch returns a wrong result or changes its operands."""

@@ -31,7 +31,8 @@ OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interprete
 """Phrases for messages: how to measure the CPU, start a new run or use another PyTorch."""
 
 _VERBS = {"kernels list": "implementations"}
-"""Verbs of ``rooftile`` for commands whose names are unclear without the package's name."""
+"""Verbs (subcommands) of ``rooftile`` for commands whose names are unclear without the package's
+name."""
 
 
 def same_command(fresh: bool) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the results of implementations, for the command ``check``."""
+"""Check whether implementations compute right results, for the command ``check``."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ SUITE = {
 class CheckRow:
     """Outcome of checking one implementation on one problem.
 
-    If no entry was compared, ``rel_error`` and ``tolerance`` are None. If the error is infinite or
-    NaN, ``rel_error`` is None.
+    If ``status`` is ``unsupported`` or ``error``, ``rel_error`` and ``tolerance`` are None. If the
+    relative error is infinite or NaN, only ``rel_error`` is None.
     """
 
     implementation: str
@@ -63,7 +63,10 @@ class CheckRow:
 
 
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[CheckRow]:
-    """Check each named implementation on each problem; a failure is reported in its row."""
+    """Check each named implementation on each problem, and return one row per check.
+
+    If an implementation raises an exception, the row has the status ``error``.
+    """
     names, problems = list(names), list(problems)  # both are iterated several times
     make_current(device.gpu)
     if device.gpu is not None:

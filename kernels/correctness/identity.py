@@ -1,20 +1,23 @@
-"""Test of the whole result of a GEMM or convolution, at a fraction of the operation's cost.
+"""Test the whole result of a GEMM or convolution, at a fraction of the operation's cost.
 
-Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
-likely. V has four columns of random ±1, and is applied to one block of 1,024 columns of Y at a
-time. If the sums ran over more columns, the rounding errors of the correct elements would hide a
-single wrong element. The rows of Y are summed in the same way, because the identity also holds for
-Yᵀ = Bᵀ·Aᵀ. A convolution is linear in each operand, so the same test applies to it
-(:func:`_conv_sides`).
+Freivalds' identity (IFIP Congress 1977) is Y·V = A·(B·V). If it holds for a random V, then Y = A·B
+is very likely. V has four columns of random signs, +1 or −1, so each element of Y·V is a signed sum
+along a row of Y. Each sum covers a block of at most 1,024 columns of Y. In a longer sum, the
+rounding errors of the correct elements would hide a single wrong element.
 
-The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√N + 4).
-Here σ is the root mean square of an operand's elements, and N is the number of columns in a block.
-Without the 4, the expected size is the standard deviation of a sum over N columns of dot products
-of length K. The 4 allows for one large element if N is small. For a correctly rounded result, the
-ratio of the remainder to the expected size hardly depends on M, N and K. V-ABFT (arXiv 2602.08043)
-compares such thresholds.
+The identity also holds for Yᵀ = Bᵀ·Aᵀ, so the columns of Y are tested in the same way. The tests
+along rows and along columns are called the two sides. A convolution is linear in each operand, so
+it has two sides as well (:func:`_conv_sides`).
 
-The sums are in fp32, whose rounding adds about 1e-6 to the ratio, far below every limit.
+The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√n + 4).
+Here σ is the root mean square of an operand's elements, and n is the number of columns in a block.
+The standard deviation is σ_A σ_B √K for one element of Y, and √n times as large for a sum of n
+elements. The 4 allows for one large element, which dominates the sum if n is small. For a correctly
+rounded result, the ratio of the remainder to the expected size hardly depends on M, N and K. The
+V-ABFT paper (arXiv 2602.08043) compares thresholds for such tests.
+
+The sums are computed in fp32. Their rounding errors add about 1e-6 to the ratio, which is far below
+every limit in :data:`LIMIT`.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ from kernels.problem import Conv
 LIMIT = {"fp32": 2e-4, "tf32": 2e-2, "fp16": 5e-3, "bf16": 3e-2}
 """Largest allowed remainder by dtype, relative to the expected size of a block's sum.
 
-The remainder is the root mean square over the four vectors. Correct results were simulated with K
-up to 65,536. The typical and the largest remainder of 512 blocks are:
+A block's remainder is the root mean square over the four columns of V. Correct results were
+simulated with K up to 65,536. The typical and the largest remainder of 512 blocks are:
 
 - fp32, summed in order: 1.2e-6 and 2.3e-6 (K = 4,096; the remainders grow with √K),
 - tf32 with truncated inputs: 0.8e-3 and 2.3e-3,
@@ -46,10 +49,13 @@ up to 65,536. The typical and the largest remainder of 512 blocks are:
 - bf16: 1.7e-3 and 3.9e-3,
 - bf16 with 64 partial sums in 16 bits: 9.8e-3 and 2.1e-2.
 
-If K is very small, the largest elements of the result are several times as large as the elements'
-standard deviation, and their rounding errors are larger by the same factor. A block of n elements
-that are all unrelated to the operands has a remainder of about 1.4 √n / (√n + 4). If only one
-element is unrelated to the operands, the remainder is about 1.4 / (√n + 4).
+The limits leave room for very small K. In that case, the largest elements of the result are several
+times as large as the elements' standard deviation, and their rounding errors are larger by the same
+factor.
+
+A block of n elements that are all unrelated to the operands has a remainder of about
+1.4 √n / (√n + 4). If only one element is unrelated to the operands, the remainder is about
+1.4 / (√n + 4).
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
@@ -72,7 +78,8 @@ def remainders(
     operands, return None.
 
     Each result has the problem's logical shape and was computed from the operand set at the same
-    index. If ``side`` is 0 or 1, the results are summed in only one of the two ways, to save time.
+    index. If ``side`` is None, both sides of the identity are tested, as the module's docstring
+    explains. To save time, 0 or 1 restricts the test to one side.
     """
     if isinstance(problem, Layer | Lstm):
         return None
@@ -131,8 +138,8 @@ class _Side:
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
     """Return the sides to test, or a single one of them if ``only`` is 0 or 1.
 
-    If possible, each side sums over several elements, because a side whose sums have one element
-    would compute the whole result again.
+    A side whose summed axis has length 1 would compute the whole result again. Such sides are left
+    out, but if no other side remains, the first one is tested.
     """
     useful = [side for side in sides if side.folded.shape[side.folded_axis] > 1]
     if not useful:
@@ -145,8 +152,8 @@ def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     """Return each block's mean squared remainder, relative to the square of the expected size.
 
-    The returned tensor has the axes of the side's result, without the summed axis, and then an axis
-    of blocks. ``variance`` is the expected variance of one element of the side's result.
+    The returned tensor has the axes of the side's result except the summed axis, followed by an
+    axis of blocks. ``variance`` is the expected variance of one element of the side's result.
     """
     # 1. Fold one operand with random signs, and apply the operation to it: A·(B·V).
     sums = _signed_sums(side.folded, side.folded_axis, signs)
@@ -230,7 +237,10 @@ def _positions_at_once(tensor: Tensor, axis: int) -> int:
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, which are kept with length 1, or over all elements."""
+    """Return the mean square over ``axes``, or over all elements if ``axes`` is None.
+
+    Given axes are kept with length 1.
+    """
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
@@ -247,7 +257,7 @@ def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
 def _stack_sets(
     problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return A (sets, …, m, k), B (sets, …, k, n) and the results (sets, …, m, n), each stacked."""
+    """Stack the sets, and return A (sets, …, m, k), B (sets, …, k, n) and Y (sets, …, m, n)."""
     a = _stacked([operands.a for operands in sets])
     b = _stacked([operands.b for operands in sets])
     y = _stacked(results)
@@ -272,8 +282,8 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     """Return the two sides of a convolution: sums over the result's channels, and over its images.
 
-    A filter gradient has no images, so the sums are over its output channels, and over its input
-    channels.
+    The filter's gradient has no images, so the sums are over its output channels, and over its
+    input channels.
     """
     sides_of_pass = {"fprop": _fprop_sides, "dgrad": _dgrad_sides, "wgrad": _wgrad_sides}
     return sides_of_pass[conv.pass_](conv, operands.a, operands.b, result)
@@ -328,7 +338,7 @@ def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
         return _grouped(conv, _filter_gradient(conv, x, size, dy.flatten(1, 2)), 0)
 
     def over_inputs(dy: Tensor, x: Tensor) -> Tensor:
-        """Return the filter's gradient (output channels, channels, …) for x (n, groups, …)."""
+        """Return the gradient (output channels, input channels, …) for x (n, groups, …)."""
         size = (conv.kout, x.shape[2], conv.r, conv.s)
         return _filter_gradient(conv, x.flatten(1, 2), size, dy)
 

@@ -21,10 +21,10 @@ from kernels.problem import Conv, Gemm
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
 """Largest allowed error of a result y, max |y − ref| / max |ref|, by dtype.
 
-The limit for fp32 is wide enough for a sum of 65,536 terms, but too narrow for tf32, whose error is
-about 3.5e-4. The limits for the 16-bit dtypes are about eight times the rounding error of the
-largest entry. The relative rounding error is 2⁻¹¹ in fp16 and 2⁻⁹ in bf16. A factor of eight
-leaves room for partial sums in 16 bits.
+The limit for fp32 allows the rounding errors of a sum of 65,536 terms, but not the error of tf32,
+which is about 3.5e-4. Rounding a result to 16 bits causes a relative error of at most 2⁻¹¹ in fp16
+and 2⁻⁸ in bf16. The limit for fp16 is about eight times this error, and the limit for bf16 about
+four times, to leave room for partial sums in 16 bits.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
@@ -42,8 +42,8 @@ class CheckResult:
     """Outcome of comparing a result y with its reference.
 
     ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. It is 0 if all of these
-    entries are 0 in both y and ref, and infinite if they are all 0 only in ref. It is NaN if y has
-    a NaN among them.
+    entries are 0 in both y and ref. It is infinite if any of them is infinite in y, or if all of
+    them are 0 in ref but not all are 0 in y. It is NaN if any of them is NaN in y.
     """
 
     rel_error: float
@@ -229,7 +229,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample up to 32 pixels from ``shape`` (images, rows, columns).
+    """Sample up to 32 pixels of a batch of images; ``shape`` is (images, rows, columns).
 
     Return the image, the row and the column of each sampled pixel.
     """
@@ -240,9 +240,10 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Call ``compute(group, channels)`` per group; concatenate the results along the last axis.
+    """Call ``compute`` with each group and its part of ``channels``, and return all results.
 
-    ``channels`` must be sorted, so that the results are in the order of the channels.
+    The results are concatenated along the last axis, group by group. ``channels`` must be sorted,
+    so that the results are in the order of the channels.
     """
     group_of_channel = channels // per_group
     results = [

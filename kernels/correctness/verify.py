@@ -20,8 +20,8 @@ from kernels.operation import Layer, Lstm, Workload
 class CheckVerdict:
     """Verdict on results.
 
-    ``rel_error`` and ``tolerance`` are those of the :class:`CheckResult`. If no entries were
-    compared, ``rel_error`` is NaN. ``message`` says what is wrong, and is empty if the results
+    ``rel_error`` and ``tolerance`` have the same meaning as in :class:`CheckResult`. If no entries
+    were compared, ``rel_error`` is NaN. ``message`` says what is wrong, and is empty if the results
     passed.
     """
 
@@ -59,7 +59,9 @@ def verify(
         sampled = check(problem, sets[index], results[index], seed)
         rel_error, tolerance = sampled.rel_error, sampled.tolerance
         if not sampled.ok:
-            message = "the compared entries contain infinities or NaNs, or should all be 0."
+            message = (
+                "the compared entries contain infinities or NaNs, or should all be 0 but are not."
+            )
             if math.isfinite(rel_error):
                 message = (
                     f"the largest error is {_digits(100 * rel_error)}% of the largest value; "

@@ -1,8 +1,8 @@
-"""Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, a BLAS and oneDNN on a CPU.
+"""Libraries that PyTorch calls: cuBLAS and cuDNN on GPUs, a BLAS and oneDNN on CPUs, ATen on both.
 
 In fp32, PyTorch's default is IEEE precision for GEMMs, and tf32 for cuDNN's convolutions. Each
-launch sets the precision that it needs, using only the ``fp32_precision`` settings. PyTorch's older
-flags (``allow_tf32``) raise an error if they disagree with these settings.
+launch sets the precision that it needs, using only the ``fp32_precision`` settings. Reading one of
+PyTorch's older flags (``allow_tf32``) raises an error while the flag disagrees with these settings.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class LibraryConfig(Config):
     - ``reduced`` lets cuBLAS add partial sums in 16 bits.
     - ``offset`` and ``ld_multiple`` are the fields of :class:`kernels.config.Storage`.
     - ``fused`` computes a series of GEMMs as one GEMM.
-    - ``paced`` lets launches run at the pace of the host, and includes the gaps between them in the
-      measured time.
-    - ``graph`` replays all launches of a call from one CUDA graph. The measured time includes the
-      gaps between the launches, as with ``paced``.
+    - ``paced`` times launches at the speed at which the host issues them, so the measured time
+      includes the gaps between launches.
+    - ``graph`` captures the kernel launches of a call in a CUDA graph, and replays the graph. The
+      measured time includes gaps, as with ``paced``.
     """
 
     autotune: bool = False
@@ -80,7 +80,7 @@ class LibraryConfig(Config):
 class Library:
     """Library that PyTorch calls for some operations and dtypes.
 
-    ``serves`` lists the dtypes of each operation on each kind of device, ``gpu`` or ``cpu``.
+    ``serves`` holds these dtypes by kind of device, ``gpu`` or ``cpu``, and then by operation.
     """
 
     def __init__(self, name: str, serves: dict[str, DtypesByOp]) -> None:
@@ -103,7 +103,7 @@ class Library:
                 f"{machine.name}."
             )
         if problem.dtype not in machine.peaks:
-            return f"{machine.name} has no {problem.dtype} arithmetic."
+            return f"{problem.dtype} is not supported on {machine.name}."
         if problem.dtype not in self.serves[machine.kind][problem.op]:
             return f"PyTorch does not use {self.name} for {problem.dtype} {problem.op}."
         return None
@@ -124,7 +124,11 @@ class Library:
         return [None]
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; return None for an empty text."""
+        """Parse a config's text; return None for an empty text.
+
+        Raises:
+            UserError: if the text does not describe a valid :class:`LibraryConfig`.
+        """
         return LibraryConfig.parse(text) if text else None
 
     def prepare(
@@ -133,9 +137,9 @@ class Library:
         """Return a launch on the operand sets, which must be stored as the config specifies.
 
         Raises:
-            TypeError: if the config is not a :class:`LibraryConfig`.
-            UserError: if the config sets ``ld_multiple``, and the problem is not a GEMM.
-            RuntimeError: if the config sets ``graph``, and PyTorch cannot capture the call.
+            TypeError: if the config is neither None nor a :class:`LibraryConfig`.
+            UserError: if ``ld_multiple`` is more than 1 and the problem is not a GEMM.
+            RuntimeError: if ``graph`` is set and PyTorch cannot capture the call.
         """
         library_config = LibraryConfig() if config is None else config
         if not isinstance(library_config, LibraryConfig):
@@ -172,14 +176,14 @@ def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryCo
 
 @contextmanager
 def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None]:
-    """Set PyTorch's process-wide switches for a launch, and restore them afterwards.
+    """Apply PyTorch's process-wide settings for a launch, and restore the previous ones afterwards.
 
-    PyTorch caches all of cuDNN's plans in one table, in which the default choice and the autotuner
-    share a convolution's entry. The table's key includes the precision of fp32, which 16-bit
+    PyTorch caches one cuDNN execution plan per convolution, whether cuDNN's default choice or the
+    autotuner selected it. The key of the cache includes the fp32 precision, which 16-bit
     convolutions ignore. For a 16-bit dtype with ``autotune``, this precision is set to tf32, so
-    that the autotuner's entries are separate from those of the default choice. In fp32 and tf32,
-    the default choice and the autotuner cannot be compared in one process, because the precision
-    must not change.
+    that the autotuner's plans are cached separately from the default plans. In fp32 and tf32, the
+    dtype determines the precision, so the default choice and the autotuner cannot be compared in
+    one process.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
@@ -227,8 +231,9 @@ def _served_by_cpu() -> dict[str, DtypesByOp]:
     """Return the dtypes that PyTorch computes on this CPU, by library and operation.
 
     The libraries are a BLAS, oneDNN and ATen. oneDNN computes bf16 only on CPUs with suitable
-    vector instructions. On other CPUs, ATen computes bf16. fp16 is left out, because PyTorch
-    computes fp16 in a scalar loop on CPUs without AVX512-FP16 or AMX.
+    vector instructions. ATen computes bf16 on other CPUs, and takes oneDNN's place in a build of
+    PyTorch without oneDNN. fp16 is left out, because PyTorch computes fp16 in a scalar loop on CPUs
+    without AVX512-FP16 or AMX.
     """
     # 1. Find out which libraries this build of PyTorch has.
     blas = "mkl"

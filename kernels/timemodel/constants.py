@@ -141,12 +141,12 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 def default_constants(generation: str, dtype: str, hand_written: bool = False) -> Constants:
     """Return a generation's constants from ``constants.toml``, before any calibration.
 
-    A generation without measured constants gets those of a similar generation. For misaligned rows,
-    every generation gets the constants that :func:`_misaligned_constants` returns.
+    A generation without measured constants gets those of a similar generation. The constants for
+    misaligned rows are then replaced by those that :func:`_misaligned_constants` returns.
 
-    ``hand_written`` is True for Triton kernels. They keep the ``misalignment`` of the measured
-    constants. The values that constants.toml states in its ``facts`` are for vendor libraries,
-    which compute misaligned rows with kernels for older GPUs.
+    If ``hand_written`` is True, as it is for Triton kernels, ``misalignment`` is not replaced. Its
+    values in the ``facts`` of constants.toml are for vendor libraries, which compute misaligned
+    rows with kernels for older GPUs.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -171,11 +171,12 @@ def shipped_fits() -> dict[str, Any]:
     - ``spreads``: uncertainty of each kind of prior (:class:`analysis.model.prior.Spread`).
     - ``groups``: factors for the two ends of an interval, by kind of prior, generation and kind of
       shape (:mod:`analysis.model.groups`).
-    - ``floor``: errors of the times that are predicted for a later version of a framework from
-      measurements with an earlier version.
-    - ``machines``: one entry for each slug. In an entry, ``source`` is the source of the machine's
-      measurements, ``software`` is the error range for this machine only, and ``groups`` has the
-      fits by group, as in calibration.json.
+    - ``floor``: prediction errors if the times of a framework's earlier version are taken as
+      predictions for a later version.
+    - ``machines``: one entry per machine, by slug. In an entry, ``source`` is the framework and
+      version with which the machine was measured, ``software`` is the error range of predictions
+      for another framework on this machine only, and ``groups`` has the fits by group, as in
+      calibration.json.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -193,7 +194,8 @@ def foreign_constants(
     For a CPU, return the CPU constants from constants.toml, and ``cpu`` as the slug.
 
     Raises:
-        UserError: if the GPU does not support the dtype, or if ``slug`` has no suitable constants.
+        UserError: if the GPU does not support the dtype, or if ``slug`` names the machine
+            itself or a machine without constants for the dtype.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
@@ -233,9 +235,8 @@ def scaled_constants(
     exponent below 1 suits GPUs whose SMs differ less in their read and write rates than in their
     FLOP/s: many graphics GPUs halve only the rate of their Tensor Cores.
 
-    The constants of misaligned rows are not scaled. They are replaced by those that
-    :func:`_misaligned_constants` returns for the generation of ``here``, even if those in ``c``
-    were fitted.
+    The constants for misaligned rows are not scaled. Those that :func:`_misaligned_constants`
+    returns for the generation of ``here`` replace those in ``c``, even if ``c`` was fitted.
     """
     # 1. Compare the two datasheets. Each ratio is the value of ``here`` relative to ``there``.
     clock_ratio = here.boost_mhz / there.boost_mhz
@@ -262,7 +263,7 @@ def scaled_constants(
 
 
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
-    """Return a generation's constants of misaligned rows, by name.
+    """Return a generation's constants for misaligned rows, by name.
 
     ``misalignment`` is left out if the generation's facts in constants.toml do not state it. In
     fp32, it is always left out, and the other constants are the same for all generations, because

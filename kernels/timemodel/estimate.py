@@ -4,16 +4,16 @@
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
 
 - ``compute`` is the time of a K step's arithmetic on the tile's SM.
-- ``feed`` is the time to read the step's blocks of A and B.
-- ``latency`` is the minimum time of a step, however small the tile is.
+- ``feed`` is the time to read the K step's blocks of A and B.
+- ``latency`` is the minimum time of a K step, however small the tile is.
+- ``epilogue`` is the time to finish a tile and write it.
 - ``intake`` is the time that all tiles together take to read from the L2.
-- ``memory`` is the traffic of the device's memory, divided by the bandwidth that the active CTAs
-  reach.
-- ``launch`` includes a fixed time for each helper kernel, and for the kernel that adds the parts of
-  a split K.
-- ``helpers`` is the time in which the helper kernels move their bytes. Helper kernels run before or
+- ``memory`` is the memory traffic, divided by the bandwidth that the active CTAs reach.
+- ``helpers`` is the time that helper kernels take to move their data. Helper kernels run before or
   after the main kernel: they change layouts, pad channels, compute Winograd's transforms, or
   quantise A for an fp8 GEMM.
+- ``launch`` is the fixed time of a launch, plus a fixed time for each helper kernel and, if K is
+  split, for the kernel that adds up the partial sums.
 - ``slowed`` lengthens the time of long kernels, which run into the power limit.
 
 The fourth powers let the largest term dominate. A plain maximum, a sum and other powers fitted
@@ -39,17 +39,17 @@ Array = NDArray[np.float64]
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
 """Names of the parts of an estimated time; the largest part limits the time.
 
-``compute`` includes the epilogues, ``feed`` is never less than the intake, and ``memory`` includes
-the helpers.
+``compute`` includes the epilogues, ``feed`` is never less than ``intake``, and ``memory`` includes
+``helpers``. The module's docstring explains these terms.
 """
 
 SPLITS = (1, 2, 4, 8, 16)
 """Numbers of parts into which K may be split; this list gave the smallest prediction error."""
 
 ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
-"""Algorithms of a convolution by name.
+"""Convolution algorithms by name.
 
-The value is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
+Each value is the number of outputs along a side of a Winograd tile, or 0 for an implicit GEMM.
 """
 
 _STEP_BYTES = 128  # bytes along K in a K step: 64 elements of 16 bits, as in vendor kernels
@@ -95,9 +95,9 @@ class Shapes:
 
         An element of ``cached`` is True if the problem's operands are in the last-level cache. An
         element of ``sustained`` is True if the problem is launched without pauses. None means False
-        for all problems. ``algorithm`` is a key of :data:`ALGORITHMS`. Convolutions for which
-        Winograd's algorithm cannot be used are computed as their implied GEMM. ``on_gpu_library``
-        is True if cuBLAS and cuDNN compute the problems (:func:`_gpu_library_row`).
+        for all problems. ``algorithm`` is a key of :data:`ALGORITHMS`. A convolution that
+        Winograd's algorithm cannot compute is described as an implicit GEMM. ``on_gpu_library`` is
+        True if cuBLAS and cuDNN compute the problems (:func:`_gpu_library_row`).
         """
         # 1. Convert each problem to a row. The number of columns is given, because it cannot be
         # derived from an empty list of rows.
@@ -122,7 +122,7 @@ class Shapes:
 
 
 class _ShapeRow(NamedTuple):
-    """Fields of :class:`Shapes` that follow from one problem, in the order of that class."""
+    """Fields of :class:`Shapes` for one problem, in order, except ``cached`` and ``sustained``."""
 
     m: int
     n: int
@@ -178,13 +178,13 @@ def _gpu_library_row(problem: Problem, tile: int) -> _ShapeRow:
 
     The names of the kernels in results/published/nvidia-h100-sxm show what the two libraries do:
 
-    - cuBLAS treats rows that are aligned to 8 bytes as if they were aligned to 4. In all but one of
-      218 cases, cuBLAS chose a kernel for rows aligned to 4 bytes (``align2`` in 16 bits,
-      ``align1`` in tf32).
-    - If the channels of an ungrouped NHWC convolution on Tensor Cores do not take a multiple of 16
-      bytes, cuDNN first runs ``nhwcAddPaddingKernel`` in 96% of the cases. This kernel pads the
-      activations that the pass reads. Its median rate is a sixth of the memory's bandwidth in 16
-      bits, and a third in tf32.
+    - cuBLAS treats rows that are aligned only to 8 bytes as if they were aligned to 4 bytes. In all
+      but one of 218 such cases, cuBLAS chose a kernel for rows aligned to 4 bytes (``align2`` in 16
+      bits, ``align1`` in tf32).
+    - If the input or the output channels of an ungrouped NHWC convolution on Tensor Cores do not
+      fill a multiple of 16 bytes, cuDNN runs ``nhwcAddPaddingKernel`` before the main kernel in 96%
+      of the cases. The padding kernel pads the activations that the pass reads. Its median rate is
+      a sixth of the memory's bandwidth in 16 bits, and a third in tf32.
     """
     # 1. Lower the alignment of a GEMM's rows from 8 bytes to 4.
     if isinstance(problem, Gemm):
@@ -247,7 +247,8 @@ def priced_alignment(problem: Problem) -> int:
     - If N is 1, predictions that ignore the output's misaligned rows miss the times in the public
       tables by a median factor of only 1.12 to 1.19.
 
-    With N = 4, predictions without the constant ``fallback`` miss by a median factor of up to 2.8.
+    With N = 4, by contrast, the output's rows must count: predictions without the constant
+    ``fallback``, which accounts for misaligned rows, miss by a median factor of up to 2.8.
     These factors are recorded in results/accuracy/misalignment.json.
     """
     # If B is not stored transposed, its rows also have N elements, so they must count.
@@ -388,9 +389,10 @@ def candidate_times(
 ) -> tuple[Array, Array]:
     """Return the seconds and the number of parts of K, for each shape (row) and tile (column).
 
-    K is split only where that lowers the estimated time. The seconds leave out the launch, the
-    helper kernels and the slowdown of long kernels, which hardly change the ranking of the tiles.
-    ``shapes`` must not be empty.
+    K is split only where that lowers the estimated time. The estimate then includes the time of the
+    kernel that adds up the partial sums. The seconds leave out the launch, the helper kernels and
+    the slowdown of long kernels, which hardly change the ranking of the tiles. ``shapes`` must not
+    be empty.
     """
     # 1. Estimate the time of every candidate without splitting K.
     shape_column = shapes.take((slice(None), np.newaxis))
@@ -444,7 +446,10 @@ class _Work:
 
 
 def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
-    """Return the SMs' work; a column of shapes and a row of tiles give the work of all pairs."""
+    """Return the counts and times of the SMs' work for each shape on its tile.
+
+    A column of shapes and a row of tiles give the work of every shape on every tile.
+    """
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
     waves = _wave_count(count / machine.sms, c)

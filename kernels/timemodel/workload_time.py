@@ -1,4 +1,4 @@
-"""Estimate the time of a workload from its GEMMs and convolutions, or else from its bytes."""
+"""Estimate a workload's time from its GEMMs and convolutions, or from its bytes if it has none."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def workload_seconds(
     """Return the seconds of each workload, summed over its GEMMs and convolutions.
 
     Args:
-        products: GEMMs and convolutions of each workload, as pairs (number of times, problem).
+        products: GEMMs and convolutions of each workload, as (count, problem) pairs.
         seconds_without_gemms: seconds of each workload, used only if it has neither GEMMs nor
             convolutions.
         seconds_of: function of (positions, problems) that returns the seconds of each problem. A
-            position is an index into ``products``.
+            position is the index in ``products`` of the workload to which the problem belongs.
     """
     # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [
@@ -45,7 +45,7 @@ def workload_seconds(
 def moving_seconds(workload: Workload, machine: Machine) -> float:
     """Return the seconds of a launch plus the seconds of the minimum traffic at full bandwidth.
 
-    The machine's bandwidth must be known; a CPU has a bandwidth of 0 until it is measured.
+    The machine's bandwidth must be known; a CPU's bandwidth is 0 until it is measured.
     """
     launch = default_constants(machine.generation, workload.dtype).launch
     return launch + workload.bytes / machine.bandwidth

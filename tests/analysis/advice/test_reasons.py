@@ -51,7 +51,7 @@ def test_one_cause_needs_no_points() -> None:
     split = why(PROBLEM, OPTION, row(), row(split=4), gain=0.5)
     assert split == "because of another kernel (parts of K: 1 → 4)"
     unknown = why(PROBLEM, OPTION, row(), row(), gain=0.5, measured=True)
-    assert unknown == "because of effects that the model lacks"
+    assert unknown == "because of effects that the model does not include"
     similar = why(PROBLEM, OPTION, row(), row(), 0.5)
     assert similar == "because of a measured trend among similar shapes"
 
@@ -88,7 +88,7 @@ def test_padding_within_a_tile_fills_it_and_saves_nothing() -> None:
     wider = Gemm(1408, 768, 10240, "bf16")
     before, after = row(tile_efficiency=1281 / 1408), row(tile_efficiency=1.0)
     reason = why(PROBLEM, wider, before, after, gain=0.05, measured=True)
-    assert reason == "because of effects that the model lacks"
+    assert reason == "because of effects that the model does not include"
     per_flop = why(PROBLEM, wider, before, after, gain=1408 / 1281 - 1, choose=True)
     assert per_flop == "because of fuller tiles (91% → 100% of their area)"
 

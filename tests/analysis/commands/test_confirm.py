@@ -166,7 +166,8 @@ def test_a_published_recording_is_not_resumed(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
     result = analysis("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
     assert result.returncode == 2
-    assert f"{HERE} has no recording of its own in {tmp_path}; run " in result.stderr
+    message = f"{tmp_path} has only an imported or published recording of {HERE}; run "
+    assert message in result.stderr
 
 
 def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_what_cannot_be_imported_is_a_sentence(tmp_path: Path) -> None:
     path = str(a_file(tmp_path))
     answer = analysis("import", path, "--machine", "nvidia-b200", "--results", str(tmp_path))
     assert answer.returncode == 2
-    assert answer.stderr.startswith("no public table has times of nvidia-b200")
+    assert answer.stderr.startswith("no public table has bf16 times of nvidia-b200")
     assert not (tmp_path / "public").exists()
 
 

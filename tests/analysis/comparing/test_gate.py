@@ -161,8 +161,8 @@ def test_fewer_than_three_processes_name_a_slower_case_but_does_not_fail(
     text = gate_text(result)
     assert "slower, but timed in fewer than three processes of a version: 1\n" in text
     assert text.endswith(
-        "Time at least three processes of each version, alternating between the versions, and give "
-        "all their folders."
+        "Time at least three processes of each version, alternating between the versions. Put the "
+        "results of each version into one folder, and compare the two folders."
     )
 
 

@@ -106,10 +106,10 @@ def verdict_on(tmp_path: Path, plant: Callable[[GpuTrace], None], **options: Any
         (channels, "64×33×112×112", ["pad C 33 → 40", "loads one element at a time (align1)",
                                      "2.7× the expected time"]),
         (cuda_cores, "4096×4096×4096 fp32 nt",
-         ["TF32 is expected to take", "CUDA cores instead of Tensor Cores"]),
+         ["compute in TF32; one call is then", "CUDA cores instead of Tensor Cores"]),
         (transposes, "64×256×56×56", ["channels_last", "is spent on converting layouts"]),
         (decode, "GPU idle for", ["launches kernels more slowly than the GPU runs them"]),
-        (split, "64×4096×4096", ["3.0× the expected time", "is spent on adding up the parts"]),
+        (split, "64×4096×4096", ["3.0× the expected time", "spent on adding up the partial sums"]),
     ],
 )  # fmt: skip
 def test_a_planted_problem_is_named_first(
@@ -339,7 +339,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
         made.event("cpu_op", "aten::mm", 5.0, -3.0, 1)
 
     text = str(TraceExplanation(verdict_on(tmp_path, step)))
-    assert "50.0% of the time is spent in kernels of CUDA graphs" in text
+    assert "50.0% of the operations' time is spent in kernels of CUDA graphs" in text
     assert "The trace has no kernel for 1 call of a matrix operation, for example" in text
     assert "1 event without a name or with impossible times was left out" in text
 
@@ -471,7 +471,7 @@ def test_a_machine_is_looked_for_in_both_folders(tmp_path: Path) -> None:
         (("--against", "no-such-folder"), "no-such-folder is not a folder"),
         (("--against", str(CPU), "--machine", "h200"), "Leave --machine out"),
         (("--pad", "10%", "--choose", "10%"), "give one of them, not both"),
-        (("--pad", ""), "--pad takes a share from 0% to 1,000%, such as 12.5%"),
+        (("--pad", ""), "--pad takes a share from 0% to 1,000%, not ''. Give a share"),
         (("--csv", "no-such-folder/x.csv"), "no-such-folder is not a folder"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_wider_margin_accuses_fewer(
         (["nowhere"], "no recording in nowhere has an anchors.csv"),
         (
             [".", "--margin", "much"],
-            "--margin takes a share from 0% to 100%, such as 12.5% or 0.125",
+            "--margin takes a share from 0% to 100%, not 'much'. Give a share such as 12.5%",
         ),
         ([".", "--margin", "-5%"], "--margin takes a share"),
     ],
@@ -235,7 +235,8 @@ def test_one_slow_gpu_is_the_title(tmp_path: Path) -> None:
     fleet, _ = simulate(replace(MAIN, hot=0.0), 0)
     title = fleet_title(make_report(record_fleet(tmp_path / "x", fleet), 0.05))
     assert title.startswith(
-        "GPU 3 (00000003) of node 0 is 9% below the median in sustained compute: reason unknown"
+        "GPU 3 (00000003) of node 0 is 9% slower than the median in sustained compute: "
+        "reason unknown"
     )
     sound = make_report(record_fleet(tmp_path / "y", simulate(PLAIN, 0)[0]), 0.05)
     assert fleet_title(sound).startswith(
@@ -278,8 +279,8 @@ def test_devices_of_an_unknown_node_have_no_node_none(tmp_path: Path) -> None:
     changes = [Interference(node, slowed, {"memory": slowed}) for node in (None, 1)]
     speeds = replace(report.speeds, interference=tuple(changes))
     text = report_text(replace(report, speeds=speeds))
-    assert "While all GPUs of an unknown node work" in text
-    assert "While all GPUs of node 1 work" in text
+    assert "When all GPUs of an unknown node work in parallel" in text
+    assert "When all GPUs of node 1 work in parallel" in text
 
 
 def test_a_slowdown_that_only_all_kinds_together_show_is_reported(tmp_path: Path) -> None:
@@ -289,7 +290,8 @@ def test_a_slowdown_that_only_all_kinds_together_show_is_reported(tmp_path: Path
     speeds = replace(report.speeds, interference=(change,))
     sentences = findings(replace(report, speeds=speeds))
     assert (
-        "While all GPUs of node 0 work, anchors of all kinds together take 2.0% (1.0–3.0%) longer."
+        "When all GPUs of node 0 work in parallel, the median anchor takes 2.0% (1.0–3.0%) longer "
+        "than when one GPU works at a time."
     ) in sentences
     assert not any("no significant slowdown" in sentence for sentence in sentences)
 
@@ -310,7 +312,7 @@ def test_nodes_that_were_timed_in_one_phase_are_not_counted_silently(
         make_report(record_fleet(tmp_path / "x", replace(fleet, log_time=log)), 0.05)
     )
     place = "this node" if compared == 1 else "the median node"
-    assert f"slowdown above 1% for the GPUs of {nodes}. On {place}, anchors take" in text
+    assert f"slowdown above 1% for the GPUs on {nodes}. On {place}, anchors take" in text
 
 
 def test_long_names_of_kinds_stay_above_their_columns(tmp_path: Path) -> None:

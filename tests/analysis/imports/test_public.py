@@ -174,8 +174,8 @@ def test_deepbenchs_convolutions_have_three_passes(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("a.csv", "x,y\n1,2\n", "no known format"),
-        ("a.csv", "", "is not a table that can be read"),
-        ("a.parquet", "nonsense", "is not a table that can be read"),
+        ("a.csv", "", "cannot be read as a table"),
+        ("a.parquet", "nonsense", "cannot be read as a table"),
         ("missing.csv", None, r"cannot be read \(No such file or directory\); check its path"),
         (
             "gemm.csv",

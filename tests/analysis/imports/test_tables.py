@@ -104,7 +104,7 @@ def test_the_files_beside_a_table_say_whether_it_is_complete_and_what_else_it_is
 
 def test_what_is_no_table_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "gemm_perf.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(UserError, match="is not a table that can be read"):
+    with pytest.raises(UserError, match="cannot be read as a table"):
         read_table(tmp_path / "gemm_perf.parquet")
     with pytest.raises(UserError, match="lacks the columns device, latency"):
         read_table(written(tmp_path, frame().drop(columns=["device", "latency"])))

@@ -29,7 +29,7 @@ def test_squares_say_from_which_size_on_they_are_fast() -> None:
     rows = pd.DataFrame({"m": [256, 512, 768, 1024], "tflops": [1.0, 9.5, 8.0, 10.0]})
     rows["tflops_hi"] = np.nan
     title = titles.square_title(rows.assign(dtype="bf16"))
-    assert title == "Square GEMMs reach 90% of their best speed at M\u00a0=\u00a01024 in bf16"
+    assert title == "Square GEMMs reach 90% of their best speed from M\u00a0=\u00a01024 in bf16"
     slower = rows.assign(dtype="fp32", tflops=[1.0, 10.0, 9.5, 5.0])
     assert (
         titles.square_title(slower)
@@ -85,8 +85,8 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
         ([alignment(15, 0.99, 0.05)],
          "No misaligned size is significantly slower than the round size"),
         ([alignment(offset, 0.94, 0.065) for offset in range(1, 16)],
-         "On average, misaligned sizes along N are 6% slower in fp32; no single size is "
-         "significantly slower"),
+         "On average, misaligned sizes along N in fp32 are 6% slower than the round size; no "
+         "single size is significantly slower"),
         # The error of the base is shared by all sizes, so a mean is hardly more certain.
         ([alignment(offset, 0.96, 0.065) for offset in range(1, 16)],
          "No misaligned size is significantly slower than the round size"),

@@ -169,10 +169,10 @@ def test_own_measurements_may_be_confirmed_by_every_public_collection(
     public = replace(find_basis("nvidia-h100-sxm", results), kind="public")
     own = replace(public, measured="measured 2026-01-01")
     _print_cliffs(public, "bf16", results, json=False)
-    assert "confirmed by" not in capsys.readouterr().err
+    assert "tables confirm" not in capsys.readouterr().err
     _print_cliffs(own, "bf16", results, json=False)
     note = capsys.readouterr().err
-    assert "(measured 2026-01-01); confirmed by at least one other table: 1." in note
+    assert "(measured 2026-01-01), of which other tables confirm 1." in note
 
 
 def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path: Path) -> None:

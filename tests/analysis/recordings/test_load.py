@@ -108,7 +108,7 @@ def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     record(tmp_path, cases, [1e-6, 2e-6])
     whole = (tmp_path / "measurements.csv").read_text()
     (tmp_path / "measurements.csv").write_text(whole.replace("2026-01-02T03:04:05Z", "other", 1))
-    with pytest.raises(UserError, match="has measurements from .*, but its run.json describes"):
+    with pytest.raises(UserError, match="has measurements from .*, but the run.json next to"):
         load(tmp_path)
     (tmp_path / "measurements.csv").write_text(whole.replace("\n1,2026", "\n2,2026", 1))
     with pytest.raises(UserError, match="with schema 2, but this version reads schema 1"):

@@ -132,8 +132,8 @@ def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> No
     lines = health_lines(load_runs(folder))
     assert lines == [
         "Health: quiet.",
-        f"3 times come from the run of {EARLIER} (quiet).",
-        f"1 time comes from the run of {LATER} (noisy).",
+        f"3 measured times come from the run of {EARLIER} (quiet).",
+        f"1 measured time comes from the run of {LATER} (noisy).",
     ]
 
 
@@ -234,8 +234,8 @@ def test_only_a_file_of_others_is_suspected_of_wrong_times(tmp_path: Path) -> No
     measured = load(record(tmp_path / H100.slug, CASES, [1e-5] * 4))
     imported = replace(measured, run={**measured.run, "public": {"source": "file.csv"}})
     advice = (
-        "Predictions of held-out cases have a median error of 30%; check that the times belong to "
-        "the right shapes."
+        "Predictions of held-out cases have a median error of 30%; check that the imported times "
+        "belong to the right shapes."
     )
     assert advice not in health_lines(measured, 0.3)
     assert health_lines(imported, 0.3) == [advice]

@@ -129,7 +129,7 @@ def test_convolutions_and_several_shapes() -> None:
         ([None], "None is not a shape"),
         (pd.DataFrame({"m": [1]}), "the DataFrame has no column 'n'"),
         (pd.DataFrame({"m": [1.5], "n": 1, "k": 1, "dtype": "bf16"}), "row 0 of the DataFrame"),
-        (pd.DataFrame({"m": [], "n": [], "k": [], "dtype": []}), "the DataFrame has no row"),
+        (pd.DataFrame({"m": [], "n": [], "k": [], "dtype": []}), "the DataFrame has no rows"),
         (pd.DataFrame({"m": [1, None], "n": 1, "k": 1, "dtype": "bf16"}), "row 1 of the DataFrame"),
     ],
 )  # fmt: skip

@@ -380,7 +380,7 @@ def test_speed_ups_come_before_more_pairs_of_speeds() -> None:
 
 def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
     row = next(r for r in plant(tmp_path, alignment_cases(), aligned_law(1.0), 0) if r.id == "wave")
-    assert row.reason == "needs pairs of the sweeps sources, steps: run `make rules`"
+    assert row.reason == "needs pairs of cases from the sweeps sources, steps: run `make rules`"
 
 
 def test_a_run_that_planned_a_sweep_and_had_no_time_for_it_needs_more_budget(
@@ -390,8 +390,8 @@ def test_a_run_that_planned_a_sweep_and_had_no_time_for_it_needs_more_budget(
     cases = gemm_cases([(512, 512, 512), (640, 640, 640)], "square")
     folder = record(tmp_path, cases, [1e-4, 2e-4], plan=plan)
     rows = {row.id: row for row in judge_all([Evidence.from_recording(load(folder))])}
-    how = "needs pairs of the sweeps sources, steps: run `make rules` with a larger budget"
-    assert rows["wave"].reason == how
+    needs = "needs pairs of cases from the sweeps sources, steps: "
+    assert rows["wave"].reason == f"{needs}run `make rules` with a larger budget"
     assert rows["nhwc"].reason.endswith(": run `make rules`")  # its sweep was not planned
 
 
