@@ -74,8 +74,8 @@ record:  ## measure everything that this machine supports, into one archive; res
 import:  ## public tables as recordings under results/public/ (MACHINE=slug)
 	@$(call python,public page?); "$$py" -m analysis import $(of_machine)
 
-attacks:  ## wrong kernels, kills, damaged files, hostile names: the long tests, over an hour
-	@$(call python,test); $(pytest) --tier long -o faulthandler_timeout=14400
+attacks:  ## wrong kernels, kills, damaged files, hostile names, a real Slurm: the long tests, some hours
+	@$(call python,test page? public? models?); $(pytest) --tier long -o faulthandler_timeout=14400
 
 bench:  ## benchmark our own code
 	@$(call python,test); mkdir -p .benchmarks && "$$py" -m pytest -q tests/benchmarks --tier all \

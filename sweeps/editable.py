@@ -1,7 +1,7 @@
 """Build backend whose editable installations point to the checkout.
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
-instead builds a wheel with only the pointing module, which makes ``import rooftile`` load the
+instead builds a wheel whose only module, the *pointing module*, makes ``import rooftile`` load the
 checkout's ``analysis/rooftile``.
 """
 

@@ -26,6 +26,7 @@ from kernels.machine import known_machines
 from sweeps.planning.choice import choose_sweeps
 from sweeps.wheel import FRONT
 from tests.support.examples import Example, commands, masked
+from tests.support.tiers import quick_and_long
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -117,8 +118,8 @@ def test_examples_are_found() -> None:
 
 
 def as_parameter(example: Example) -> Any:
-    """Studies, and a minute or two of importing first, are for the long part."""
-    is_long = example.imported or example.page.parent.name == "studies"
+    """All pages but the first one, and a minute or two of importing, are for the long part."""
+    is_long = example.imported or example.page != PAGES[0]
     marks = [pytest.mark.long] if is_long else []
     return pytest.param(example, marks=marks, id=name_of(example))
 
@@ -164,7 +165,7 @@ def test_a_command_does_what_the_page_shows(example: Example) -> None:
 
 @pytest.mark.slow
 @COMMANDS
-@pytest.mark.parametrize("file", IN_PYTHON)
+@pytest.mark.parametrize("file", quick_and_long(IN_PYTHON))
 def test_what_is_typed_into_python_prints_what_is_shown(file: str) -> None:
     assert ">>> " in (ROOT / file).read_text(encoding="utf-8") or file.endswith(".ipynb")
     answer = run(sys.executable, "-m", "tests.support.examples", "--checkout", file)

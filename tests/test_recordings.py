@@ -25,16 +25,12 @@ from analysis.rules.inputs import judge_inputs, rule_inputs
 from analysis.slices.series import roofline_series
 from kernels.common.program import ROOT
 from tests.support.published import PUBLISHED, RECORDED
-from tests.support.tiers import quick_and_long, quick_and_slow
+from tests.support.tiers import quick_and_long
 
 pytestmark = pytest.mark.xdist_group("recordings")  # one worker, which calibrates once
 
 PUBLISHED_RUNS = [path.parent for path in sorted(PUBLISHED.glob("*/run.json"))]
-# Calibrating on a GPU's recording takes most of a minute. One is enough before every change.
-RUNS = [
-    *quick_and_slow(PUBLISHED_RUNS[:2]),
-    *(pytest.param(folder, marks=pytest.mark.long) for folder in PUBLISHED_RUNS[2:]),
-]
+RUNS = quick_and_long(PUBLISHED_RUNS)  # calibrating on a GPU's recording takes most of a minute
 
 
 @functools.cache
@@ -94,7 +90,7 @@ def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Pa
     assert ours.median() < 0.5 * theirs.median()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("folder", quick_and_long(PUBLISHED_RUNS), ids=lambda folder: folder.name)
 def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
     """Calibrated on two thirds of the problems, asked for the third; three times."""

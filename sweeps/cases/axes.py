@@ -1,19 +1,21 @@
 """Parse the axes of a sweep and resolve them into values.
 
-An axis is declared in TOML as one of
+In TOML, an axis of sizes has one of these forms:
 
     1024                                  one value
-    [128, 256, "bf16"]                    a list
+    [128, 256, 1024]                      a list
     { from = 256, to = 4096, step = 256 } a range, which includes ``to`` if a step lands on it
     { from = 32, to = 4096, times = 2 }   powers: each value is the one before, multiplied by 2
-    { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040, counted from the lower end
-    "4*m" or "m"                          a multiple of another size of the same block
+    { around = 1024, by = 16, step = 2 }  a neighbourhood: steps of 2 from 1008 to 1040
+    "4*m" or "m"                          a multiple of another size in the same block
 
-The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. An edge is a
-size after which the next size needs another tile or wave. Each edge within the range is added, and
-so are the sizes one below and one above it, if they are within the range, too. Tiles have edges
-along m, n and k. Waves have edges along m and n, and along a linear layer's ``tokens`` except in
-the pass ``wgrad``.
+An axis of words, such as ``dtype``, is one word or a list of words.
+
+The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers. An edge is
+the largest size that needs no more than a given number of tiles or waves. Each edge and the sizes
+one below and one above it are added, except for sizes below the first or above the last declared
+value. Tiles have edges along m, n and k. Waves have edges along m and n, and along a linear layer's
+``tokens`` except in the pass ``wgrad``.
 
 In the functions below, ``along`` is the name of the axis, and ``location`` names the place in the
 file for error messages.
@@ -270,7 +272,8 @@ def _checked_length(values: range, location: str) -> range:
     """
     if len(values) > _MAX_VALUES:
         raise UserError(
-            f"{location} has {len(values):,} values, more than {_MAX_VALUES:,}; use a larger step."
+            f"{location} has {len(values):,} values, but at most {_MAX_VALUES:,} are allowed; use "
+            "a larger step."
         )
     return values
 
@@ -280,11 +283,11 @@ def resolve_axis(
 ) -> list[Any]:
     """Return the values of the axis ``along``, given the values of the axes on which it depends.
 
-    ``resolved`` has one value of each of those other axes, by name.
+    ``resolved`` maps the names of those other axes to one value each.
 
     Raises:
-        UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges
-            covers too many tiles.
+        UserError: if the axis is a multiple of a size whose value is a pair such as ``2x1``, or if
+            it has edges and spans too many tiles.
     """
     if isinstance(axis, Multiple):
         return [axis.factor * single_size(resolved[axis.axis], axis.axis)]

@@ -28,10 +28,16 @@ FILLS = ("normal",)
 """Distributions of the operands' values."""
 
 CONFIRM = "confirm"
-"""Name of the sweep with the cases that are timed for advice. No file declares this sweep."""
+"""Name of the sweep whose cases are timed by ``recommend --measure`` and other advice commands.
+
+No file declares this sweep.
+"""
 
 Contender = tuple[Problem, str]
-"""A problem, and the name of one of the implementations that are compared on it."""
+"""A problem and the name of an implementation that computes it.
+
+Contenders that are compared may differ in the problem, the implementation or both.
+"""
 
 
 @dataclass(frozen=True)

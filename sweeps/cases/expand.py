@@ -53,7 +53,7 @@ def expand(
             if position == _MAX_COMBINATIONS:
                 raise UserError(
                     f"{sweep.name}.toml has a block with more than {_MAX_COMBINATIONS:,} "
-                    "combinations; use larger steps."
+                    "combinations; use larger steps or fewer values."
                 )
             problem = _problem(sweep, values)
             if not all(_meets(condition, problem, values) for condition in block.where):
@@ -80,7 +80,7 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
-    The sizes of a listed shape are strings.
+    If the block lists shapes, each dictionary also has the sizes of one shape, as strings.
     """
     # The axes of words can precede all sizes, because no word depends on a size.
     ordered_names = resolution_order(block.axes)

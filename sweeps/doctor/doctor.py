@@ -52,7 +52,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     existing = next(path for path in (results, *results.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free
     is_full = free_bytes < _MIN_DISK
-    remark = ": free some space, or choose another --results" if is_full else ""
+    remark = ": free some space, or choose another --results folder" if is_full else ""
     findings.append(
         DoctorFinding(f"{free_bytes / 2**30:,.1f} GiB free for results{remark}", warning=is_full)
     )
@@ -60,11 +60,13 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 
 
 def _examine_cpu() -> Iterator[DoctorFinding]:
-    """Report threads, instruction set and load, and governors other than ``performance``."""
+    """Report threads, instruction set, load, and CPU frequency governors except ``performance``."""
     threads, usable = torch.get_num_threads(), usable_cores()
     instructions = torch.backends.cpu.get_cpu_capability()
     has_too_many = threads > usable
-    remark = f": set THREADS to at most {usable}, the number of cores" if has_too_many else ""
+    remark = (
+        f": set THREADS to at most {usable}, the number of usable cores" if has_too_many else ""
+    )
     text = f"{counted(threads, 'thread')}, {instructions}{remark}"
     yield DoctorFinding(text, warning=has_too_many)
     # The load is that of the whole host. If this process may use only a part of the host, the load
@@ -139,8 +141,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
         handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     if nvml is None or handle is None:
         yield DoctorFinding(
-            "NVML is missing or denies access, so power, temperature and throttling are not "
-            "recorded; install nvidia-ml-py, and check that `nvidia-smi` works",
+            "NVML is missing, denies access or does not list this GPU, so power, temperature and "
+            "throttling are not recorded; install nvidia-ml-py, and check that `nvidia-smi` works",
             warning=True,
         )
         return
@@ -172,7 +174,7 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """Report clocks, power limit, temperature, ECC and other processes, if NVML reports them.
 
-    ``handle`` identifies the GPU in calls of the module ``nvml``.
+    ``nvml`` is the initialised NVML module, and ``handle`` identifies the GPU in calls to it.
     """
 
     def ask(query: Any, *arguments: Any) -> Any:

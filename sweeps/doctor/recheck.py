@@ -32,9 +32,9 @@ within a factor of ``1 + TOLERANCE`` of 1."""
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
     """Return up to ``count`` recorded cases, each with its recorded seconds per launch.
 
-    The cases are evenly spaced by the rank of their times. They are GEMMs and convolutions that a
-    vendor library computed in burst mode. If enough of them have converged, the others are not
-    chosen.
+    The candidates are GEMMs and convolutions that a vendor library computed in burst mode. If at
+    least ``count`` candidates have converged, the others are dropped. The remaining candidates are
+    sorted by time, and evenly spaced ones are chosen.
     """
     # 1. Select the rows that can be chosen.
     usable = [
@@ -68,8 +68,9 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         The result of :func:`judge_ratios`, with the added entry ``sentence``: the result in words.
 
     Raises:
-        UserError: if measurements.csv is missing or damaged, or if run.json or plan.jsonl is
-            damaged or cannot be read.
+        UserError: if measurements.csv is missing or damaged, if run.json or plan.jsonl is damaged
+            or cannot be read, or if the device cannot be used.
+        OSError: if measurements.csv cannot be read.
         PoisonedError: if the device does not recover from a failed launch.
     """
     # 1. Choose the cases.

@@ -26,9 +26,10 @@ def anchor_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of anchors.csv: one for each worker, GPU, anchor and phase.
 
-    The rows are computed from the latest timing of the anchors. A sustained anchor's row covers
-    only its :func:`settled_windows`. ``energy_j`` is the board's energy per launch in joules; it is
-    None for bursts and wherever the energy is unknown. ``gpus`` is the entry ``gpus`` of run.json.
+    The phases are those of :data:`sweeps.schema.PHASES`. The rows are computed from the latest
+    timing of the anchors. A sustained anchor's row covers only its :func:`settled_windows`.
+    ``energy_j`` is the board's energy per launch in joules; it is None for bursts and wherever the
+    energy is unknown. ``gpus`` is the entry ``gpus`` of run.json.
     """
     # 1. Collect the samples of each row.
     samples_by_key: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
@@ -109,12 +110,12 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     A sustained anchor has an entry if the same worker and GPU also timed the anchor in bursts while
     the run used no other GPU of the node. ``share`` is the sustained speed divided by the burst
-    speed. The bounds ``lo`` and ``hi`` of ``share`` follow from the 95% intervals of both times.
-    They are None if either time has no interval.
+    speed. The bounds ``lo`` and ``hi`` of ``share`` follow from the 95% intervals of the sustained
+    time and the burst time. They are None if either time has no interval.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return a key that identifies the GPU and the anchor, but not the anchor's mode."""
+        """Return a key that identifies the worker, the GPU and the anchor, except for its mode."""
         identity = [row.get(name) for name in IDENTITY if name != "mode"]
         return row["worker"], row["gpu"], *identity
 
@@ -143,8 +144,9 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
     """Return the windows of sustained work in which power and clocks are assumed to be steady.
 
-    A window is returned if its start ``t`` is at least half of the last window's ``t``. ``samples``
-    are one anchor's samples from a single timing.
+    The ``t`` of a window is its start, in seconds since the anchor began. A window is returned if
+    its ``t`` is at least half of the last window's ``t``. ``samples`` are one anchor's samples from
+    a single timing. For a burst anchor, the result is empty.
     """
     # Only windows of sustained work have ``t``, the seconds until they start.
     windows = [event for event in samples if "t" in event]

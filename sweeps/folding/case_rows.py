@@ -40,8 +40,8 @@ def fold_rows(
 
     A planned case has a row if it has a checked time, was refused, failed, or shows launch gaps in
     every sample. A time that is impossible on ``machine`` becomes an error; if ``machine`` is None,
-    all times are accepted. ``speeds`` describes the changes of the machine's speed, for each worker
-    and GPU. Intervals are widened to cover these changes.
+    all times are accepted. ``speeds`` maps each worker and GPU to the machine's speed over the run.
+    Intervals are widened to cover changes in this speed, unless ``speeds`` is None.
     """
     history_by_case = histories(events)
     rows = []
@@ -65,8 +65,8 @@ def rounds_table(
 ) -> list[dict[str, Any]]:
     """Return the rows of rounds.csv: the checked samples of each planned case, with round numbers.
 
-    If two cases are compared by samples from the same rounds, changes in the machine's speed have
-    less effect on the comparison. Samples without a recorded round are left out.
+    Two cases can be compared round by round, so that changes in the machine's speed have less
+    effect. Samples without a recorded round are left out.
     """
     table = []
     for case_id in dict.fromkeys(entry.case.id for entry in planned):
@@ -89,13 +89,13 @@ def rounds_table(
 def confirmed_table(
     events: Iterable[Event], history_by_case: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return the rows of confirmed.csv, which compare the times of re-timed pairs of cases.
+    """Return the rows of confirmed.csv, which compares the two cases of each re-timed pair.
 
     A row has the log ratios that one process measured for a pair, one for each block of samples. A
     ratio is the time of the pair's first case divided by the time of the pair's second case.
 
-    A process counts if it has all :data:`BLOCKS` blocks of the pair, and ran on the same worker
-    and GPU as the latest such process. A pair has rows for the latest :data:`PROCESSES` processes
+    A process counts if it timed all :data:`BLOCKS` blocks of the pair, on the same worker and GPU
+    as the latest process that did so. A pair has rows for the latest :data:`PROCESSES` processes
     that count. A pair is left out if fewer processes count, or if one of its cases was refused or
     failed.
     """
@@ -144,16 +144,16 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log of the ratio of A's geometric mean time to B's, from a block A B B A."""
+    """Return log(a / b), where a and b are the geometric means of A's and B's times in a block."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 
 
 def _exposed_outcome(history: History) -> Event:
     message = (
-        "launch gaps show in every sample. Either launching waits for the device or takes longer "
-        "than the sampler can hide, or the process is stopped repeatedly. Unset "
-        "CUDA_LAUNCH_BLOCKING if it is set, and stop other programs before the next run."
+        "launch gaps show in every sample. Launching may wait for the device or take too long to "
+        "be hidden, or the process may be stopped repeatedly. Unset CUDA_LAUNCH_BLOCKING if it is "
+        "set, and stop other programs before the next run."
     )
     return {**history.exposed[-1], "status": "error", "message": message}
 

@@ -1,4 +1,4 @@
-"""Count a run's cases: event by event while it runs, and by sweep when its samples are folded."""
+"""Count the cases of a run: after each event, and by sweep when the samples are folded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """Return a run's numbers of cases in words; ``record`` is the content of run.json."""
+    """Return sentences that say how many cases of a run have a time, and why others have none.
+
+    ``record`` is the content of run.json.
+    """
     counts = record["counts"]
     verb = "was" if counts["measured"] == 1 else "were"
     measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} {verb} measured"

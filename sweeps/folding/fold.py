@@ -37,7 +37,7 @@ _MAX_DAMAGED = 0.1  # largest share of sample lines that may be damaged
 
 
 def too_damaged(events: int, damaged: int) -> bool:
-    """Return True if so many sample lines of a run are damaged that the run cannot be trusted.
+    """Return True if so many sample lines are damaged that the samples cannot be trusted.
 
     ``events`` and ``damaged`` are the numbers of intact and of damaged lines.
     """
@@ -56,7 +56,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
 
     Raises:
         UserError: if run.json or the plan cannot be read, too many sample lines are damaged, a file
-            cannot be written, or another process uses the run for over 15 minutes.
+            cannot be written, or another process is still planning or folding the run after 15
+            minutes.
         OSError: if a sample file cannot be read.
     """
     with folding(folder):
@@ -71,7 +72,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         if too_damaged(len(events), len(damaged)):
             raise UserError(
                 f"{folder} has too many damaged sample lines ({len(damaged):,}), so its tables "
-                f"were not changed. The first damage: {damaged[0]} {START_OVER}"
+                f"were not changed. For example, {damaged[0]} {START_OVER}"
             )
         # 2. Raise a CPU's ceilings to the highest values of the run.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None

@@ -13,9 +13,9 @@ The verdict is ``quiet``, ``noisy`` or ``unusable``. The worst of these findings
 A run is also noisy if half of its intervals are wider than ±5% of their medians, if fewer than
 eight cases have an interval, or if other processes used the GPU.
 
-The verdict on a merged recording is never better than the worst verdict on the recordings from
-which it was made. The load of the host does not affect the verdict, but it may be named as a likely
-cause if the run is not quiet.
+A merged recording never has a better verdict than the worst of the recordings that it combines. The
+load of the host does not affect the verdict, but it may be named as a likely cause if the run is
+not quiet.
 """
 
 from __future__ import annotations
@@ -141,13 +141,14 @@ def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     if repeats:
         yield (
             _BETWEEN.verdict(repeats["between"]),
-            f"re-timing {repeats['cases']} cases in a new process shows {repeats['between']:.0%} "
-            "more variation than their intervals explain",
+            f"re-timing {repeats['cases']} cases in a new process gave medians that differ by "
+            f"{repeats['between']:.0%} beyond their intervals",
         )
     elif canary:
         yield (
             _CANARY.verdict(canary["spread"]),
-            f"the canary GEMM, timed every two seconds, varies by {canary['spread']:.0%}",
+            "the time of the canary GEMM, which runs every two seconds, varies by "
+            f"{canary['spread']:.0%}",
         )
 
 

@@ -193,7 +193,9 @@ def sensor_medians(samples: Sequence[Event]) -> dict[str, float | None]:
 
 
 SamplePlace = tuple[str, int | None]
-"""A worker and the GPU that it measured on. Samples from different places must not be mixed."""
+"""A worker and the number of the GPU on which it measured; the number is None on a CPU.
+
+Samples from different places must not be mixed."""
 
 
 def place_of(event: Event) -> SamplePlace:
@@ -202,5 +204,5 @@ def place_of(event: Event) -> SamplePlace:
 
 
 def utc(moment: float) -> str:
-    """Return a time in seconds since 1970 as UTC text, in the format of measurements.csv."""
+    """Format ``moment``, in seconds since 1970, as UTC text like that in measurements.csv."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

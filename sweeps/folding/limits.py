@@ -1,12 +1,11 @@
-"""Compute a lower limit of a launch's time, and find measured times that are below it.
+"""Compute a lower limit for the time of a launch, and find measured times below this limit.
 
 If the limit is right, a shorter time is a measurement error. The limit is the longer of two times:
 
 - The time of the arithmetic at the highest clock. Winograd and FFT algorithms for convolutions save
   multiplications, but at least one remains for each output element and input channel (Winograd
   1980).
-- The time to read the operands of a GEMM from memory, if its launches on a GPU begin with an empty
-  cache.
+- The time to read a GEMM's operands from memory. This time is used only for cold bursts on a GPU.
 """
 
 from __future__ import annotations
@@ -45,16 +44,17 @@ def min_seconds(case: Case, machine: Machine) -> float:
 
 
 def _is_from_datasheet(machine: Machine) -> bool:
-    """Return True if the machine's ceilings are from a datasheet, neither measured nor derived."""
+    """Return True if ``machines.toml`` lists the machine, with ceilings mostly from datasheets."""
     return machine.slug in known_machines()
 
 
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     """Return whether ``seconds`` is too short a time for a launch, and a sentence about that time.
 
-    The sentence is empty if the time is not below the lower limit, with a tolerance for errors of
-    the clock and of the limit. Ceilings that were measured, or derived from what a device reports,
-    may themselves be too low. A time below the limit of such ceilings is therefore accepted.
+    The sentence is empty unless the time is below the lower limit by more than a tolerance for
+    errors of the clock and of the limit. Ceilings that were measured, or derived from what a device
+    reports, may themselves be too low. If the limit is computed from such ceilings, the time never
+    counts as too short, and the sentence is only a remark.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):
@@ -62,7 +62,8 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
             return False, ""
         return True, (
             f"a launch took {seconds * 1e6:.3g} µs, but {machine.name} needs at least "
-            f"{minimum * 1e6:.3g} µs at its peak rates, so this time is wrong."
+            f"{minimum * 1e6:.3g} µs at its peak rates, so this time is wrong. Check the timer "
+            "with `python -m sweeps doctor --clock`."
         )
     speed_over_ceiling = minimum / seconds
     if speed_over_ceiling <= _MEASURED_SLACK:
@@ -70,5 +71,5 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     source = "measured by the run" if machine.kind == "cpu" else "derived from the GPU's properties"
     return False, (
         f"the case's speed is {speed_over_ceiling:.2f} times the machine's ceiling, which was "
-        f"{source}."
+        f"{source} and may be too low."
     )

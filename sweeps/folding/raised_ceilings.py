@@ -4,7 +4,7 @@ A shared machine may be slow when its ceilings are measured. A run that is long 
 measures the ceilings again, in the middle and at the end of the run, and the highest values are
 used. A GEMM may still be faster than the peak. If the whole interval of the GEMM's speed was above
 the peak in each of two processes, the peak is raised to the lower of the two measured speeds.
-Without this correction, the tables would show more than 100% of the peak.
+Without this correction, reports could show GEMMs at more than 100% of the peak.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sweeps.timing.statistics import median, median_interval
 
 @dataclass(frozen=True)
 class RaisedCeilings:
-    """Machine with the highest ceilings of the whole run."""
+    """Machine with its ceilings raised to the run's highest values; a GPU keeps its ceilings."""
 
     machine: Machine
     record: Mapping[str, Any] | None

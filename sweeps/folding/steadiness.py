@@ -52,10 +52,12 @@ def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
 def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     """Return the entry ``canary`` of run.json: the canary's spread and drift.
 
+    Only samples from the worker and GPU with the most canary samples are used. Return None if there
+    are fewer than eight.
+
     ``drift`` is the relative change of the median from the first quarter of the samples to the last
     quarter. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
-    range of the samples without the fastest and the slowest tenth, relative to the median. Only the
-    worker and GPU with the most samples count. Return None if they have fewer than eight samples.
+    range of the samples without the fastest and the slowest tenth, relative to the median.
     """
     # 1. Take the canary's samples in the order of their times, by worker and GPU.
     by_place: dict[SamplePlace, list[float]] = defaultdict(list)
@@ -87,7 +89,7 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
 
 
 def repeating_seconds(budget: float) -> float:
-    """Return the seconds reserved for re-timing cases after ``budget`` seconds of measuring."""
+    """Return how many seconds re-timing may take, given the run's budget in seconds."""
     return max(_REPEATED_SHARE * budget, min(_REPEATED_SECONDS, budget / 4))
 
 
@@ -99,12 +101,13 @@ def choose_repeats(
 ) -> list[PlanEntry]:
     """Return the cases to be re-timed, including the ``required`` ones.
 
-    The other cases are spread over the plan, and together fit in :func:`repeating_seconds` of the
-    run's ``budget``. The result is empty if cases were re-timed before, or if fewer than four cases
-    can be chosen. Fewer than four would not show how well medians repeat.
+    The other cases are spread over the plan. Their expected times add up to at most
+    :func:`repeating_seconds` for the run's ``budget``. The result is empty if cases were re-timed
+    before, or if fewer than four cases can be chosen. Fewer than four would not show how well
+    medians repeat.
 
     Required cases are those that another process has to confirm, such as GEMMs above a measured
-    peak. They are added even if they do not fit.
+    peak. They are added even if the time for re-timing is then exceeded.
     """
     # 1. Find the candidates. Cases for advice are left out if possible, because the most promising
     # of them are re-timed in pairs anyway.
@@ -144,12 +147,12 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
     """Return the entry ``repeats`` of run.json: how well medians repeat in another process.
 
     Each re-timed case has two medians: the original one, and the one from the other process. The
-    case's log ratio is the logarithm of the ratio of the second median to the first. ``ratio`` is
-    the exponential of the median log ratio. ``between`` is the standard deviation of the log ratios
-    from 0, without the part that the noise of the medians explains. ``between_cases`` is computed
-    like ``between``, but without the change that all cases share. Such a shared change does not
-    affect the ratio of two cases. Return None if fewer than four cases have at least six samples
-    for each of the two medians.
+    case's log ratio is log(other median / original median). ``ratio`` is the exponential of the
+    median log ratio. ``between`` is the standard deviation of the log ratios from 0, without the
+    part that the noise of the medians explains. ``between_cases`` is computed like ``between``, but
+    without the change that all cases share. Such a shared change does not affect the ratio of two
+    cases. Return None if fewer than four cases have at least six samples for each of the two
+    medians.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long in
     that process. Deviations are clipped at three robust standard deviations, so that such a case

@@ -1,9 +1,12 @@
-"""Time the anchors of a run on one GPU: a few cases that are the same on every GPU.
+"""Time a run's anchors on one GPU.
 
-The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
-node measure at the same time, each GPU first times the burst anchors while the other GPUs are idle.
-Then every GPU times all anchors while the other GPUs do the same. The difference between the two
-times of a burst anchor shows how the GPUs affect one another.
+Anchors are a few cases that every GPU of a run times, so that the GPUs can be compared. They are
+timed before the run's other cases and do not count towards the budget.
+
+If the run uses several GPUs of a node, the anchors are timed in two phases. In the first phase,
+each GPU times the burst anchors while the other GPUs are idle. In the second phase, all GPUs time
+all anchors at once. The difference between the two times of a burst anchor shows how the GPUs
+affect one another.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def time_anchors(
     event. The event's ``t`` is the start of the window, in seconds since the anchor began.
 
     ``wait`` is called with the name of each phase, and returns when that phase may begin. ``wait``
-    is None if no other GPU of the node measures at the same time.
+    is None if the run uses no other GPU of the node; there is then only one phase.
 
     Raises:
         PoisonedError: if the device does not recover from an error.

@@ -43,11 +43,11 @@ class Refusal:
 
 
 class PoisonedError(Exception):
-    """The device's context is broken: every later call in this process would fail."""
+    """Raised when the device's context is broken: this process can no longer use the device."""
 
 
 class Bench(Protocol):
-    """Device with its memory, clock and sensors, as the measuring loop uses it."""
+    """Interface for timing cases on one device, and for naming their kernels."""
 
     sampler: Sampler
     gpu: int | None
@@ -58,7 +58,7 @@ class Bench(Protocol):
     def prepare(
         self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Check and warm up cases, and yield a result for each case, in order.
+        """Check and warm up cases; yield :class:`Ready` or :class:`Refusal` for each, in order.
 
         Raises:
             PoisonedError: if the device does not recover from an error.
@@ -70,11 +70,12 @@ class Bench(Protocol):
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Yield cases with the columns that name their kernels.
 
-        If the profiler loses the records of a case's launch, the case is left out, so that it can
-        be profiled again in another process. If the kernels of a case cannot be named, its column
-        ``kernel`` is empty.
+        A case may be left out if its launch fails, or if the profiler loses records of the launch.
+        The case can then be profiled again in another process. If a case is yielded although its
+        kernels are not known, its column ``kernel`` is empty.
 
         Raises:
+            PoisonedError: if the device does not recover from an error.
             Exception: any error from the profiler.
         """
         ...
@@ -88,7 +89,13 @@ class Bench(Protocol):
         ...
 
     def canary(self) -> Subject | None:
-        """Return the canary GEMM, whose times show drift, or None if this bench has no canary."""
+        """Return the canary GEMM, whose times show how the machine's speed drifts.
+
+        Return None if this bench has no canary.
+
+        Raises:
+            Exception: if the canary cannot be prepared.
+        """
         ...
 
     def ceilings(self) -> tuple[Mapping[str, float], float] | None:

@@ -26,7 +26,7 @@ _CHANGED = CheckVerdict(math.nan, math.nan, "the kernel changes its operands.")
 
 
 class ResultChecker:
-    """Checker of the launches of one case.
+    """Checker of one case's launches.
 
     Checks test Freivalds' identity alternately from the left and from the right. The check before
     timing also compares sampled entries with a reference in float64. For memory-bound layers and
@@ -45,7 +45,7 @@ class ResultChecker:
 
         A launch on a GPU returns before its result is computed."""
         self.allocates = False
-        """True if the launch of :meth:`check_before_timing` returned a result outside ``out``."""
+        """True if the launch of :meth:`check_before_timing` allocated memory for its result."""
         # Norms of the operands of the first and the last set, by the index of the set.
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
@@ -89,9 +89,11 @@ class ResultChecker:
 
         If launches write into the result buffers of their operand sets, the content of these
         buffers is checked. If each launch allocates its result, only the last result is checked.
+        The operands are checked only if :meth:`poison` negated one of them.
 
         Raises:
-            WrongResultError: if a result is wrong, or if an operand is found to have changed.
+            WrongResultError: if a result is wrong or is not a tensor, or if the operands have
+                changed.
         """
         sets = self._launch.sets
         final = indices[-1]
@@ -159,7 +161,7 @@ class ResultChecker:
 def _norms(operands: Operands) -> tuple[float, float]:
     """Return the norms of both operands.
 
-    A launch that overwrites an operand nearly always changes its norm.
+    Overwriting an operand nearly always changes its norm.
     """
     norm_a = torch.linalg.vector_norm(operands.a, dtype=torch.float32)
     norm_b = torch.linalg.vector_norm(operands.b, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The child process that runs cases, so that a crash does not end the run."""
+"""Run cases in a child process, so that a crash does not end the run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Assignment:
     spent: float
     """Seconds of the budget that are used up."""
     until: float = math.inf
-    """Moment at which measuring must end, in seconds of ``time.monotonic``, which is the same for
-    all processes of a host."""
+    """Time on the ``time.monotonic`` clock by which measuring must end; infinite for no limit. All
+    processes of a host share this clock."""
     careful: frozenset[str] = frozenset()
     """Value of :attr:`Bench.careful`."""
     work: str = "measure"
@@ -74,7 +74,8 @@ def work(connection: Connection) -> None:
 
     Its last message is one of these:
 
-    - ("end", reason) if the work is done or its time is up;
+    - ("end", reason), where the reason is ``done``, or ``budget`` if the budget or the time does
+      not suffice for the remaining cases;
     - ("failed", text) if an error ended the work;
     - ("poisoned", text) if the device's context broke.
     """

@@ -76,7 +76,7 @@ def confirm_pairs(
 
     The samples by which the pairs were chosen must be from other processes. A pair gets up to
     :data:`BLOCKS` blocks. In each block, the second case is timed twice between two samples of the
-    first case, so that a steady change of the machine's speed cancels out. A case that fails gets
+    first case, so that a steady change in the machine's speed cancels out. A case that fails gets
     an ``outcome`` event.
 
     ``cases`` has the two cases of the first pair, then the two cases of the second pair, and so on.
@@ -109,9 +109,10 @@ def _confirm_batch(
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
     def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
-        """Return the seconds per launch of one block's samples: first, second, second, first.
+        """Sample the cases in the order first, second, second, first.
 
-        The list is empty if a case fails, or if launch gaps show in every attempt.
+        Return the seconds per launch of each sample. The list is empty if a case fails, or if
+        launch gaps show in every attempt.
         """
         case = first  # the case that runs, so that an error is reported for the right one
         try:
@@ -189,6 +190,7 @@ def name_kernels(
     Nothing may be timed in this process afterwards, because a profiler slows launches.
 
     Raises:
+        PoisonedError: if the device does not recover from an error.
         Exception: any error from the profiler.
     """
     begin = bench.sampler.now()

@@ -47,7 +47,7 @@ class KernelSamples:
         result: value that the first launch returned.
         seconds: seconds per launch, for each sample.
         launches: number of launches in each sample.
-        sets: number of copies of the arguments that the launches of a sample rotate through.
+        sets: number of argument copies that a sample's launches use in turn.
         rel_error: error of a launch after the samples, as :meth:`TimedKernel.checked_error` returns
             it; None if there is no reference.
     """
@@ -195,7 +195,11 @@ class KernelTimer:
     """Timer of kernels on one device."""
 
     def __init__(self, gpu: int | None) -> None:
-        """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None."""
+        """Open the GPU with the ordinal ``gpu``, or the CPU if ``gpu`` is None.
+
+        Raises:
+            UserError: if the GPU cannot be used.
+        """
         self._gpu = gpu
         clock: CpuClock | CudaClock = CpuClock()
         telemetry = Telemetry()
@@ -227,7 +231,8 @@ class KernelTimer:
 
         Raises:
             WrongResultError: if :meth:`TimedKernel.checked_error` refuses a result.
-            UserError: if an argument is invalid, or if the kernel cannot be timed.
+            UserError: if ``cache`` is invalid, if the reference does not return a tensor, or if
+                gaps between the kernel's launches show in every sample.
             Exception: any error that the kernel or the reference raises.
         """
         check_cache(cache)
@@ -291,12 +296,20 @@ class _Launches:
 
 
 def check_cache(cache: str) -> None:
-    """Refuse a cache state other than those in :data:`CACHES`."""
+    """Check that a cache state is one of :data:`CACHES`.
+
+    Raises:
+        UserError: if it is not.
+    """
     if cache not in CACHES:
         raise UserError(f"cache is {cache!r}; use {' or '.join(map(repr, CACHES))}.")
 
 
 @functools.cache
 def timer_for(gpu: int | None) -> KernelTimer:
-    """Return the timer of the GPU with the ordinal ``gpu``, or of the CPU if ``gpu`` is None."""
+    """Return the timer of the GPU with the ordinal ``gpu``, or of the CPU if ``gpu`` is None.
+
+    Raises:
+        UserError: if the GPU cannot be used.
+    """
     return KernelTimer(gpu)

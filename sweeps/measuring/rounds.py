@@ -1,4 +1,4 @@
-"""Measuring loop of a run: each new case is sampled once, then all unfinished cases in rounds."""
+"""Measuring loop of a run: sample each new case once, then all unfinished cases in rounds."""
 
 from __future__ import annotations
 
@@ -166,7 +166,8 @@ class Rounds:
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
 
-        A case that passes is reported as ``right``, which confirms its samples.
+        A case with :attr:`Subject.checked_late` is not launched again. Each case that does not fail
+        is reported as ``right``; this event confirms the case's samples.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -232,7 +233,7 @@ class Rounds:
         return max(1.0, (self._preparing_seconds + sampling_seconds) / self._expected_seconds)
 
     def _admit(self) -> int:
-        """Prepare the next cases whose six samples fit in the time left; return their number."""
+        """Prepare new cases that can get six samples in the time left; return the case count."""
         # 1. Choose the cases, in the plan's order.
         promised = self._promised_seconds()
         pace = self._pace()

@@ -1,4 +1,4 @@
-"""Bench of real runs, which prepares cases for timing on a device through PyTorch."""
+"""Bench that prepares cases for timing on a real device through PyTorch."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ class TorchBench:
     def _set_count(self, case: Case, seconds: float) -> int:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
-        A burst without a warm cache uses no set twice, so it needs a set for each launch, up to
-        :data:`_MAX_SETS`. Sustained work uses its sets in turn, so it needs only enough sets for
-        the others to displace a set from the cache before that set is used again.
+        A case with a warm cache needs one set. Any other burst uses no set twice, so it needs a set
+        for each launch, up to :data:`_MAX_SETS`. A sustained batch uses its sets in turn, so it
+        needs only enough sets that each one is evicted from the cache before it is used again.
         """
         if case.cache == "warm":
             return 1
@@ -128,7 +128,7 @@ class TorchBench:
     def prepare(
         self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Compile all cases except the :attr:`careful` ones together, then prepare every case."""
+        """Compile all cases together, except those in :attr:`careful`, then prepare each case."""
         self._compile([case for case in cases if case.id not in self.careful], on_start)
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
@@ -159,7 +159,10 @@ class TorchBench:
         on_start([], _COMPILE_AHEAD_SECONDS)  # the trace is read next
 
     def _warm_launch(self, case: Case) -> LaunchOnce:
-        """Launch a case, to load modules and compile, and return a callable for another launch."""
+        """Launch a case once, and return a callable that launches it again.
+
+        The first launch loads modules and compiles kernels, so that the next one does not.
+        """
         launch = self._launch(case, implementations()[case.implementation], 1)
         launch(0)
         return functools.partial(launch, 0)
@@ -344,7 +347,12 @@ def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
 def open_bench(
     machine: Machine, gpu: int | None, cases: Sequence[Case]
 ) -> tuple[TorchBench, list[Ready]]:
-    """Return a new bench for use outside of any run, and the cases that can be timed on it."""
+    """Return a new bench for use outside of any run, and the cases that can be timed on it.
+
+    Raises:
+        UserError: if the device cannot be used.
+        PoisonedError: if the GPU's context breaks while the cases are prepared.
+    """
     bench = TorchBench(machine, machine.kind, gpu, cases)
     # There are no histories of the cases, and no parent process to which to report their start.
     results = bench.prepare(cases, {}, lambda ids, seconds: None)

@@ -83,6 +83,7 @@ def test_without_pytorch_it_answers_and_says_what_measuring_needs(asking: Instal
     assert whose.strip().endswith("site-packages/kernels/__init__.py"), f"kernels is {whose}"
 
 
+@pytest.mark.long
 def test_with_pytorch_it_audits_measures_and_runs_the_notebook(measuring: Installed) -> None:
     here = measuring
     (here.work / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")

@@ -14,7 +14,7 @@ from tests.support.damage import CELLS, small_recording
 from tests.support.synthetic import H100
 from tests.support.tiers import quick_and_long
 
-LINES, CHUNKS, QUICK = 40, 125, 3
+LINES, CHUNKS, QUICK = 40, 125, 1
 
 NOT_HERE = {
     "record", "import", "plot", "report", "doctor", "profile", "check", "compile", "validate",

@@ -1,5 +1,8 @@
 """Which tests run: ``fast`` unless told otherwise, ``all`` but the long ones, or the ``long`` part.
 
+A slow test is the only one that runs something real, such as a sweep, a browser or the compiler, so
+that CI needs it. A long test repeats on a larger scale what another test also covers.
+
 The marks ``slow`` and ``long`` say where a test belongs. A parametrised long test is never even
 collected outside of its tier: :func:`quick_and_long` leaves its values out.
 """
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 TIERS = ("fast", "all", "long")
-EXAMPLES = {"fast": 15, "all": 25, "long": 300}
+EXAMPLES = {"fast": 15, "all": 15, "long": 300}
 """Examples of each property test of hypothesis."""
 
 PROPERTY = "property"

@@ -77,7 +77,7 @@ def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
         assert len(read_events(folder)[0]) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_leaves_time_for_its_best_candidates(tmp_path: Path) -> None:
     sweep = [sys.executable, "-m", "sweeps", "run", "alignment", "--device", "cpu", "--budget",
              "20s", "--leave", "0.4", "--results", str(tmp_path)]  # fmt: skip

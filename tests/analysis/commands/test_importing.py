@@ -42,7 +42,7 @@ def a_file(
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_nothing(
     tmp_path: Path,
 ) -> None:
@@ -219,7 +219,7 @@ def test_few_own_rows_move_what_is_shipped(tmp_path: Path) -> None:
     assert (known["basis"], known["time_us"]) == ("recorded", 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
     path = a_csv(tmp_path, 40)
     slower = pd.read_csv(path).assign(time_us=lambda rows: rows["time_us"] * 1.3)

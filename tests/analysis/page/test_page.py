@@ -101,7 +101,7 @@ def test_a_case_without_a_time_is_a_point_with_a_status(tmp_path: Path) -> None:
     assert len(points["m"]) == len(table)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_page_of_a_usual_sweep_is_under_two_megabytes(tmp_path: Path) -> None:
     recording = recorded(tmp_path / "nvidia-h100-sxm", count=800)
     assert write(recording.folder).stat().st_size < 2e6
@@ -218,7 +218,7 @@ DAMAGE = [nan_time, infinite_time, negative_size, endless_word, odd_letters, no_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "damage", quick_and_long(DAMAGE, 4), ids=lambda damage: str(damage.__name__)
+    "damage", quick_and_long(DAMAGE, 2), ids=lambda damage: str(damage.__name__)
 )
 def test_a_damaged_table_is_a_page_or_a_sentence(
     damage: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path
@@ -274,7 +274,7 @@ def test_damaged_verdicts_are_a_sentence(tmp_path: Path) -> None:
             write_analysed(analyses)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_recordings_with_verdicts_have_a_page(tmp_path: Path) -> None:
     need_browser()
     rule = {"id": "nhwc", "statement": "s", "source": "s", "verdict": "holds", "effect": 2.0,

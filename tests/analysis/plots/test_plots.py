@@ -105,7 +105,7 @@ def test_a_real_recording_is_drawn_without_a_warning(tmp_path: Path) -> None:
     assert [path.stem for path in written] == list(PLOTS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_data_gives_the_same_bytes(analysis: Analysis) -> None:
     folder = analysis.recording.folder / "plots"
     write_plots(analysis)

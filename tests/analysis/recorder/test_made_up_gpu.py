@@ -14,7 +14,7 @@ from analysis.recorder.parts import all_parts
 from analysis.recorder.recorder import run_command
 from tests.support.gpu_recording import FAKE, record
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ALL = [step.name for part in all_parts() for step in part.steps]
 # All tests of a group run in one worker, so the fixture records only once.
@@ -41,7 +41,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
 
 
-@pytest.mark.long
 def test_every_part_runs_on_a_gpu_and_nothing_is_missing(tmp_path: Path) -> None:
     folder, archive, stderr = record_simulated(tmp_path)
     assert "missing" not in stderr

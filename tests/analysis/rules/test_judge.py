@@ -44,6 +44,7 @@ from sweeps.cases.expand import expand
 from sweeps.cases.spec import all_sweeps
 from tests.support.published import ACCURACY
 from tests.support.synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
+from tests.support.tiers import quick_and_long
 
 IDS = """
     align-gemm align-worth align-linear align-conv pad-first-conv pad-vocab pad-sequence
@@ -104,7 +105,9 @@ def aligned_law(penalty: float) -> Law:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("penalty", "verdict"), [(1.8, "holds"), (1.0, "no effect")])
+@pytest.mark.parametrize(
+    ("penalty", "verdict"), quick_and_long([(1.8, "holds"), (1.0, "no effect")])
+)
 def test_a_planted_penalty_of_misalignment_is_found(
     tmp_path: Path, penalty: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

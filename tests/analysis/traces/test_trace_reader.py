@@ -127,7 +127,7 @@ def test_a_number_is_read_without_the_rest_of_the_file(monkeypatch: pytest.Monke
     assert file.tell() == 10  # the rest of the file is not read
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     event = json.dumps({"ph": "X", "cat": "python_function", "name": "f" * 80, "ts": 1.5})

@@ -21,6 +21,7 @@ from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
 from tests.support.synthetic import H100, model_law, random_sizes
+from tests.support.tiers import quick_and_long
 
 
 def table(folder: Path, framework: str, scale: float, seed: int, grid: bool = False) -> Path:
@@ -60,7 +61,7 @@ def test_a_prior_helps_and_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("holdout", ["rows", "levels", "folds"])
+@pytest.mark.parametrize("holdout", quick_and_long(["rows", "levels", "folds"]))
 def test_no_prior_has_seen_what_is_tested_or_calibrated_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holdout: str
 ) -> None:

@@ -373,7 +373,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kernel_in_the_cache_tells_what_it_told_when_compiled(tmp_path: Path) -> None:
     """The two kernels are compiled again if their log or their PTX is missing or damaged."""
     script = tmp_path / "cached.py"

@@ -101,7 +101,7 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
         ({"around": 8, "by": 1, "edges": "tiles"}, "edges cannot be combined with around and by;"),
         ({"from": 5, "to": 2, "step": 1}, "to is 2, but from is 5; swap"),
         ({"from": 1, "to": 9, "times": 1}, "times must be at least 2"),
-        ({"from": 1, "to": 30_000, "step": 1}, "has 30,000 values, more than 20,000; use"),
+        ({"from": 1, "to": 30_000, "step": 1}, "has 30,000 values, but at most 20,000 are"),
         ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
         ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
         ({"from": 1, "to": 9, "step": 1, "edges": ["tiles"]}, "edges is ['tiles']; did you mean"),

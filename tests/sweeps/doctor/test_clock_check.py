@@ -53,7 +53,7 @@ def test_the_comparison_renews_the_results_of_a_subject() -> None:
     assert renewed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_timers_agree_on_a_simulated_gpu(tmp_path: Path) -> None:
     """Both time the same simulated kernels, so any difference is a fault of the comparison."""
     line = [

@@ -47,7 +47,7 @@ def test_the_governor_of_a_core_that_is_switched_off_is_left_out(
         (4, 16, 9.0, ""),
         (4, 16, 13.0, "load average 13.0: other processes disturb timings; end them, or wait"),
         # More threads than cores are not the fault of other processes.
-        (8, 8, 0.0, "set THREADS to at most 4, the number of cores"),
+        (8, 8, 0.0, "set THREADS to at most 4, the number of usable cores"),
     ],
 )
 def test_the_doctor_blames_the_load_only_if_it_disturbs(

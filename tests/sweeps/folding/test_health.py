@@ -131,7 +131,7 @@ def test_a_busy_host_is_the_cause_and_not_the_verdict() -> None:
                   [row() for _ in range(20)], busy, [STEADY])  # fmt: skip
     assert told["verdict"] == "noisy"
     assert told["reasons"] == [
-        "re-timing 24 cases in a new process shows 4% more variation than their intervals explain",
+        "re-timing 24 cases in a new process gave medians that differ by 4% beyond their intervals",
         "likely cause: other virtual machines used 10% of the cores' time",
         "likely cause: other processes used 60% of the cores' time",
     ]

@@ -69,7 +69,7 @@ def share_held(
 @pytest.mark.parametrize("cases", quick_and_long([300, 1000]))
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if "neighbour" in n else []) for n in MACHINES],
+    [pytest.param(n, marks=[pytest.mark.long] if "neighbour" in n else []) for n in MACHINES],
 )
 def test_intervals_hold_or_the_run_says_that_it_is_noisy(
     name: str, cases: int, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ from sweeps.planning.lines import series_of
 from sweeps.planning.plan import read_plan
 from sweeps.store import read_events, read_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE = ROOT / "tests" / "support" / "fake_gpu.py"
@@ -114,7 +114,6 @@ def test_the_fleet_is_as_fast_as_it_was_made(killed: tuple[Path, int, str]) -> N
     assert speeds[1] / speeds[0] == pytest.approx(0.97, abs=0.01)
 
 
-@pytest.mark.long
 def test_shared_or_not_a_machine_gets_the_same_verdicts(tmp_path: Path) -> None:
     """One run has four GPUs whose speeds differ by 5%, the other only one of them."""
     verdicts: list[dict[tuple[str, ...], str]] = []
