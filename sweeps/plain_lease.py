@@ -1,8 +1,9 @@
 """Replacement for :class:`filelock.SoftFileLease`, which filelock before version 3.30 lacks.
 
 A GPU node without access to a package index may have an older version of filelock. If the owner of
-a claim has ended, another process on the same machine takes the claim over, provided that the file
-system supports locks (flock). A process on another machine never takes the claim over.
+a claim has ended, another process on the same machine may take the claim over, provided that the
+file system supports locks (flock). A process on another machine never takes the claim over. See
+:mod:`sweeps.claim` for what a claim is.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class PlainLease:
 
     @property
     def owner(self) -> ClaimOwner | None:
-        """Owner of the claim; None if the claim's file does not exist or names no owner."""
+        """Owner of the claim; None if the claim's file cannot be read or names no owner."""
         try:
             pid, hostname = Path(self.lock_file).read_text(encoding="utf-8").split()
             return ClaimOwner(int(pid), hostname)

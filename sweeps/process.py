@@ -26,7 +26,7 @@ def die_with_parent() -> None:
 def is_stopped(pid: int | None) -> bool:
     """Return True if a process is stopped, for example by SIGSTOP or Ctrl-Z.
 
-    Return False if ``pid`` is None, and on systems without /proc.
+    Return False if ``pid`` is None or the process has ended, and on systems without /proc.
     """
     if pid is None:
         return False

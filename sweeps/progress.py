@@ -41,7 +41,8 @@ class Reporter(Protocol):
 class LiveReporter:
     """Show a progress bar, or print a line at most every ten seconds if stderr is not a terminal.
 
-    The bar and the line show the phase, its progress and the maximum time left, if it is known.
+    The bar and the line show the phase and its progress. They also show the maximum time left,
+    including later phases, unless the time is unknown.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -112,9 +113,11 @@ class LiveReporter:
 
 
 def _repeats(phase: str, done: float, total: float | None) -> bool:
-    """Return True if the phase ``Measuring`` now only adds samples to its cases.
+    """Return True if the phase is ``Measuring`` and all its cases are counted as done.
 
-    The number of cases that are done then stays the same, so the run would seem to hang.
+    A case is counted as done once it has a sample or has failed. When all cases are done, the count
+    stays the same while the run adds samples. The display then says that cases are repeated,
+    because otherwise the run would seem to hang.
     """
     return phase == _MEASURING and bool(total) and done == total
 

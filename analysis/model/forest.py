@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from kernels.common.documents import COUNT, misfit
 from kernels.common.errors import UserError
 from kernels.common.program import command
+from kernels.machine import usable_processors
 from kernels.timemodel.estimate import Array
 
 _CHUNK = 1024  # Rows to predict at a time, so that their nodes in all trees stay in a CPU cache.
@@ -72,28 +74,37 @@ class Forest:
                 are empty, have different lengths, or contain NaN or infinity.
             ModuleNotFoundError: if scikit-learn is not installed.
         """
-        from sklearn.ensemble import ExtraTreesRegressor
+        from sklearn import config_context
+        from sklearn.tree import ExtraTreeRegressor
 
         if features.ndim != 2 or features.shape[1] > _MAX_FEATURES:
             raise ValueError(
                 f"features have the shape {features.shape}; the shape must be (rows, features), "
                 f"with at most {_MAX_FEATURES} features"
             )
+        if not len(values) or len(features) != len(values):
+            raise ValueError("features and values must have equally many rows, at least one")
+        inputs = features.astype(np.float32)
+        targets = values.astype(np.float64).reshape(-1, 1)
         # scikit-learn takes NaN for a missing value, which predict() does not support.
-        if np.isnan(features).any():
-            raise ValueError("a feature is NaN; features must be numbers")
+        if not (np.isfinite(inputs).all() and np.isfinite(targets).all()):
+            raise ValueError("a feature or a value is NaN or infinite; all must be finite")
+
+        # scikit-learn's ensemble gives the same trees, but with few rows it takes longer to check
+        # its arguments for each tree than to grow the tree.
+        def grow(seed: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+            with config_context(skip_parameter_validation=True):
+                tree = ExtraTreeRegressor(
+                    min_samples_leaf=leaf_rows, max_features=share_of_features, random_state=seed
+                )
+                tree.fit(inputs, targets, check_input=False)
+            return _preorder_arrays(tree.tree_)
+
+        seeds = np.random.RandomState(0).randint(np.iinfo(np.int32).max, size=trees)
         # For few rows, distributing the work to several cores takes longer than growing the trees.
-        cores = -1 if len(values) >= _MANY_ROWS else 1
-        regressor = ExtraTreesRegressor(
-            trees,
-            min_samples_leaf=leaf_rows,
-            max_features=share_of_features,
-            bootstrap=False,
-            random_state=0,
-            n_jobs=cores,
-        )
-        regressor.fit(features.astype(np.float32), values)
-        grown = [_preorder_arrays(estimator.tree_) for estimator in regressor.estimators_]
+        threads = usable_processors() if len(values) >= _MANY_ROWS else 1
+        with ThreadPoolExecutor(threads) as executor:
+            grown = list(executor.map(grow, seeds))
         feature = np.concatenate([tree_feature for tree_feature, _ in grown])
         number = np.concatenate([tree_number for _, tree_number in grown])
         return cls(features.shape[1], feature, number)

@@ -1,1 +1,1 @@
-"""Merge separate recordings of one machine, made on several nodes or days, into one."""
+"""Merge recordings of one machine, from several nodes or several days, into one recording."""

@@ -1,4 +1,8 @@
-"""Check that recordings to be merged are distinct, and that their machines and versions agree."""
+"""Check that recordings can be merged with one another.
+
+The recordings must be of one machine, must have been made with the same versions of PyTorch and the
+driver and the same GPU limits, and must have no samples in common.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,9 @@ from sweeps.running.devices import find_different_limit
 from sweeps.store import differing_software
 
 _REPORTED = ("name", "memory_bytes", "sources")
-"""Facts about a machine that may differ between the recordings to merge."""
+"""Machine facts that may differ between the recordings to merge."""
 _MEASURED = ("peaks", "bandwidth")
-"""Facts of a CPU that every run measures again."""
+"""CPU facts that may also differ, because every run on a CPU measures them again."""
 
 
 def check_folders(folders: Sequence[Path]) -> None:
@@ -57,7 +61,10 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
 
 
 def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
-    """Return the error message if two recordings cannot be merged, or "" if they can."""
+    """Compare two recordings' machines, versions and limits.
+
+    Return the error message if the recordings differ in one of these, or "" if they do not.
+    """
     if first.machine.slug != second.machine.slug:
         return (
             f"{first.folder} is a recording of {first.machine.slug}, but {second.folder} is a "

@@ -1,7 +1,8 @@
-"""Write the run.json and the samples of a merged recording.
+"""Write the run.json, the plan and the samples of a merged recording.
 
-A merged recording looks like a run with shards: the i-th of N recordings becomes the worker
-``i/N``. The merged plan has every case once, as planned by the first recording that has the case.
+A merged recording looks like a run with shards: the i-th of N recordings becomes the i-th shard,
+whose worker name is ``i/N``. The merged plan has every case once, as planned by the first recording
+that has the case.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from sweeps.store import make_folder, write_run, write_whole
 
 
 def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
-    """Write the plan and the samples of all recordings into a new folder.
+    """Write the run.json, the plan and the samples of the merged recording into a new folder.
 
     Raises:
-        UserError: if a file cannot be written.
+        UserError: if the folder or a file cannot be written.
     """
     count = len(sources)
     gpu_numbers = numbers_of_gpus(sources)
@@ -41,7 +42,7 @@ def _worker_name(number: int, count: int) -> str:
 
 
 def _lines(source: MergeSource, worker: str, new_numbers: Mapping[int, int]) -> Iterator[bytes]:
-    """Yield a recording's sample lines, with its worker name and GPU numbers after merging.
+    """Yield the lines of a recording's sample file, with a new worker name and new GPU numbers.
 
     Damaged lines are copied unchanged, so that folding counts them.
     """
@@ -130,9 +131,10 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 def _left_out(sources: Sequence[MergeSource], case_counts: Mapping[str, int]) -> dict[str, int]:
     """Estimate, for each sweep, how many of its cases are in none of the plans.
 
-    A recording stores how many cases of a sweep it left out, but not which ones. The number
-    of cases that it planned is therefore added to the number that it left out. The largest such sum
-    of any recording is the estimated size of the sweep.
+    A recording stores how many cases of a sweep it left out, but not which ones. For each
+    recording, the number of cases that it planned is therefore added to the number that it left
+    out. The largest of these sums is the estimated size of the sweep. The result is this size minus
+    the number of the sweep's cases in the merged plan. Sweeps without missing cases are not listed.
     """
     totals: Counter[str] = Counter()
     for source in sources:

@@ -19,7 +19,7 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Name of the subfolder for merged recordings in the results folder."""
+"""Name of the results folder's subfolder for merged recordings."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     """Merge recordings that were made without shards. Their folders do not change.
 
     Merging does not check whether the recordings' times agree; ``analysis compare`` does. If
-    ``into`` is None, the new folder is named after the machine, in the subfolder :data:`MERGED` of
-    ``results``.
+    ``into`` is None, the new folder is ``merged/<machine>`` in ``results``.
 
     Raises:
         UserError: if the recordings cannot be merged, or the new folder cannot be created.
@@ -79,10 +78,14 @@ def _check_target(target: Path, folders: Sequence[Path]) -> None:
 
 
 def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Make a folder by writing it elsewhere and renaming it. If this fails, no part of it remains.
+    """Create a folder by writing it to a temporary path and renaming it to ``target``.
 
-    ``write`` is called with the path of a folder to create, and returns the content of that
-    folder's run.json, which this function returns, too.
+    If an error or an interruption occurs, the unfinished folder is removed. ``write`` is called
+    with the temporary path. It must create the folder and return the content of the folder's
+    run.json. This function returns that content, too.
+
+    Raises:
+        UserError: if the folder cannot be created.
     """
     # A folder can only be renamed within its file system. It is therefore written next to the
     # target, or in the target's nearest parent that exists.

@@ -1,8 +1,9 @@
-"""Renumber the GPUs and nodes of several recordings, so that each has a unique number.
+"""Renumber GPUs and nodes, so that each of them has a unique number in a merged recording.
 
-A GPU is recognised by its hash. Each folder of results has a different salt for its hashes, so a
-GPU that was recorded in two such folders is treated as two GPUs. GPUs without hashes are treated as
-different GPUs if they are from different recordings. Nodes are recognised in the same way.
+A GPU is recognised by its hash. Each results folder (option ``--results``) has a different salt for
+its hashes, so a GPU with recordings in two results folders is treated as two GPUs. GPUs without
+hashes are treated as different GPUs if they are from different recordings. Nodes are recognised in
+the same way.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ class MergeSource:
     """Entries of samples/places.json: one for each GPU or, in a run on CPUs, for each node.
 
     In each entry, ``gpu`` is the number of that GPU or node, ``id`` is its hash, and ``host`` is
-    the hash of the node."""
+    the hash of the node. Damaged entries are left out. The list is empty if the file is missing or
+    cannot be read."""
 
     @property
     def events(self) -> list[Event]:
@@ -45,7 +46,7 @@ class MergeSource:
 
     @property
     def gpus(self) -> Sequence[Mapping[str, Any]]:
-        """The list ``gpus`` of run.json; empty for a CPU."""
+        """The list ``gpus`` of run.json; empty if run.json has no such list, as for a CPU."""
         gpus: Sequence[Mapping[str, Any]] = self.record.get("gpus", ())
         return gpus
 
@@ -102,13 +103,17 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return (
             "was measured with a timing protocol or a file format that this version of Rooftile "
-            "does not use; measure again on that machine."
+            "does not use; measure again with this version."
         )
     return ""
 
 
 def _read_lines(path: Path) -> list[Event | bytes]:
-    """Return the lines of a sample file, as in :attr:`MergeSource.lines`."""
+    """Return the lines of a sample file, as in :attr:`MergeSource.lines`.
+
+    Raises:
+        UserError: if the file cannot be read, or if too many of its lines are damaged.
+    """
     lines: list[Event | bytes] = []
     faults: list[str] = []
     try:

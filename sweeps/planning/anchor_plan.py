@@ -1,4 +1,7 @@
-"""Plan the anchors: the few cases that every GPU of a run times, so that GPUs can be compared."""
+"""Plan the anchors: the few cases that every GPU of a run times, so that GPUs can be compared.
+
+In a run on the CPUs of several nodes, every node times them.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,11 @@ _COPY_BYTES = 1 << 28  # size of the copied tensor, 256 MiB
 
 
 def measured_device(kind: str, gpu: int) -> Device:
-    """Return the requested device, after measuring its ceilings if it is a CPU."""
+    """Return the requested device, after measuring its ceilings if it is a CPU.
+
+    Raises:
+        UserError: if :func:`select_device` refuses the arguments or cannot use the device.
+    """
     device = select_device(kind, gpu)
     return with_measured_ceilings(device) if device.gpu is None else device
 
@@ -39,11 +43,11 @@ def with_measured_ceilings(device: Device) -> Device:
 
 
 def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
-    """Measure this CPU's present peaks (FLOP/s by dtype) and its memory bandwidth (bytes/s).
+    """Measure this CPU's current peaks (FLOP/s by dtype) and its memory bandwidth (bytes/s).
 
-    A peak is the best rate of up to 20 launches of a GEMM of size 1024³, or 256³ if the dtype is
-    emulated. The bandwidth is the best rate of up to 20 copies of 256 MiB, counting both the read
-    and the write.
+    A GEMM of size 1024³, or 256³ for an emulated dtype, is launched up to 20 times, and its best
+    rate is the peak. A tensor of 256 MiB is copied up to 20 times, and the best rate is the
+    bandwidth, where both the read and the write count.
     """
     clock = CpuClock()
     # 1. Measure the peaks with a GEMM of each dtype.
@@ -67,7 +71,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 
 
 def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
-    """Return the seconds of the fastest of 3 to 20 launches on operand set 0."""
+    """Call ``launch`` 3 to 20 times with index 0, and return the seconds of the fastest call."""
     times: list[float] = []
     while len(times) < _MAX_LAUNCHES and (len(times) < _MIN_LAUNCHES or sum(times) < _SECONDS):
         times.append(clock.time(launch, [0]).seconds)
@@ -81,7 +85,7 @@ def emulated_sentence(machine: Machine) -> str:
         slowdown = machine.peak("fp32") / machine.peak(dtype)
         sentences.append(
             f"GEMMs in {dtype} take {slowdown:,.1f} times as long as in fp32, because this CPU has "
-            f"no {dtype} instructions. Most sweeps leave {dtype} out; `--dtype {dtype}` includes "
-            "it."
+            f"no {dtype} instructions. Most sweeps leave {dtype} out; use `--dtype {dtype}` to "
+            "measure it."
         )
     return " ".join(sentences)

@@ -29,8 +29,9 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
     A name that ends in ``.toml`` is the path of a file.
 
     Raises:
-        UserError: if a named sweep is unknown, its file is invalid, or a file has the name of
-            another sweep. An invalid file in ``sweeps/specs`` is ignored unless its sweep is named.
+        UserError: if a named sweep is unknown, its file cannot be read or is invalid, or a file has
+            the name of another sweep. An invalid file in ``sweeps/specs`` is ignored unless its
+            sweep is named.
     """
     valid, broken = all_sweeps(), broken_sweeps()
     if not names:
@@ -65,7 +66,8 @@ def is_file(name: str) -> bool:
 def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> list[Case]:
     """Return the cases of a sweep on a machine.
 
-    If ``dtypes`` is not empty, only cases of these dtypes are returned, emulated ones included.
+    If ``dtypes`` is not empty, only cases of these dtypes are returned, even of dtypes that the
+    machine emulates.
 
     Raises:
         UserError: if :func:`expand` refuses the sweep, for example because of an unknown
@@ -79,11 +81,12 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
 def _chosen_configs(
     sweep: str, implementation_name: str, declared: str, problem: Workload, machine: Machine
 ) -> list[str]:
-    """Return the configs with which a sweep times a problem, as strings.
+    """Return the texts of the configs with which a sweep times a problem.
 
-    ``declared`` is the value of the sweep's axis ``config``, such as ``best 4``. In the result, an
-    empty string stands for the implementation's default config. The result is empty if a
-    hand-written kernel is requested, but Triton is not installed.
+    ``declared`` is the value of the sweep's axis ``config``, such as ``best 4``. An empty text
+    stands for the implementation's default config, or for a problem that the implementation does
+    not support. No config is returned if a hand-written kernel is requested but Triton is not
+    installed, or if the implementation has no config of the requested kind.
     """
     # 1. Find the implementation.
     implementation = implementations().get(implementation_name)
@@ -116,9 +119,9 @@ def _chosen_configs(
 
 
 def _candidate_count(declared: str) -> int | None:
-    """Return how many of an implementation's configs the word ``declared`` selects.
+    """Return how many of an implementation's configs ``declared`` may select.
 
-    None stands for no limit. 0 means that the word must itself be a config.
+    None stands for no limit. 0 means that ``declared`` must itself be a config.
     """
     if declared == "":
         return 1

@@ -1,4 +1,4 @@
-"""Compile hand-written kernels in the background, while a run times those already compiled.
+"""Compile hand-written kernels in the background, while a run measures other cases.
 
 Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
 of the timing process, and fill that cache. If a compiling process dies, the timing process itself
@@ -41,9 +41,9 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
     """Return an approximate key of the kernels that Triton compiles for a case.
 
     Cases with equal keys are assumed to share their kernels. The assumption fails, for example, if
-    the operands of only one of the cases need 64-bit addresses. The missing kernel is then compiled
-    when its case is prepared. Return None if the case runs no hand-written kernel, or if its config
-    has a tile size of 0.
+    only one of the cases needs 64-bit offsets into its operands. The missing kernel is then
+    compiled when its case is prepared. Return None if the case runs no hand-written kernel, or if
+    its config has a tile size of 0.
 
     Raises:
         UserError: if the config is invalid.
@@ -109,7 +109,7 @@ def _specialised(size: int) -> str:
 def compiling(
     bench_arguments: Mapping[str, Any], cases: Sequence[Case], workers: int = 1
 ) -> Iterator[None]:
-    """Compile the kernels of cases in the background, until the block ends.
+    """Compile the kernels of ``cases`` in the background until the ``with`` block ends.
 
     Nothing is compiled without a GPU, or if :func:`compilers` allows no process. ``cases`` are in
     the order in which they will be timed. ``workers`` is the largest number of workers that share

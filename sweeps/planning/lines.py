@@ -4,14 +4,15 @@ GPUs of one model differ in speed by several percent, and many of the gains that
 larger than these differences. Cases are therefore *linked* if a rule, a recommendation, or an
 analysis of cliffs or alignment compares them:
 
-- cases of one sweep with the same sizes, which differ in options such as dtype, layout or config;
+- cases of one sweep that have the same sizes but differ in options such as dtype, layout or config;
 - cases of one sweep that differ in only one size;
-- problems that are near each other in every size, even if they are from different sweeps, because
-  a recommendation may compare them;
+- problems with equal options that are near each other in every size (:data:`NEAR`), even if they
+  are from different sweeps, because a recommendation may compare them;
 - all cases of sweeps that are needed together, because a rule compares one sweep with another.
 
-A *series* contains the cases that these links connect. Shards consist of whole series. At most
-one pair of cases links two problems that are near each other.
+A *series* contains the cases that these links connect. Shards consist of whole series. If two
+problems are near each other but not connected yet, only one pair of their cases is linked, so that
+series stay small.
 """
 
 from __future__ import annotations
@@ -76,12 +77,13 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
 
 
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
-    """Return the lines that the cases form, as groups of positions in ``cases``.
+    """Group the cases into lines, and return the positions in ``cases`` of each group.
 
     A line has the cases of one sweep whose sizes differ in only one dimension. It includes every
     dtype, layout, implementation and other option that is timed at those sizes. Two lines that
-    cross share the cases where they meet. If a combination of sizes is on no line, the cases with
-    these sizes form a separate group.
+    cross share the cases where they meet. Lines are chosen in descending order of length, and a
+    line is left out if earlier lines contain all its cases. If a combination of sizes is on no
+    line, the cases with these sizes form a separate group.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them. The points of a line are the keys of a dictionary, which is used as an ordered set.
@@ -115,15 +117,16 @@ def share_out(
     together: Collection[Collection[str]] = (),
     assigned: Mapping[str, int] | None = None,
 ) -> list[int]:
-    """Return the shard of each case, counted from 1.
+    """Return the number of each case's shard, counted from 1.
 
     Whole series are assigned, the longest first, each to the shard with the least work. If no case
     has a shard yet, the time of the busiest shard is at most 4/3 of the shortest time that any
     assignment of whole series allows (Graham 1969).
 
     ``seconds`` has the expected seconds of each case, and ``together`` the groups of sweeps that
-    are needed together. ``assigned`` has the shards of cases that already have one, by case id.
-    These cases keep their shards, and the other cases of their series follow them.
+    are needed together. ``assigned`` maps the id of each case that already has a shard to the
+    shard's number. These cases keep their shards, and the other cases of their series follow them.
+    None means that no case has a shard yet.
     """
     assigned = assigned or {}
     # 1. Add up the seconds of each series. A series with a case that has a shard goes to that

@@ -157,7 +157,8 @@ class Costs:
 
     The pairs are in ascending order of FLOPs. The estimated time is multiplied by the factor.
     Between two pairs, the logarithm of the factor is interpolated linearly in the logarithm of the
-    FLOPs. Below the first pair and above the last pair, the factor is constant."""
+    FLOPs. Below the first pair and above the last pair, the factor is constant. Estimates for a
+    kind without pairs are not corrected."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs for run.json."""
@@ -186,7 +187,10 @@ class Costs:
         return cls() if kind == "cpu" else cls(check=8e-4)
 
     def launch_seconds(self, cases: Sequence[Case], machine: Machine) -> list[float]:
-        """Return the expected seconds of one launch of each case."""
+        """Estimate the seconds that one launch of each case takes, corrected by :attr:`slower`.
+
+        The result is 0 for a case whose dtype the machine does not support.
+        """
         estimates = expected_seconds([case.problem for case in cases], machine)
         return [
             seconds * self._factor(case) for case, seconds in zip(cases, estimates, strict=True)
@@ -214,11 +218,11 @@ def kind_of(case: Case) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """Planned cases in order, and the number of cases that did not fit the budget."""
+    """Planned cases in order, and the number of cases that were left out."""
 
     planned: tuple[PlanEntry, ...]
     left_out: Mapping[str, int]
-    """Number of cases that did not fit, by sweep; sweeps without such cases have no entry."""
+    """Number of cases that were left out, by sweep; sweeps without such cases have no entry."""
 
 
 def planned_seconds(entries: Iterable[PlanEntry]) -> float:
@@ -236,7 +240,8 @@ def planned_seconds(entries: Iterable[PlanEntry]) -> float:
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
     """Return the seconds reserved for naming kernels: at most a fifth of the budget.
 
-    Naming kernels starts another process, which prepares and launches each case again.
+    To find the names of the kernels that each case launches, another process prepares and launches
+    the cases again.
     """
     seconds = _NAMING_START + sum(_NAMING_SECONDS + _cudnn_seconds(case) for case in cases)
     return min(_NAMING_SHARE * budget, seconds)
@@ -256,12 +261,13 @@ def make_plan(
     """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
     On a GPU, up to a fifth of the budget is reserved for naming kernels. Cases fill at most 92% of
-    the remaining budget. A sweep in :data:`_PREFERRED` gets about six times as much time as another
-    sweep if it has enough cases.
+    the remaining budget. A sweep in :data:`_PREFERRED` that has enough cases gets about six times
+    as much time as a sweep that is not preferred.
 
     If no line of a sweep fits the budget, single problems of the sweep are admitted. A case may
-    take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If every case of
-    a sweep takes more than 2%, the cheapest cases of the sweep may take more.
+    take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If even the
+    cheapest case of a sweep takes more than 2%, the two limits are instead twice and four times the
+    time of that case.
 
     Cases that are compared with each other go to one shard (:mod:`sweeps.planning.lines`).
 
@@ -269,14 +275,15 @@ def make_plan(
         sweeps: cases by the names of their sweeps.
         machine: machine on which the cases will run.
         budget: measuring time in seconds.
-        shards: number of GPUs that share the work, each with that budget.
+        shards: number of GPUs that share the work, each for ``budget`` seconds.
         in_order: True to consider all lines of a sweep before those of the next one, and to let one
             case take the whole budget.
-        cores: number of cores that the run may use, most of them to compile kernels. None means all
-            cores that this process may use.
-        together: groups of sweeps that are compared with each other.
-        before: entries that are already planned, whose time is not taken from ``budget``. New cases
-            that are compared with these entries go to the same shard.
+        cores: number of cores that the run shares with the processes that compile its kernels. None
+            means all cores that this process may use.
+        together: groups of sweeps; all cases of a group go to one shard, so that they can be
+            compared.
+        before: entries that are already planned, whose time is not taken from ``budget``. A new
+            case that is compared with one of these entries goes to its shard.
         costs: costs of a case; None for the default costs of this kind of machine.
     """
     # 1. Estimate the cost of each case, and find the largest cost that a case of each sweep may
@@ -347,9 +354,9 @@ class _Room:
         )
 
     def take(self, entries: Sequence[PlanEntry]) -> bool:
-        """Take the time of these cases from their shards' budgets, and return True.
+        """Take the time of ``entries`` from their shards' budgets, and return True.
 
-        If not all of the cases fit, take nothing and return False.
+        If not all of the entries fit, take nothing and return False.
         """
         # 1. Add up the seconds that would then be taken from the shards of these cases.
         new_measuring: dict[int | None, float] = {}
@@ -397,7 +404,7 @@ def _by_contest(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
 
 
 def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
-    """Return the lines of a sweep, with lines and their cases in bit-reversal order."""
+    """Return the lines of a sweep; lines, and cases within a line, are in bit-reversal order."""
     cases = [entry.case for entry in entries]
     lines = [[entries[i] for i in positions] for positions in lines_of(cases)]
     return [_bit_reversal_order(line) for line in _bit_reversal_order(lines)]
@@ -532,10 +539,10 @@ def _cudnn_seconds(case: Case) -> float:
 
 
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
-    """Return the estimated seconds of a launch of each workload.
+    """Estimate the seconds that one launch of each workload takes.
 
     The estimate uses the default constants of the time model. The result is 0 for a workload whose
-    dtype the machine lacks.
+    dtype the machine does not support.
     """
     products: list[Sequence[tuple[int, Problem]]] = []
     moving: list[float] = []

@@ -90,9 +90,9 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
-    """Return True if a folder has a current ``models.json`` and all traces that it names.
+    """Return True if a folder has a current ``models.json`` and all traces that this file names.
 
-    A file is current if its software and its schema are the present ones.
+    The file is current if it has the present schema and the versions of this machine's software.
     """
     try:
         document = json.loads((folder / "models.json").read_bytes())
@@ -104,7 +104,11 @@ def is_profiled(folder: Path, device: Device) -> bool:
 
 
 def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
-    """Write ``models.json`` and return its path."""
+    """Write ``models.json`` and return its path.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
     return write_json(folder / "models.json", document)
 
 
@@ -128,7 +132,10 @@ def _synchronized_settings(dtype: str, kind: str) -> Iterator[None]:
 
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
-    """Return the trace of one step, without earlier events and without entries about the host."""
+    """Return the trace of one step: its events, and the top-level entries in :data:`_KEPT`.
+
+    Events before the step are left out.
+    """
 
     def marked_step() -> None:
         with _synchronized_settings(dtype, kind), torch.profiler.record_function(_MARK):

@@ -28,7 +28,8 @@ class Child:
     cases: tuple[str, ...] = ()
     """Ids of the cases that the process is running. They are the suspects if the process dies."""
     since: float = field(default_factory=time.monotonic)
-    """Start of the process or of its latest work, in seconds of ``time.monotonic``."""
+    """Time when the process was started or last began to handle cases, in seconds of
+    ``time.monotonic``."""
     patience: float = _START_SECONDS
     """Seconds without a message after which the process is considered hung."""
     samples: int = 0
@@ -55,7 +56,7 @@ class Child:
     def sends_in_time(self) -> bool:
         """Return True if the child sends a message or ends within :attr:`patience` seconds.
 
-        Time during which the child is stopped does not count.
+        Time during which the child is stopped, for example by Ctrl-Z, does not count.
         """
         waited = 0.0
         while waited < self.patience:
@@ -68,7 +69,10 @@ class Child:
 
 
 def how_it_died(exit_code: int | None) -> str:
-    """Return how a process with this exit code ended, as a phrase such as ``killed by SIGSEGV``."""
+    """Return how a process with this exit code ended, as a phrase such as ``killed by SIGSEGV``.
+
+    If ``exit_code`` is None, the phrase is ``exit code unknown``.
+    """
     if exit_code is None:  # the process has not been joined
         return "exit code unknown"
     if exit_code >= 0:

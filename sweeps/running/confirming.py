@@ -40,12 +40,13 @@ includes."""
 
 
 def machine_here(request: Request) -> Machine:
-    """Return the machine that a request would measure, as its recording describes it.
+    """Return the machine that a request would measure.
 
-    If a CPU has no recording yet, its ceilings are measured now.
+    The machine is taken from its recording. If there is no recording yet, the machine is taken from
+    the device, and the ceilings of a CPU are measured now.
 
     Raises:
-        UserError: if the device cannot be used, or its recording cannot be read.
+        UserError: if the device cannot be used, or the machine's recording cannot be read.
     """
     slug = select_device(request.device, request.gpu).machine.slug
     folder = request.results / slug
@@ -95,7 +96,7 @@ def explore(
 
     Raises:
         UserError: if the run cannot be opened or carried out.
-        OSError: if a sample file cannot be read.
+        OSError: if a sample file cannot be read, or a file of an old run cannot be moved.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
 

@@ -130,7 +130,7 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """Return the undamaged places of a run, or an empty list if places.json cannot be read."""
+    """Return the valid entries of a run's places.json, or an empty list if it cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         text = (folder / _PLACES).read_text(encoding="utf-8")
         return [place for place in json.loads(text)["places"] if not misfit(place, _PLACE)]
@@ -142,7 +142,7 @@ def find_different_limit(
 ) -> tuple[str, str] | None:
     """Find the first limit in which a GPU differs from the places of a run.
 
-    Return this limit of the GPU and that of the places, both in words, or None if all limits agree.
+    Return the GPU's limit and the run's limit, both in words, or None if all limits agree.
     Two limits agree if they differ by at most 2%, or if one of them is unknown (None, 0 or
     missing).
     """
@@ -156,7 +156,10 @@ def find_different_limit(
 
 
 def _salt(results: Path) -> str:
-    """Return the salt of a results folder, and create it if necessary."""
+    """Return the salt of a results folder.
+
+    If the salt's file is missing or damaged, create a new salt.
+    """
     path = results / _SALT
     with claimed(path):
         salt = ""
@@ -222,7 +225,8 @@ def last_place(events: Iterable[Event]) -> int | None:
 def has_timed_anchors(events: Sequence[Event], place: int | None, phase: str | None = None) -> bool:
     """Return True if a shard was last measured at ``place``, and an anchor was timed there.
 
-    If ``phase`` is given, only anchors that were timed in this phase count.
+    If ``place`` is None, the shard must have no recorded place. If ``phase`` is given, only anchors
+    that were timed in this phase count.
     """
     if place != last_place(events):
         return False

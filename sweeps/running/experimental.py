@@ -14,7 +14,11 @@ Feature = tuple[str, str]
 
 
 def feature_of(case: Case) -> Feature | None:
-    """Return the experimental feature that a case's config uses, or None if it uses none."""
+    """Return the experimental feature that a case's config uses, or None if it uses none.
+
+    Raises:
+        UserError: if the case's config is not valid for its hand-written kernel.
+    """
     name = experimental_feature(case.implementation, case.config)
     return (case.implementation, name) if name else None
 
@@ -39,12 +43,12 @@ def unfinished_with(
 
 
 def refusal(feature: Feature, how: str) -> str:
-    """Return the message for a case that is skipped because of its experimental feature.
+    """Return the message for a case that is given up because of its experimental feature.
 
     ``how`` says how or when another case with this feature ended a process.
     """
     implementation, name = feature
     return (
-        f"this case was not tried, because {implementation} with {name} ended the process in "
+        f"this case was given up, because {implementation} with {name} ended the process in "
         f"another case ({how})."
     )

@@ -72,10 +72,10 @@ def begin(
     Args:
         request: the options of the run.
         note: called with each sentence for the user.
-        advice_cases: functions that return the cases to time for advice, by the names of their
-            sweeps. These sweeps replace the request's sweeps. All their cases are planned, even if
-            they do not fit the budget, because a candidate without the time of its original shape
-            is useless.
+        advice_cases: functions that return the cases to time for advice, by sweep name; None to
+            measure the request's sweeps. If given, these sweeps replace the request's sweeps, and
+            all their cases are planned, even if they do not fit the budget, because a candidate
+            without the time of its original shape is useless.
 
     Raises:
         UserError: if a sweep or the device cannot be used, no case can be planned, the recorded run
@@ -104,7 +104,10 @@ def begin(
 
 
 def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Write the record of a new run, and return it."""
+    """Plan a new run, write its record, and return the record.
+
+    ``reason`` says why the old run is set aside; it is empty if there is no old run.
+    """
     # The old run stays in place if the new one is refused.
     record = _new_record(opening, note)
     if reason:
@@ -178,7 +181,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
 
 
 def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run that times the cases for advice, which the first shard measures."""
+    """Return the run that times the cases for advice, all of which belong to the first shard."""
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
     advice_ids: set[str] = set()
@@ -264,6 +267,10 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
 
     If no run is resumed, return None and the reason why the caller must set the old run aside. The
     reason is empty if no old run exists.
+
+    Raises:
+        UserError: if the old run cannot be read, or the request may neither resume that run nor set
+            it aside.
     """
     folder, request = opening.folder, opening.request
     # 1. Find the old run, if there is one.
@@ -302,7 +309,11 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
 
 
 def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
-    """Return why the recorded run must be set aside, or "" if it can be resumed."""
+    """Return why the recorded run must be set aside, or "" if it can be resumed.
+
+    Raises:
+        UserError: if the recording was merged from several recordings.
+    """
     if "merged" in record:
         raise UserError(
             f"the recording in {opening.folder} was merged from several recordings and cannot be "
@@ -339,7 +350,7 @@ def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
-    """Return why this version of Rooftile cannot resume the run on this device, or "" if it can."""
+    """Return why the installed software cannot resume the run on this device, or "" if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return "the timing protocol or the file format has changed since the recorded run"
     return why_software_differs(record["software"], software(device))
@@ -424,7 +435,7 @@ def _with_cases(
 ) -> dict[str, Any]:
     """Return the record with more cases of the sweeps, as many as fit in ``seconds``.
 
-    The plan's budget becomes at least ``budget``.
+    The plan's budget is raised to ``budget``, unless it is already larger.
     """
     # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -540,7 +551,8 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
     """Return the plan entries of the anchors: the cases that each place of a run measures first.
 
-    A place is a GPU or, in a run on CPUs, a node. Short runs and runs on a single CPU have none.
+    A place is a GPU or, in a run on CPUs, a node. A run with one shard has no anchors if it is
+    short or measures a CPU.
     """
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []
@@ -550,7 +562,7 @@ def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any
 def _recorded_sweeps(
     cases: Mapping[str, Sequence[Case]], request: Request, device: Device
 ) -> list[str]:
-    """Return the sweeps that need not be measured, because ``request.skip_recorded`` has them."""
+    """Return the sweeps that are complete in ``request.skip_recorded`` and need not be measured."""
     results = request.skip_recorded
     if results is None:
         return []

@@ -28,7 +28,8 @@ _MAX_FACTOR = 50.0
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     """Prepare, check and time a few cases on a CPU, and return the costs that a plan should expect.
 
-    The ceilings of ``machine`` must have been measured.
+    If none of these cases can be prepared, return the default costs. The ceilings of ``machine``
+    must have been measured.
     """
     default_costs = Costs.default(machine.kind)
     chosen = _choose_cases([case for cases_of_sweep in cases.values() for case in cases_of_sweep])

@@ -25,8 +25,8 @@ class Request:
     Sweeps that are joined by commas form a group: they are compared with each other, so one
     recording must have all of them."""
     budget: float | None = None
-    """Seconds of measuring on each GPU, including those kept for advice. If None, a recorded plan
-    keeps its budget, and new plans and new sweeps get the default."""
+    """Seconds of measuring on each device, including those kept for advice. If None, a recorded
+    plan keeps its budget, and new plans and new sweeps get the default."""
     results: Path = Path()
     """Folder of all results, with one subfolder for each machine."""
     shard: tuple[int, int] = (1, 1)
@@ -38,9 +38,9 @@ class Request:
     gpu: int = 0
     """Ordinal of the GPU, counted from 0; ignored on a CPU."""
     dtypes: tuple[str, ...] = ()
-    """Dtypes to measure, including emulated ones; empty for the dtypes that the sweeps declare."""
+    """Dtypes to measure, even if emulated; empty for the dtypes that the sweeps select."""
     skip_recorded: Path | None = None
-    """Folder of results whose sweeps need not be measured again; None to measure all sweeps.
+    """Folder of results whose complete sweeps are not measured again; None to measure all sweeps.
 
     If a sweep of a group is incomplete in this folder, all sweeps of the group are measured."""
     add: bool = False

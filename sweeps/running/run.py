@@ -16,10 +16,10 @@ MEASURE = "measure"
 
 @dataclass(frozen=True)
 class NodePeers:
-    """Facts that a run's worker knows about the other workers of its node."""
+    """Link between a run's worker and its peers: the other workers of the same node."""
 
     workers: int
-    """Largest number of workers that share the host at one time, including the run's worker."""
+    """Largest number of workers that share the host at one time, including this one."""
     parent: int
     """Id of the process that started all workers and folds their samples."""
     wait: Callable[[str], None]
@@ -35,18 +35,21 @@ class Run:
     budget: float
     """Seconds that measuring may take, including those that earlier calls spent."""
     bench: str = TORCH_BENCH
-    """Function that creates the bench, as ``module:name``."""
+    """Callable that makes the bench, as ``module:name``."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of that function except the cases, such as ``machine`` and ``gpu``."""
+    """Arguments of the callable in :attr:`bench`, except the cases; for example ``machine``."""
     shard: tuple[int, int] = (1, 1)
     """Number of the shard, counted from 1, and the number of shards."""
     whole: bool = True
-    """True if ``planned`` has all cases of the shard, except perhaps cases for advice. The end of
-    this run is then the end of the shard."""
+    """True if ``planned`` has all cases of the shard, except perhaps cases for advice. Only then is
+    the end of this run recorded as the end of the shard."""
     place: int | None = None
-    """Number of the GPU, or of a CPU's node, within the run; None if it is not known."""
+    """Number of the place that measures the shard; None if the number is not known.
+
+    A place is a GPU or, in a run on CPUs, a node. The number is unique within the whole run, unlike
+    the ordinal of a GPU."""
     anchors: Sequence[PlanEntry] = ()
-    """Cases that every GPU times first, so that the GPUs can be compared."""
+    """Cases that every place times first, so that the places can be compared."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     peers: NodePeers | None = None
@@ -69,12 +72,12 @@ class Run:
 
     @property
     def workers(self) -> int:
-        """Largest number of runs that share the host at one time, this one included."""
+        """Largest number of workers that share the host at one time; 1 without peers."""
         return self.peers.workers if self.peers else 1
 
     @property
     def parent(self) -> int | None:
-        """Id of the process that started this run and its peers; None without peers."""
+        """Id of the process that started this run's worker and its peers; None without peers."""
         return self.peers.parent if self.peers else None
 
     @property

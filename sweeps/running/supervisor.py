@@ -55,15 +55,16 @@ _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     """Measure until the plan is done, the budget is spent or the time is up, and fold the samples.
 
-    The samples are folded even after an error or an interrupt, unless the run has peers.
+    If the run has peers, their parent process folds the samples instead. Otherwise the samples are
+    folded here, even after an error or an interrupt.
 
     Returns:
         Reason why measuring ended: ``done``, ``budget``, or ``time`` if the run's ``stop_at`` came
         first.
 
     Raises:
-        UserError: if another process writes this shard, the measuring process fails, or the samples
-            cannot be written or folded.
+        UserError: if another process is writing the shard's samples, the measuring process fails,
+            or the samples cannot be written or folded.
         OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts.
     """
@@ -82,7 +83,8 @@ def confirm(
     The first case of each pair times the original shape, and the second times the candidate.
 
     Raises:
-        UserError: if another process writes this shard, or the samples cannot be written or folded.
+        UserError: if another process is writing the shard's samples, or the samples cannot be
+            written or folded.
         OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts.
     """
@@ -160,7 +162,10 @@ class _Supervisor:
         return end
 
     def _arrive(self) -> None:
-        """Record where the shard is measured now, and which cases therefore start over."""
+        """Record a change of the shard's place, and the cases that therefore start over.
+
+        Nothing is recorded if the place is not known or the shard is over.
+        """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
             return
@@ -182,9 +187,10 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        """Time the anchors of the run, unless an earlier call has timed them at this place.
+        """Time the anchors of the run, if it has any.
 
-        Peers time their anchors in turn and then all at once, so each peer always takes part.
+        A run without peers skips them if an earlier call has timed them at this place. A run with
+        peers always takes part, because peers time their anchors one at a time, then all at once.
         """
         run = self._run
         has_peers = run.peers is not None
@@ -209,7 +215,7 @@ class _Supervisor:
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs in one process.
 
-        If the process dies, another process times the remaining pairs.
+        If the process dies or fails, another process times the remaining pairs.
         """
         # Each pair of entries, by the ids of its two cases.
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
@@ -331,7 +337,7 @@ class _Supervisor:
             self._give_up_naming(case)
 
     def _give_up_naming(self, case: str) -> None:
-        """Record an empty kernel name for a case, so that no later call names its kernels."""
+        """Record an empty kernel name for a case, so that no later process names its kernels."""
         self._record_own_event("facts", case, facts={"kernel": ""})
 
     def _assignment(
@@ -502,9 +508,10 @@ class _Supervisor:
         self._note_end("name", how)
 
     def _crashed_confirming(self, child: Child, how: str) -> None:
-        """Blame the case in flight, so that the next process leaves out its pairs.
+        """Blame the case in flight, if there was exactly one, and tell the user.
 
-        If several cases were in flight, the next process prepares them one by one.
+        The next process leaves out all pairs with a blamed case. If several cases were in flight,
+        the next process prepares them one by one.
         """
         if len(child.cases) == 1:
             self._blamed.update(child.cases)
@@ -517,7 +524,7 @@ class _Supervisor:
         self._note(f"The process that {_SIDE_WORK[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
-        """Give up unfinished cases with a feature that crashed a process in an earlier call."""
+        """Give up unfinished cases whose experimental feature caused a crash in an earlier call."""
         for feature in crashed_features(self._run.planned, self._tally.histories):
             self._refuse_feature(feature, "in an earlier call")
 

@@ -67,9 +67,10 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Record how processes outside the run have used the host since the last look.
+        """Record how others have used the host since the last look, if their use is known.
 
-        Call this while the measuring process is still running, so that its CPU time is known.
+        The others are processes outside the run, and other virtual machines. Call this while the
+        measuring process is still running, so that its CPU time is known.
         """
         use = self._host.look() if self._host is not None else None
         if use is not None:

@@ -163,8 +163,27 @@ def test_whatever_is_read_can_be_asked_and_every_walk_ends_in_a_leaf(feature: li
 def test_trees_do_not_grow_from_what_is_no_number(number: float) -> None:
     features = np.random.default_rng(0).normal(size=(20, 2))
     features[3, 1] = number
-    with pytest.raises(ValueError, match="features must be numbers|infinity"):
+    with pytest.raises(ValueError, match="is NaN or infinite"):
         Forest.grown(features, features[:, 0], trees=2, leaf_rows=1)
+    with pytest.raises(ValueError, match="is NaN or infinite"):
+        Forest.grown(features[:3], features[1:4, 1], trees=2, leaf_rows=1)
+
+
+def test_trees_need_rows_and_a_value_for_each() -> None:
+    for rows, values in ((0, 0), (3, 2)):
+        with pytest.raises(ValueError, match="equally many rows"):
+            Forest.grown(np.zeros((rows, 2)), np.zeros(values), trees=2, leaf_rows=1)
+
+
+@pytest.mark.parametrize("rows", [50, 6000])
+def test_trees_are_those_of_scikit_learns_ensemble(rows: int) -> None:
+    """With few rows they are grown by one thread, and with many rows by several."""
+    rng = np.random.default_rng(1)
+    features, values = rng.normal(size=(rows, 5)), rng.normal(size=rows)
+    regressor = ExtraTreesRegressor(4, min_samples_leaf=3, max_features=0.5, random_state=0)
+    regressor.fit(features.astype(np.float32), values)
+    mean, _ = Forest.grown(features, values, 4, 3, 0.5).predict(features)
+    assert mean == pytest.approx(regressor.predict(features.astype(np.float32)), abs=1e-6)
 
 
 def test_trees_of_other_features_are_a_sentence() -> None:
