@@ -1,14 +1,14 @@
-"""Lock a run's files by claims, which also work across nodes that share a file system.
+"""Lock a run's files with claims, which also work across nodes that share a file system.
 
 Some network file systems reject the operating system's locks (flock, lockf). On other network file
 systems, a lock is visible only on the node that took the lock. A claim is therefore a file that
-only one process can create (O_EXCL). Its owner renews the claim regularly, until it exits or
-releases the claim. If a claim has not been renewed for a minute, any process may take the claim
-over. If the owner has exited, another process on the owner's machine may take the claim over at
-once.
+only one process can create (O_EXCL). That process, the owner, renews the claim regularly until the
+owner releases the claim or exits. If a claim has not been renewed for a minute, any process may
+take the claim over. If the owner has exited, another process on the same node may take the claim
+over at once.
 
 With versions of filelock before 3.30, the simpler claims of :mod:`sweeps.plain_lease` are used.
-These claims are not renewed, and a process on another machine never takes them over.
+These claims are not renewed, and a process on another node never takes them over.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Claim:
         except OSError as error:
             raise UserError(
                 f"{self._lease.lock_file} could not be written ({error.strerror or error}). Make "
-                "sure that its folder is writable and has free space, or choose another --results.",
+                "sure that its folder is writable and has free space, or choose another folder "
+                "with --results.",
                 exit_code=1,
             ) from None
         return True
@@ -93,7 +94,7 @@ class Claim:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Wait until no other process claims a file, and then hold a claim while the block runs.
+    """Wait until no other process claims a file, then hold a claim on it in the ``with`` block.
 
     Raises:
         UserError: if another process does not release the file within 15 minutes, or the claim

@@ -25,7 +25,10 @@ _TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "schema": (_WHOLE, "version of this table's format"),
-    "run": (_TEXT, "run that measured the case, named by the UTC time at which it was planned"),
+    "run": (
+        _TEXT,
+        "name of the run that measured the case: the UTC time at which the run was planned",
+    ),
     "time_utc": (_TEXT, "time of the case's last sample, or of its refusal or failure; ISO 8601"),
     "worker": (_TEXT, "shard that measured the case, such as 1/1"),
     "gpu": (_WHOLE, "ordinal of the GPU within the run; empty on a CPU"),
@@ -34,14 +37,16 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "pass": (_TEXT, "pass of a convolution: fprop, dgrad or wgrad; empty for other operations"),
     "m": (
         _WHOLE,
-        "rows of the GEMM, of the GEMM that a convolution's pass implies, or of one GEMM of a "
-        "series or an LSTM",
+        "rows of the GEMM, of the GEMM that a convolution's pass implies for each group of "
+        "channels, of one GEMM of a series, or of the GEMM that computes an LSTM's gates from the "
+        "input of one step",
     ),
     "n": (_WHOLE, "columns of the GEMM that has m rows"),
-    "k": (_WHOLE, "reduction length of the GEMM that has m rows, per group of channels"),
+    "k": (_WHOLE, "reduction length of the GEMM that has m rows"),
     "batch": (
         _WHOLE,
-        "number of GEMMs in a batch or series, images in a convolution, or steps in an LSTM",
+        "number of GEMMs in a batch or series, of images in a convolution or a memory-bound layer, "
+        "or of steps in an LSTM",
     ),
     "c": (_WHOLE, "input channels"),
     "h": (_WHOLE, "input height"),
@@ -58,7 +63,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "fp32 (IEEE), tf32, fp16 or bf16; in imported tables also fp8, whose time includes "
         "quantising A",
     ),
-    "layout": (_TEXT, "layout: nn, nt, tn or tt for a GEMM, and nhwc or nchw for a convolution"),
+    "layout": (
+        _TEXT,
+        "layout: nn, nt, tn or tt for a GEMM, and nhwc or nchw for a convolution or a memory-bound "
+        "layer",
+    ),
     "implementation": (_TEXT, "implementation: cublas, cudnn, mkl, onednn, triton-tiled, …"),
     "config": (
         _TEXT,
@@ -89,9 +98,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     ),
     "rel_error": (
         _REAL,
-        "largest error, max |y − ref| / max |ref|, of the checked entries against float64",
+        "largest error of the checked entries: max |y − ref| / max |ref|, where y is the result "
+        "and ref is its float64 reference",
     ),
-    "kernel": (_TEXT, "name of the kernel that takes most of the time"),
+    "kernel": (_TEXT, "name of the main kernel, which takes the largest share of the time"),
     "tile": (
         _TEXT,
         "tile of the main kernel, rows x columns x depth; empty if the kernel's name does not "
@@ -99,7 +109,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     ),
     "grid": (_TEXT, "grid of CTAs of the main kernel"),
     "kernels": (_TEXT, "all kernels of one launch with their shares of the time, JSON"),
-    "tensor_cores": (_FLAG, "true if the main kernel uses Tensor Cores, judged by its name"),
+    "tensor_cores": (
+        _FLAG,
+        "true if the main kernel uses Tensor Cores, judged by its name; empty if the name does not "
+        "show this",
+    ),
     "sm_mhz": (
         _REAL,
         "median of the samples' mean SM clocks, from the SMs' cycle counters or, if these cannot "
@@ -115,7 +129,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
 """Columns of measurements.csv in their order, each with its kind of value and its meaning."""
 
 PHASES = ALONE, TOGETHER = "alone", "together"
-"""Phases in which anchors are timed: on one of a node's GPUs at a time, or on all at once."""
+"""Phases in which a node's GPUs time the anchors: one GPU at a time, or all GPUs at once.
+
+Anchors are a few cases that every GPU times."""
 
 IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("fill") + 1]
 """Columns that identify a case."""
@@ -154,7 +170,7 @@ RUN = {
         "framework": str, "version": str,
     },
 }  # fmt: skip
-"""Format of run.json and the cases of its plan, as one document for
+"""Format of run.json together with the cases of its plan, as a shape for
 :func:`kernels.common.documents.misfit`."""
 
 _MOMENT = Number(0, 1e11)  # seconds since 1970, up to the year 5138
@@ -233,7 +249,7 @@ def problem_columns(problem: Workload) -> dict[str, Any]:
 def problem_of(row: Mapping[str, Any]) -> Workload:
     """Build a problem from its columns; the inverse of :func:`problem_columns`.
 
-    Sizes may be texts, as in a CSV file.
+    Sizes may be strings, as in a CSV file.
 
     Raises:
         KeyError, TypeError, ValueError, OverflowError: if a column is missing or has an invalid
@@ -257,7 +273,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
 
 def _size(value: Any) -> int:
-    """Convert a size to an int, and refuse a fraction, which ``int`` would cut off."""
+    """Convert a size to an int. Refuse a fractional part, which ``int`` would drop."""
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"{value} is not a whole number")
     return int(value)

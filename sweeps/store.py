@@ -7,11 +7,11 @@
     rounds.csv           the samples behind each median, with the numbers of their rounds
     confirmed.csv        pairs of cases that were re-timed together, one row per pair and process
     anchors.csv          times of the anchors, which are the same few cases on every GPU
-    steady.csv           times of the anchors that run continuously, one row per batch
+    steady.csv           every batch of the sustained anchors, which run without a pause
 
-All files but the samples are replaced atomically. Each sample file has one writer at a time, which
-appends each line with a single write. If a crash cuts a line short, readers skip the line and
-report it, and the next writer ends the line before it appends another.
+All files except the sample files are replaced atomically. Each sample file has one writer at a
+time, which appends each line with a single write. If a crash cuts a line short, readers skip the
+line and report it, and the next writer ends the line before it appends another.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class SampleLog:
         """Claim and open the file of a shard.
 
         Raises:
-            UserError: if another process is writing this shard, or the file cannot be written.
+            UserError: if another process is writing the file, or if the file cannot be written.
         """
         # 1. Claim the file.
         make_folder(folder / "samples")
@@ -264,14 +264,15 @@ class SampleLog:
         """Append an event as one line.
 
         Raises:
-            UserError: if the line cannot be written.
+            UserError: if this process lost its claim on the file, the file was removed, or the line
+                cannot be written.
             ValueError: if the event contains a number that is not finite.
         """
         if self._claim.lost:
             raise UserError(
-                f"this process lost its claim on {self.path}: either it was suspended for too long "
-                "and another process took the file over, or the claim file was removed. Run the "
-                "same command when no other process is writing the file.",
+                f"this process lost its claim on {self.path}: the process was suspended for so "
+                "long that another one took the file over, or the claim file was removed or could "
+                "not be renewed. Run the same command when no other process is writing the file.",
                 exit_code=1,
             )
         if not self._is_there():
@@ -371,8 +372,9 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv.
 
-    A row has the logarithm of a ratio for each block of samples. The ratio is the geometric mean of
-    the first case's times, divided by that of the second case's times.
+    A row has the log ratios that one process measured for a pair of cases, one for each block of
+    samples. A ratio is the geometric mean time of the pair's first case in the block, divided by
+    that of the second case.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
@@ -427,14 +429,26 @@ def _cell(value: Any) -> str:
 
 @contextmanager
 def planning(folder: Path) -> Iterator[None]:
-    """Let one process at a time plan in a folder, because shards may start together."""
+    """Let one process at a time plan a folder's run or change its run.json.
+
+    Shards may start or end at the same time.
+
+    Raises:
+        UserError: if another process does not finish within 15 minutes, or the claim on the folder
+            cannot be written.
+    """
     with claimed(folder / _PLANNING):
         yield
 
 
 @contextmanager
 def folding(folder: Path) -> Iterator[None]:
-    """Let one process at a time compute a folder's tables, because shards may end together."""
+    """Let one process at a time compute a folder's tables, because shards may end together.
+
+    Raises:
+        UserError: if another process does not finish within 15 minutes, or the claim on the tables
+            cannot be written.
+    """
     with claimed(folder / "samples" / "fold"):
         yield
 

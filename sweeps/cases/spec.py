@@ -1,7 +1,7 @@
 """Read sweeps from TOML files, and check them.
 
-    question = "What does this sweep answer?"      # the first line of the file
-    op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
+    question = "What does this sweep answer?"      # at the top of the file
+    op = "gemm"                                    # the operation (see below)
 
     [[block]]                                      # all combinations of its axes; may be repeated
     on = "gpu"                                     # only on GPUs [default: all machines]
@@ -9,24 +9,28 @@
     n = 4096
     k = "n"
     dtype = "all"                                  # all dtypes on a GPU; fp32 and bf16 on a CPU
-    where = ["flops <= 1e12"]                      # limits sizes, flops, bytes, intensity, dtype
+    where = ["flops <= 1e12"]                      # filters by size, flops, bytes, intensity, dtype
 
-``implementation`` is ``library`` or the name of an implementation. ``config`` is one of these:
+``implementation`` is ``library``, for the vendor library, or the name of an implementation, such as
+``triton-tiled``. ``config`` is one of these:
 
 - an empty string, for the implementation's own choice;
-- ``best 4``, for the four configs that the implementation ranks first;
-- ``all``, for every config that is not experimental;
-- ``experimental``, for the configs that ``all`` leaves out;
+- ``best`` and a number, such as ``best 4`` for the four configs that the implementation ranks
+  first;
+- ``all``, for all candidate configs of the implementation except experimental ones;
+- ``experimental``, for the candidates that ``all`` leaves out;
 - the text of one config.
 
 Dtypes that the machine emulates are left out, unless the user requested them or the block has no
 other dtypes. ``dtype = "emulated"`` selects only the emulated dtypes.
 
-``cache`` is ``cold`` or ``warm``. For GEMMs in bursts, it may also be ``weights-cold``: the first
-operand is then warm and the second cold, as in inference.
+``cache`` is ``cold`` or ``warm``. If ``op`` is ``gemm`` or ``linear`` and ``mode`` is ``burst``,
+``cache`` may also be ``weights-cold``: the first operand is then warm and the second cold, as in
+inference.
 
-``op`` may also be ``layer``, ``projections``, ``timesteps`` or ``lstm``. If ``op`` is ``layer``,
-the axis ``layer`` names the kind of layer, such as ``relu`` or ``layernorm``.
+``op`` is ``gemm``, ``conv``, ``linear`` (the three GEMMs of a linear layer), ``layer``,
+``projections``, ``timesteps`` or ``lstm``. If ``op`` is ``layer``, the axis ``layer`` names the
+kind of layer, such as ``relu`` or ``layernorm``.
 
 Shapes can also be listed as ``shapes = ["4096,4096,1024"]``, with the sizes in the order of
 :data:`SHAPE`. Shapes at the top of the file are for all blocks that list no shapes. One size of
@@ -57,7 +61,7 @@ from sweeps.cases.axes import PAIRS, Axis, parse_axis, parse_size_axis, resoluti
 from sweeps.cases.case import CACHES, FILLS, MODES
 
 FOLDER = Path(__file__).resolve().parents[1] / "specs"
-"""Folder with the files of the sweeps that Rooftile declares."""
+"""Folder with the TOML files of the sweeps that come with Rooftile."""
 
 SHAPE: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
@@ -68,7 +72,7 @@ SHAPE: dict[str, tuple[str, ...]] = {
     "timesteps": ("m", "n", "k"),
     "lstm": ("minibatch", "hidden", "features"),
 }
-"""Names of the sizes of a listed shape, by operation and in the order in which they are written."""
+"""For each operation, the names of the sizes in a listed shape, in order."""
 _BATCH = {  # name of the size that is always an axis, by operation
     "gemm": "batch", "conv": "images", "linear": "tokens", "layer": "images",
     "projections": "count", "timesteps": "count", "lstm": "steps",
@@ -87,12 +91,12 @@ _WEIGHTS_COLD = ("gemm", "linear")  # operations whose GEMMs can be timed with c
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
 QUANTITIES = ("flops", "bytes", "intensity")
-"""Attributes of a problem that a condition may limit, besides the sizes and the dtype."""
+"""Attributes of a problem that a filter may limit, besides the sizes and the dtype."""
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
 
 Filter = tuple[str, str, str | float]
-"""Left side, comparison operator and right side of a condition."""
+"""Left side, comparison operator and right side of a filter."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Block:
     """Kind of machine that the block is for, ``gpu`` or ``cpu``; None for both."""
     axes: Mapping[str, Axis]
     shapes: tuple[str, ...]
-    """Listed shapes, such as ``4096,4096,1024``; empty if all sizes are axes."""
+    """Listed shapes and their variants, such as ``4096,4096,1024``; empty if all sizes are axes."""
     where: tuple[Filter, ...]
 
 
@@ -125,7 +129,7 @@ def all_sweeps() -> dict[str, Sweep]:
 
 
 def broken_sweeps() -> dict[str, UserError]:
-    """Return the errors of files in ``sweeps/specs`` that are not valid sweeps, by sweep name."""
+    """Return the errors of invalid or unreadable files in ``sweeps/specs``, by sweep name."""
     return {name: error for name, error in _read_folder().items() if isinstance(error, UserError)}
 
 
@@ -189,7 +193,10 @@ def axis_names(op: str) -> tuple[str, ...]:
 
 
 def _read_block(block: Mapping[str, Any], op: str, location: str) -> Block:
-    """Check the TOML table of a ``[[block]]``, including shared shapes, and return the block."""
+    """Check the TOML table of a ``[[block]]``, and return the block.
+
+    If the table lists no shapes, the caller has added those at the top of the file, if any.
+    """
     # 1. Read the kind of machine, the listed shapes and their variants.
     names = axis_names(op)
     _check_keys(block, ("on", "shapes", "vary", "where", *names), location)
@@ -259,7 +266,7 @@ def _check_words(axes: Mapping[str, Axis], op: str, location: str) -> None:
 
 
 def _check_dtypes(axes: Mapping[str, Axis], location: str) -> None:
-    """Refuse ``all`` or ``emulated`` in a list that has other words, too."""
+    """Refuse a list of several dtypes that contains ``all`` or ``emulated``."""
     words = _words(axes["dtype"])
     for word in words:
         if word in _DTYPE_GROUPS and len(words) > 1:
@@ -283,8 +290,8 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, location: str) -> Non
         )
     if "sustained" in _words(axes["mode"]):
         raise UserError(
-            f"{location}: cache 'weights-cold' is timed only in bursts; remove 'sustained' from "
-            "mode."
+            f"{location}: cache 'weights-cold' is available only in mode 'burst'; remove "
+            "'sustained' from mode."
         )
 
 
@@ -342,15 +349,15 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, location: str) -> tupl
 
 
 def _read_filter(text: Any, op: str, location: str) -> Filter:
-    """Parse a condition such as ``flops <= 1e12``."""
+    """Parse a filter such as ``flops <= 1e12``."""
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise UserError(
-            f"{location}: {text!r} is not a filter; write a condition such as 'flops <= 1e12'."
+            f"{location}: {text!r} is not a filter; write a filter such as 'flops <= 1e12'."
         )
     left, sign, right = match.groups()
     numeric_names = (*SIZES[op], *QUANTITIES)
-    _check_word(left, (*numeric_names, "dtype"), f"{location}: where")
+    _check_word(left, (*numeric_names, "dtype"), f"{location}: the left side of a filter")
     if left == "dtype":
         _check_word(sign, ("==", "!="), f"{location}: the operator after dtype")
         _check_word(right, tuple(TIMED_DTYPES), f"{location}: the dtype of a filter")
@@ -363,7 +370,7 @@ def _read_filter(text: Any, op: str, location: str) -> Filter:
         number = math.nan
     if math.isnan(number):
         raise UserError(
-            f"{location}: the right side of a filter must be a number, a size or a quantity, not "
+            f"{location}: the right side of a filter must be a number or a name such as flops, not "
             f"{right!r}; {nearest(right, numeric_names)}"
         )
     return left, sign, number

@@ -1,1 +1,1 @@
-"""Check whether the machine and its clock can be trusted."""
+"""Check whether times measured on this machine can be trusted."""

@@ -110,8 +110,8 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return a summary of each timer's two passes.
 
-    A timer is left out if there is no case that the timer has timed in both passes and the sampler
-    in the first.
+    A timer is left out if no case was timed by that timer in both passes and by the sampler in the
+    first pass.
 
     Returns:
         For each timer, a mapping with these entries:
@@ -143,7 +143,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
-    """Time subjects with the sampler, in shuffled rounds until all of them are finished.
+    """Time subjects with the sampler, in shuffled rounds, until every subject is finished.
 
     The samples are added to copies of the subjects. A subject whose samples all show launch gaps is
     left out of the result.
@@ -242,7 +242,11 @@ def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[di
 
 
 def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str, Any]]:
-    """Time at most ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs."""
+    """Time at most ``count`` GEMMs of the sweep ``public-grid`` with CUDA graphs.
+
+    The GEMMs are chosen at even intervals from the sweep's list. Those that raise a RuntimeError,
+    for example because memory runs out, are left out.
+    """
     # 1. Choose the GEMMs.
     device = select_device("gpu", gpu).torch_name
     make_current(gpu)

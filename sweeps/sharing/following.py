@@ -14,8 +14,8 @@ from sweeps.store import Event, parse_event, samples_path
 def shards_of_node(node: tuple[int, int], total: int) -> range:
     """Return the numbers of the shards that a node measures, counted from 1.
 
-    ``node`` is the number of the node, counted from 1, and the number of nodes. ``total`` is the
-    run's number of shards, a multiple of the number of nodes.
+    ``node`` is a pair: the number of the node, counted from 1, and the number of nodes. ``total``
+    is the run's number of shards, a multiple of the number of nodes.
     """
     number, nodes = node
     shards_per_node = total // nodes
@@ -70,7 +70,8 @@ class Follower:
     def unfinished(self, budget: float) -> list[int]:
         """Return the numbers of the unfinished shards.
 
-        A shard is finished if it has ended with a budget of at least ``budget`` seconds.
+        A shard is finished if it has ended with a budget of at least ``budget`` seconds. A shard
+        that last stopped at a time limit is unfinished.
         """
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 

@@ -30,7 +30,7 @@ class SharedSlowdown:
 
     @property
     def slowed(self) -> bool:
-        """True if the slowdown is significant and exceeds the tolerance of a converged median."""
+        """True if the slowdown exceeds 1% (``TOLERANCE``), and the whole interval is above 1."""
         return self.ratio > 1 + TOLERANCE and self.lo > 1
 
 
@@ -38,8 +38,8 @@ def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much slower a node's GPUs are when all of them work at the same time.
 
     The anchors are timed in two phases: on one GPU at a time, and on all GPUs at once. Return None
-    if fewer than six anchors were timed in both phases. ``events`` are the events of all shards of
-    the node, from both phases.
+    if fewer than six anchors were timed in both phases. ``events`` are the events of the shards
+    that the node's workers measure, each shard's in the order of its sample file.
     """
     # 1. Collect the seconds of the samples: first by anchor, worker and GPU, and then by phase. On
     # a CPU, only the worker differs. After a move, a worker also has samples of its earlier GPU.

@@ -2,7 +2,8 @@
 
 A worker is a process that measures one shard of the run on one GPU. If a worker fails or dies, its
 shard is tried once more, on another GPU if possible. If the shard moves to another GPU, its
-unfinished series start over there (:mod:`sweeps.running.devices`).
+unfinished series start over there. A series contains cases that are compared with each other, so
+one GPU must measure all of them (:mod:`sweeps.planning.lines`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def share(
     The samples are folded into the tables even after an error or an interrupt.
 
     Args:
-        request: the options of the run; its shard and GPU are ignored.
+        request: the options of the run; ``shard`` and ``gpu`` among them are ignored.
         gpus: the devices by their numbers, all of one model.
         node: the number of this node, counted from 1, and the number of nodes.
         reporter: shows the progress of all workers.
@@ -81,7 +82,8 @@ def share(
 
     Raises:
         UserError: if the run cannot be started or resumed, measuring fails before all shards are
-            finished, or a file of the run cannot be read or written.
+            finished, or the samples cannot be written or folded.
+        OSError: if a sample file cannot be read.
         KeyboardInterrupt: if the user interrupts.
     """
     # 1. Count the shards, and number those of this node.
@@ -181,7 +183,7 @@ class _Parent:
         self._gates: Gates  # set by _start_all() before any worker starts
 
     def carry_out(self) -> None:
-        """Carry out the node's shards with workers on its GPUs, and fold the samples."""
+        """Measure the node's shards with workers on the node's GPUs, and fold the samples."""
         self._reporter.begin("Measuring", self._budget)
         try:
             with terminated_as_interrupt():
@@ -203,7 +205,7 @@ class _Parent:
         if self._due and self._seconds_left() > 0:
             raise UserError(
                 f"{len(self._due)} of {counted(len(self._shards), 'shard')} did not finish "
-                f"({self._failure}). Run {same_command(self._fresh)} to resume.",
+                f"(latest failure: {self._failure}). Run {same_command(self._fresh)} to resume.",
                 exit_code=1,
             )
 
@@ -241,7 +243,10 @@ class _Parent:
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Register the GPUs, except those whose power or clock limits differ from the run's."""
+        """Register the GPUs, except those whose power or clock limits differ from the run's.
+
+        Raise a UserError if the limits of more than half of the GPUs differ.
+        """
         with planning(self._folder):
             for gpu, device in self._gpus.items():
                 try:
@@ -319,7 +324,9 @@ class _Parent:
         """
         for worker in self._workers.values():
             if not worker.spoke and time.monotonic() - worker.started > _START_SECONDS:
-                worker.failure = f"it did not start within {_START_SECONDS / 60:.0f} minutes"
+                worker.failure = (
+                    f"the process did not respond within {_START_SECONDS / 60:.0f} minutes"
+                )
                 worker.process.kill()
 
     def _ended(self, worker: _Worker) -> None:
@@ -371,14 +378,15 @@ class _Parent:
         who = "workers" if _is_cpu(self._gpus) else "GPUs"
         self._note(
             f"Working in parallel slows the {who}: the same cases take {slowdown.ratio:.2f} times "
-            f"as long (95% interval {slowdown.lo:.2f}–{slowdown.hi:.2f}). The {who} therefore "
-            f"take turns, so the run may take {len(shards)} times as long as its budget."
+            f"as long. The 95% interval of this ratio is {slowdown.lo:.2f}–{slowdown.hi:.2f}. The "
+            f"{who} therefore take turns, so the run may take {len(shards)} times as long as its "
+            "budget."
         )
         self._record_turns()
         return True
 
     def _record_turns(self) -> None:
-        """Add this node to ``turns``, the list in run.json of the nodes whose GPUs take turns."""
+        """Add this node to run.json's ``turns``, the list of the nodes whose GPUs take turns."""
         with planning(self._folder):
             record = read_run(self._folder)
             places_here = {*self._places.values()}
@@ -408,7 +416,8 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
 
     Args:
         places: the number of each GPU within the run.
-        last_places: the number of the GPU that measured each shard last; None if it is not known.
+        last_places: the number of the GPU that measured each unfinished shard last; None if no GPU
+            is recorded, for example because the shard has not begun.
     """
     assigned: dict[int, int] = {}
     unassigned = list(last_places)

@@ -1,6 +1,7 @@
-"""Gates for a node's workers, which time anchors on one GPU at a time and then on all at once.
+"""Gates at which a node's workers wait before they time the anchors and before they measure.
 
-A worker waits at a gate before each of these two phases, and before it measures.
+Anchors are a few cases that every GPU times. They are timed in two phases, on one GPU at a time and
+then on all GPUs at once. Each phase has a gate of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Gates:
         self._turns: bool | None = None
 
     def arrive(self, worker: int, gate: str) -> list[int]:
-        """Register a worker that comes to a gate, even one that was not expected.
+        """Register that a worker has come to a gate, even if the worker was not expected.
 
         Return the workers that may proceed now.
         """
@@ -73,8 +74,8 @@ class Gates:
     def _next_alone(self) -> list[int]:
         """Return the next worker that may time its anchors alone, as a list of at most one.
 
-        No worker may begin while another is still preparing or timing its anchors alone, because
-        that would disturb the times.
+        No worker may begin while another one is still preparing or is timing its anchors alone,
+        because the activity of the other worker would disturb the times.
         """
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):
@@ -82,7 +83,7 @@ class Gates:
         return self._waiting_at(ALONE)[:1]
 
     def _all_at(self, gate: str) -> list[int]:
-        """Return all workers that wait at a gate, if they may pass it together."""
+        """Return all workers that wait at a gate, or an empty list if they may not pass it yet."""
         position = _ORDER.index(gate)
         someone_is_before = any(last < position for last in self._last_gate.values())
         if someone_is_before or self._busy_with(gate):

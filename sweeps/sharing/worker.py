@@ -43,7 +43,7 @@ def work(connection: Connection, job: WorkerJob) -> None:
     """Measure a worker's shard, and send messages to the parent process.
 
     The worker sends ("note", text) for the user. At a gate, it sends ("wait", gate) and waits for
-    an answer. It sends ("end", reason) when the run ends, and ("failed", sentence) after a
+    an answer. It sends ("end", reason) when measuring ends, and ("failed", sentence) after a
     :class:`UserError`.
     """
     die_with_parent()

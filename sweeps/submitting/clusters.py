@@ -65,12 +65,13 @@ class Cluster:
     """Cluster that takes jobs, and reports which of them are still queued or running."""
 
     def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
-        """Open a cluster; ``kind`` is one of :data:`CLUSTERS`.
+        """Prepare for submitting jobs; ``kind`` is one of :data:`CLUSTERS`.
 
         All nodes must see ``folder``, to which the jobs' output is written.
 
         Raises:
-            UserError: if ``kind`` is unknown, or its software is not installed.
+            UserError: if ``kind`` is unknown, submitit is not installed, or ``kind`` is ``slurm``
+                and sbatch is not installed.
         """
         if kind not in CLUSTERS:
             raise UserError(f"--cluster must be {enumerated(CLUSTERS, 'or')}, not {kind!r}.")
@@ -114,10 +115,10 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return the queued and running jobs among ``ids``, with the reason why each of them waits.
+        """Return the queued and running jobs among ``ids``, by job id.
 
-        The reason is empty if the job does not wait. On the cluster ``debug``, this call carries
-        out the jobs, so no job is left.
+        The value for a job is the reason why it waits, or an empty string if it does not wait. On
+        the cluster ``debug``, this call carries out the jobs, so no job is left.
 
         Raises:
             NoAnswerError: if Slurm does not say which jobs are left.
@@ -173,7 +174,8 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
     """Return the jobs among ``ids`` that ``squeue`` lists, as :meth:`Cluster.living` returns them.
 
     Raises:
-        NoAnswerError: if squeue fails or does not answer.
+        NoAnswerError: if squeue does not answer, or fails for any reason except that it no longer
+            knows the jobs.
     """
     if not ids:
         return {}

@@ -40,7 +40,7 @@ class NodeNote:
     def path(results: Path, node: tuple[int, int]) -> Path:
         """Return the path of a node's note.
 
-        ``node`` has the number of the node, counted from 1, and the number of nodes.
+        ``node`` is a pair: the number of the node, counted from 1, and the number of nodes.
         """
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
@@ -77,7 +77,7 @@ class NodeJob:
     nodes: int
     """Number of nodes that share the run."""
     gpus: int
-    """Largest number of GPUs that the job uses."""
+    """Largest number of GPUs that the job uses; 1 for a run on CPUs."""
     visible: str | None = None
     """Value to restore in CUDA_VISIBLE_DEVICES, which submitit changes for local jobs; None to
     leave the variable unchanged."""
@@ -85,7 +85,12 @@ class NodeJob:
     def __call__(self, number: int) -> None:
         """Measure the shards of node ``number``, counted from 1.
 
-        If that fails with a :class:`UserError`, print the error and write it to the node's note.
+        If measuring fails with a :class:`UserError`, print the error and write it to the node's
+        note.
+
+        Raises:
+            SystemExit: with exit code 130, if an interrupt stops the measuring.
+            UserError: if the error cannot be written to the note.
         """
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
@@ -114,7 +119,7 @@ class NodeJob:
             NodeNote(earlier.folder, str(error)).write(results, node)
 
     def checkpoint(self, number: int) -> DelayedSubmission:
-        """Return the call that submitit makes after it has requeued the job."""
+        """Return the call that submitit makes when the job starts again after a requeue."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)

@@ -1,4 +1,4 @@
-"""Submit jobs for the unfinished nodes of a run, follow them, and report what is missing."""
+"""Submit jobs for the unfinished nodes of a run, follow the jobs, and report what is missing."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Outcome:
     """Outcome of a submission."""
 
     folders: tuple[Path, ...]
-    """Folders of the run, one for each GPU model."""
+    """Folders of the run, one for each GPU model; the folder with the most nodes comes first."""
     missing: tuple[str, ...]
-    """One sentence for each node that is not finished, or whose GPU model differs from that of the
+    """One message for each node that is not finished, or whose GPU model differs from that of the
     first folder in ``folders``."""
 
 
@@ -59,8 +59,11 @@ def submit(
     them.
 
     Raises:
-        UserError: if the jobs cannot be submitted or followed, or if this call does not fit the
-            recorded run or the jobs of an earlier call.
+        UserError: if the jobs cannot be submitted or followed, another submission is following the
+            run, this call does not fit the recorded run or the jobs of an earlier call, or a file
+            of the run cannot be read or written.
+        OSError: if a sample file cannot be read.
+        Exception: any exception that a job on the cluster ``debug`` raises.
         KeyboardInterrupt: if the user interrupts.
     """
     request = replace(request, results=request.results.resolve())
@@ -118,7 +121,8 @@ class _Submission:
         ]
         if living:
             self._note(
-                f"Still queued or running: {counted(len(living), 'job')} from an earlier call."
+                f"Still queued or running: {counted(len(living), 'job')} from an earlier "
+                "submission."
             )
         if not due and not living:
             self._note("All shards are already finished.")
@@ -141,6 +145,10 @@ class _Submission:
         """Return the nodes whose jobs from an earlier call are still queued or running.
 
         The ids of these jobs are stored in ``self._ids``.
+
+        Raises:
+            UserError: if the request does not fit these jobs, or Slurm does not say which jobs are
+                left.
         """
         jobs: dict[int, str] = {}  # id of each node's job
         node_count = 0
@@ -209,7 +217,16 @@ class _Submission:
         return later_nodes
 
     def _follow(self, living: set[int]) -> set[int]:
-        """Show progress for a few seconds, and return the nodes with unfinished jobs."""
+        """Show progress for a few seconds, and return the nodes with unfinished jobs.
+
+        If Slurm does not say which jobs are left, jobs that were unfinished before still count as
+        unfinished.
+
+        Raises:
+            NoAnswerError: if Slurm fails to say so more than :data:`_MAX_UNANSWERED` times in a
+                row.
+            Exception: any exception that a job on the cluster ``debug`` raises.
+        """
         looks = _LOOKS if self._cluster.kind == "slurm" else 1
         for _ in range(looks):
             time.sleep(_LOOK_SECONDS)
@@ -225,13 +242,16 @@ class _Submission:
             self._unanswered += 1
             if self._unanswered > _MAX_UNANSWERED:
                 raise
-            self._note_once(f"{error.reason}; waiting and asking again.")
+            self._note_once(f"{error.reason}; the query will be repeated.")
             # Right after submitting, ``living`` is still empty.
             return living or {*self._ids}
         self._unanswered = 0
         for node, job in self._ids.items():
             if reason := jobs.get(job):
-                self._note_once(f"Node {node} of {len(self._nodes)} is waiting: {reason}.")
+                self._note_once(
+                    f"The job for node {node} of {len(self._nodes)} is waiting (Slurm's reason: "
+                    f"{reason})."
+                )
         return {node for node, job in self._ids.items() if job in jobs}
 
     def _note_once(self, text: str) -> None:
@@ -250,7 +270,7 @@ class _Submission:
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield the sentences of :attr:`Outcome.missing`."""
+        """Yield the messages of :attr:`Outcome.missing`."""
         # The folder of a run is named after the GPU model, and the first one has the most nodes.
         folders = self._folders
         folder_of_most = folders[0] if folders else None
@@ -312,8 +332,8 @@ class _NodeRun:
     def is_open(self, budget: float) -> bool:
         """Return True if any of the node's shards needs a job.
 
-        A shard needs no job once it has ended with a budget of at least ``budget`` seconds and at
-        least the plan's budget.
+        A shard needs no job once it has ended with a budget of at least ``budget`` seconds or the
+        plan's budget, whichever is larger.
         """
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:
@@ -334,7 +354,7 @@ class _NodeRun:
 
 
 def _find_plan(folder: Path | None) -> tuple[Path, int] | None:
-    """Return ``folder`` and the modification time of its run.json in nanoseconds.
+    """Return ``folder`` and the modification time, in nanoseconds, of its run.json.
 
     Return None if ``folder`` is None or has no run.json.
     """

@@ -1,9 +1,9 @@
 """Operand arena: memory for inputs and results, handed out as views.
 
 Inputs are filled with normally distributed values. Kernels would run faster on zeros and constants,
-because computing with these draws less power. The column ``fill`` records the distribution. Results
-have separate memory. If results overwrote the inputs, repeated multiplication would make the values
-overflow.
+because computing with these draws less power. The column ``fill`` of measurements.csv records the
+distribution. Results have separate memory. If results overwrote the inputs, repeated multiplication
+would make the values overflow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DRAWN = 4_194_319  # length of the block of random numbers that fills inputs; p
 
 
 class ArenaFullError(Exception):
-    """Raised when one operand set, or the result of one launch, does not fit in the arena."""
+    """Raised when the arena has no room for the inputs or the result of one operand set."""
 
 
 class Arena:
@@ -70,7 +70,7 @@ class Arena:
         If necessary, the arena's memory for the problem's dtype is allocated first.
 
         Raises:
-            ArenaFullError: if the arena cannot hold one set or its result.
+            ArenaFullError: if the arena has no room for the inputs or the result of one set.
             RuntimeError: if the device cannot hold the arena.
         """
         inputs, results = self._memory(problem, storage)
@@ -78,8 +78,8 @@ class Arena:
         first_set_bytes = a_bytes + b_bytes
         if first_set_bytes > inputs.nbytes:
             raise ArenaFullError(
-                f"one operand set needs {first_set_bytes / 1e9:.2f} GB, but there is room for only "
-                f"{inputs.nbytes / 1e9:.2f} GB."
+                f"the inputs of one operand set need {first_set_bytes / 1e9:.2f} GB, but there is "
+                f"room for only {inputs.nbytes / 1e9:.2f} GB."
             )
         if out_bytes > results.nbytes:
             raise ArenaFullError(

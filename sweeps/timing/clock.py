@@ -39,14 +39,14 @@ def do_nothing() -> None:
 
 
 class SmClock(Protocol):
-    """Interface that reads the clock rate of a GPU's SMs, in stream order."""
+    """Interface for reading the clock rate of a GPU's SMs in stream order."""
 
     def mark(self, number: int) -> None:
         """Read the clock. ``number`` is 0 before a batch and 1 after it."""
         ...
 
     def mhz(self) -> float | None:
-        """Return the mean clock rate between the two marks in MHz, or None if it is not known."""
+        """Return the mean clock rate in MHz between the two marks, or None if it is not known."""
         ...
 
 
@@ -67,7 +67,7 @@ class Clock(Protocol):
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
-        """Launch once for each of ``indices``, in order, and time this batch.
+        """Launch once for each of ``indices``, in order, and time these launches as one batch.
 
         Args:
             launch: function that is called with the index of an operand set and launches on it.
@@ -89,7 +89,7 @@ class Clock(Protocol):
 
 
 class CpuClock:
-    """Clock of a CPU, which reads ``perf_counter_ns`` before and after a loop of launches.
+    """Clock that reads ``perf_counter_ns`` before and after a loop of launches on a CPU.
 
     On a CPU, a launch returns when its work is done.
 
@@ -134,7 +134,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """Clock of a GPU, which records one CUDA event before a batch's launches and one after them.
+    """Clock that records one CUDA event before a batch of launches on a GPU and one after it.
 
     CUDA events take about 1 µs, which is under 0.5% of a batch.
 

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 HOLD_LIMIT = 0.5
 """Seconds after which a thread of :class:`HostFlag` releases a stream that is still held.
 
-Without the release, a launch that waits for the device (the first use of a module, a synchronising
-allocation) would never return."""
+Without the release, a launch that waits for the device would never return. A launch may wait when
+it first uses a module or allocates memory."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
-"""Smallest and largest limit on the length of a spin, in seconds.
+"""Smallest and largest value, in seconds, of the limit on the length of a spin (:class:`Spin`).
 
-The limit starts at the largest value, because queueing a batch can take longer than the smallest
-value under WSL and on virtual GPUs. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin
+The limit starts at the largest value, because under WSL and on virtual GPUs, queueing a batch can
+take longer than the smallest value. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin
 is long enough. The limit is therefore halved, down to the smallest value, after each spin that was
 as long as the limit but still too short."""
 
@@ -130,8 +130,8 @@ class HostFlag:
 class Spin:
     """Gate that holds the stream with a kernel that spins until queueing should have ended.
 
-    ``torch.cuda._sleep`` takes a number of cycles. A busy GPU's clock rate is up to five times that
-    of an idle one, so the cycle rate is measured with every spin.
+    The argument of ``torch.cuda._sleep`` is a number of cycles. A busy GPU has up to five times as
+    many cycles per second as an idle one, so this cycle rate is measured with every spin.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -164,7 +164,7 @@ class Spin:
         """Do nothing: the spin ends by itself."""
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Update the cycle rate and the length of spins from the latest spin."""
+        """Update the cycle rate, and the factor and the limit for the length of the next spin."""
         elapsed_seconds = self._start.elapsed_time(first) * 1e-3
         # The time may be 0, because events have a resolution of about 0.5 µs.
         self._rate = self._cycles / max(elapsed_seconds, 1e-6)

@@ -1,6 +1,7 @@
 """Watch who else uses the host during a measurement: other processes and other virtual machines.
 
-This works only on Linux, where ``/proc`` has the counters.
+The watch works only on Linux, because it reads counters of CPU time in ``/proc``. In this module,
+"our" processes are those that take part in the run.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class HostUse:
 
 
 class _HostLook(NamedTuple):
-    """Counters of CPU time at one moment, in ticks.
+    """Counters of CPU time, in ticks, at one moment.
 
     Attributes:
         core_ticks: used, stolen and total ticks of all cores; None if they cannot be read.
-        our_ticks: ticks of our live processes, by process id.
+        our_ticks: ticks of each of our live processes, including its reaped children, by process
+            id.
     """
 
     moment: float
@@ -45,7 +47,7 @@ class _HostLook(NamedTuple):
 
 
 class HostWatch:
-    """Observer of how other processes and virtual machines use the host."""
+    """Observer that measures how much other processes and virtual machines use the host."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class HostWatch:
         proc: Path = _PROC,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the counters for the first time.
+        """Take the first look by reading the counters.
 
         ``our_processes`` returns the ids of our processes. The CPU time of these processes, and of
         the children that they have reaped, does not count as use by others.

@@ -51,10 +51,10 @@ class Kernel:
 
 @contextmanager
 def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
-    """Yield a function that names the oneDNN and MKL kernels of one launch.
+    """Yield a function that calls a launch, and returns the launch's oneDNN and MKL kernels.
 
-    The function returns an empty list if the launch uses neither library. Other output of C
-    libraries to stdout inside the ``with`` block is lost.
+    The function returns an empty list if the launch uses neither library. Other output to stdout
+    inside the ``with`` block may be lost.
     """
     with _captured_stdout() as read, ExitStack() as verbose:
         for library in (torch.backends.mkldnn, torch.backends.mkl):
@@ -97,8 +97,9 @@ def parse_verbose(text: str) -> list[Kernel]:
 def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     """Profile all launches in one session, and return the kernels of each launch.
 
-    The entry of a launch is None if its records are incomplete. Errors of the launches are ignored.
-    ``launches`` may be an iterator that prepares each launch when its turn comes.
+    The entry of a launch is None if the launch's records in the trace are incomplete
+    (:func:`split_trace`). Errors of the launches are ignored. ``launches`` may be an iterator that
+    prepares each launch when its turn comes.
 
     A process should call this function only once, because CUPTI of CUDA 12.6 U2 to 13.0 loses the
     first kernel records of each session, and more of them with every further session
@@ -121,7 +122,7 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
 def profile_document(
     work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
 ) -> dict[str, Any]:
-    """Call ``work``, and return PyTorch's trace of it as a JSON document with input shapes.
+    """Call ``work``, and return PyTorch's trace of it, with input shapes, as parsed JSON.
 
     ``work`` has to wait for the device before it returns, so that the trace has all kernels.
     """
@@ -149,9 +150,9 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     A mark is the span of host time in which one launch ran. The CUDA calls of that launch lie
     within the span, and each kernel has the number of the call that launched it (``correlation``).
 
-    The entry of a launch is None if its records are incomplete. Records are incomplete if a call
-    has no kernel. A launch without any kernel also counts as incomplete if the trace has kernels of
-    other launches.
+    The entry of a launch is None if the launch's records are incomplete. They are incomplete if a
+    call that launches kernels has no kernel in the trace. They also count as incomplete if the
+    launch has no kernel at all, but other launches have kernels.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
@@ -221,7 +222,7 @@ class _Marks:
     def number_around(self, event: Mapping[str, Any]) -> int | None:
         """Return the number of the mark during which a host event began.
 
-        Return None if there is no such mark on the event's thread.
+        Return None if the event has no time, or if there is no such mark on its thread.
         """
         if "ts" not in event:
             return None
@@ -263,7 +264,10 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
-    """Capture what C libraries print to stdout, and yield a function that returns the new text."""
+    """Capture what C libraries print to stdout.
+
+    Yield a function that returns the text printed since its previous call.
+    """
     # Python and C libraries buffer stdout separately. Both buffers are flushed while descriptor 1
     # is still the real stdout.
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Detect stops of this process by Ctrl-Z, SIGSTOP, a cgroup freezer or a suspension of its VM.
+"""Detect when Ctrl-Z, SIGSTOP, a cgroup freezer or suspension of the VM has stopped this process.
 
 A batch during which the process was stopped says nothing about the device, and the lost time must
 not be charged to the budget. The signal SIGCONT reports most stops when the process resumes. Other
@@ -33,7 +33,7 @@ class Pulse:
 
 
 class BeatingPulse(Pulse):
-    """Pulse of this process, which detects stops from :meth:`start` on."""
+    """Pulse that detects stops of this process after :meth:`start` has been called."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """Rotate results through memory that is not cached, for launches that allocate their result.
 
 If the caller drops each result, PyTorch's allocator returns the same block for every launch, and
-all results of a batch go to lines that the last-level cache still holds. A kernel that writes to
-the result buffer of its operand set has no such advantage. Keeping the latest results alive makes
-the blocks rotate.
+all results of a batch are written to memory that the last-level cache still holds. Such launches
+would seem faster than a kernel that writes to the result buffers of its operand sets, which are not
+cached. This module therefore keeps the latest results alive, so that the allocator returns other
+blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from kernels.config import ceil_div
 
 
 class ResultRotation:
-    """Latest results of the case that is being timed, up to about twice the size of the cache."""
+    """Latest results of the case that is being timed.
+
+    There are as many results as a batch has launches, or fewer if fewer fill the cache twice.
+    """
 
     def __init__(self, cache_bytes: int) -> None:
         self._bytes = 2 * cache_bytes
@@ -66,5 +70,5 @@ class RotatingLaunch:
         return self._rotation.replace(self._bare, index)
 
     def renew(self, launches: int) -> None:
-        """Hold unused blocks for the results of a batch of ``launches`` launches."""
+        """Drop the kept results, and hold unused blocks for a batch of this many launches."""
         self._rotation.reserve(self._example, launches)

@@ -1,9 +1,9 @@
-"""Sample the time of callables with a clock.
+"""Use a clock to sample how long callables take.
 
 A *sample* is one timed batch of launches. The sampler decides how many launches a batch has, what
 precedes the batch (a cache flush, a settling time), and whether the sample must be taken again
-because the hardware slowed itself down or the process was stopped. The sampler does not depend on
-kernels, files or devices.
+because the hardware throttled or the process was stopped. The sampler does not depend on kernels,
+files or devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sweeps.timing.statistics import CHECKPOINTS, finished
 from sweeps.timing.telemetry import RETRY, Reading, Telemetry
 
 PROTOCOL = 1
-"""Version of the measuring method. Measurements of different versions are never mixed."""
+"""Version of the timing protocol. A run with another version cannot be resumed or merged."""
 
 SUSTAINED_SETTLE = 0.3
 """Seconds of unmeasured launches before a sustained batch."""
@@ -30,14 +30,14 @@ SUSTAINED_BATCH = 0.06
 _THROTTLE_RETRIES = 3  # largest number of repetitions if the hardware throttles during a batch
 _STOP_RETRIES = 3  # largest number of repetitions if the process is stopped during a batch
 MAX_EXPOSED = CHECKPOINTS[0]
-"""Number of samples with visible launch gaps after which a case is given up."""
+"""Number of samples with visible launch gaps after which a case is no longer sampled."""
 
 CHECKED_EVERY, LATE = 12, 10
-"""Samples of a case whose results are checked: the first, the 11th, the 23rd and so on.
+"""Numbers that choose the samples of a case to check: the 1st, the 11th, and then every 12th.
 
-``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
-sample, so not every sample is checked. From the eleventh sample on, one operand set of each checked
-sample has changed inputs, to detect a kernel that returns an old result."""
+``LATE`` is the index of the 11th sample, counted from 0. A check costs about as much as a sample,
+so not every sample is checked. For each checked sample from the 11th on, the inputs of one operand
+set are changed, to detect a kernel that returns an old result."""
 
 
 # A first launch is slower than later ones. If it takes longer than this many batches, later ones
@@ -63,7 +63,7 @@ class Checker(Protocol):
         checked.
 
         Raises:
-            Exception: if a result is wrong.
+            Exception: if a result is wrong, or if a launch changed an operand.
         """
         ...
 
@@ -75,7 +75,7 @@ class Checker(Protocol):
         """Launch once more after the last sample, and check the result.
 
         Raises:
-            Exception: if a result is wrong.
+            Exception: if the launch fails, the result is wrong, or a launch changed an operand.
         """
         ...
 
@@ -96,8 +96,8 @@ class Subject:
         launches: number of launches per batch; set by :meth:`Sampler.set_batch`.
         cost: seconds that one sample takes, with its preparation but without a check.
         warm: function that loads into the flushed cache what a launch should find there.
-        renew: function that is called as ``renew(n)`` before a batch of n launches.
-        checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
+        renew: ``renew(n)`` prepares memory for the results of a batch of n launches.
+        checker: checker of the results of some samples (:data:`CHECKED_EVERY`); None to check none.
         checking: approximate seconds to launch once and check the result.
         checked_late: True if a check with changed inputs (:data:`LATE`) was due in this process.
     """
@@ -134,8 +134,8 @@ class Window:
 
     Attributes:
         begin: start of the window, in seconds since the steady run began.
-        seconds: time of one launch.
-        joules: the board's energy counter at the end of the window; None if the board has none.
+        seconds: time per launch.
+        joules: the board's energy counter at the end of the window; None if it is not known.
     """
 
     begin: float
@@ -152,7 +152,8 @@ class Sample:
     Attributes:
         seconds: time per launch.
         cost: seconds that the whole sample took.
-        hidden: False if the time may include gaps between launches that the clock failed to hide.
+        hidden: False if the time may include a stop of the process, or gaps between launches that
+            the clock failed to hide.
         checked: True if the results were due for a check.
         checking: part of ``cost`` that the check took, in seconds.
     """
@@ -234,7 +235,7 @@ class Sampler:
         subject.cost = preparing_seconds + subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Return the seconds that the host needs to flush, or on a GPU to queue the flush."""
+        """Return the host's seconds to flush the cache or, on a GPU, to queue the flush."""
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -242,16 +243,17 @@ class Sampler:
         return self._flush_seconds
 
     def sample(self, subject: Subject) -> Sample:
-        """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
+        """Take one sample, and append its time to the subject's samples.
 
-        A sample with visible gaps is counted in the subject's ``exposed`` instead.
+        If the sample's ``hidden`` is False, it is only counted in the subject's ``exposed``.
 
         A batch during which the hardware throttled is timed again after a pause, up to three times.
         If the hardware still throttles, the last batch is kept with the throttle reasons. From then
-        on, throttled batches are kept at once, until a batch is not throttled.
+        on, throttled batches are not timed again, until the hardware does not throttle during a
+        batch.
 
         Raises:
-            Exception: if a launch fails, or the subject's checker finds a wrong result.
+            Exception: if a launch or a check fails.
         """
         # 1. Decide which sets are launched on, and whether the results are checked. Rejected
         # samples count as well, so that the check and the first set rotate with every attempt.
@@ -296,11 +298,11 @@ class Sampler:
         """Time batch after batch until ``seconds`` have passed, and return a window for each batch.
 
         The device waits for the host between two batches. A batch is not timed again if the
-        hardware slows itself down, because that is part of the steady state. After the last batch,
+        hardware throttles, because throttling is part of the steady state. After the last batch,
         the subject's checker, if any, launches once more and checks the result.
 
         Raises:
-            Exception: if a launch fails, or the subject's checker finds a wrong result.
+            Exception: if a launch or the check fails.
         """
         clock = self._clock
         windows: list[Window] = []
@@ -338,15 +340,15 @@ class Sampler:
         self._clock.wake()
 
     def now(self) -> float:
-        """Return the clock's host time in seconds, without the stops that the pulse has seen."""
+        """Return the host's time in seconds, minus the time that the process has been stopped."""
         return self._clock.now() - self._pulse.lost()
 
     def _set_indices(self, subject: Subject, taken: int) -> Sequence[int]:
         """Return the operand set's index for each launch of a batch, in launch order.
 
-        ``taken`` is the number of the subject's earlier samples, including rejected ones. The first
-        set rotates, so that batches with a single launch also use all sets in turn. A warm burst
-        uses only set 0.
+        ``taken`` is the number of the subject's earlier samples, including rejected ones. The
+        first launch's set changes from batch to batch, so that even batches with a single launch
+        use all sets. A warm burst uses only set 0.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
@@ -381,7 +383,7 @@ class Sampler:
     ) -> Timing:
         """Time one batch, and time it again if the process was stopped during it.
 
-        If ``late``, the inputs of the batch's last operand set are changed first.
+        If ``late``, the checker, if any, first changes the inputs of the last launch's operand set.
         """
         sustained = subject.mode == "sustained"
         changed = indices[-1] if late else None

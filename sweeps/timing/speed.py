@@ -59,11 +59,14 @@ class MachineSpeed:
     def interval(
         self, seconds: Sequence[float], moments: Sequence[float]
     ) -> tuple[float, float] | None:
-        """Return the 95% interval of a case's median over the run; None for fewer than six samples.
+        """Return the 95% interval of a case's median time over the run, in seconds.
 
-        ``seconds`` has the time per launch in each of the case's samples, and ``moments`` the time
-        at which each sample was taken, in seconds since 1970. The result covers the interval of the
-        measured samples and the interval of the samples after correction for the machine's speed.
+        Return None for fewer than six samples. The interval includes the one computed from the
+        measured samples and the one computed after correcting them for the machine's speed.
+
+        Args:
+            seconds: time per launch of each of the case's samples, in seconds.
+            moments: time at which each sample was taken, in seconds since 1970.
         """
         measured = median_interval(seconds)
         if measured is None or not len(self.until):

@@ -1,15 +1,16 @@
 """Median of a few samples, its distribution-free 95% interval, and the rule that ends sampling.
 
-The interval between the k-th smallest and the k-th largest of n samples covers the median with
-probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking again after every sample
-and stopping at the first narrow interval would lower that probability, so the rule looks only at
-the counts of :data:`CHECKPOINTS`.
+The interval between the k-th smallest and the k-th largest of n samples covers the true median with
+a probability of at least 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Checking the
+interval after every sample and stopping as soon as it is narrow would lower that probability, so
+the rule checks the interval only at the sample counts in :data:`CHECKPOINTS`.
 
-Simulations of this rule with independent samples gave these probabilities of covering the median:
+Simulations of this rule with independent samples gave these probabilities of covering the true
+median:
 
 - log-normal noise of 0.3–5%: about 94% or more,
 - exponential noise of 1–3%: about 94% or more,
-- noise that jumps between two speeds: about 90% or more.
+- a random mix of two speeds: about 90% or more.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ LEVEL = 0.95
 Z95 = 1.959964
 """Half the width of a normal distribution's central 95% interval, in standard deviations."""
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
-"""Sample counts at which a case may be finished. A case with the last count is always finished.
+"""Sample counts at which a case may be finished. At the last count, a case is always finished.
 
-The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` in eight
-runs on a CPU (geometric means of results/accuracy/sampler.csv). With a last count of 23, the
-sampler's medians scattered 1.06 times as much as those of ``blocked_autorange``, and sampling took
-0.18 times as long. With a last count of 37, they scattered 0.81 times as much, and sampling took
-0.30 times as long. The last count of 30 is a compromise."""
+The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
+The ratios below are geometric means over eight runs for each count
+(results/accuracy/sampler.csv). With a last count of 23, the sampler's medians scattered 1.06 times
+as much between repetitions as those of ``blocked_autorange``, and sampling took 0.18 times as long.
+With a last count of 37, the medians scattered 0.81 times as much, and sampling took 0.30 times as
+long. The last count of 30 is a compromise between these two."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""
@@ -71,12 +73,18 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def converged(samples: Sequence[float]) -> bool:
-    """Return True if both ends of the interval are within ±1% of the samples' median."""
+    """Return True if both ends of the median's 95% interval are within ±1% of the median.
+
+    Return False for fewer than six samples, because they have no interval.
+    """
     return is_narrow(median(samples), median_interval(samples))
 
 
 def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
-    """Return True if both ends of an interval are within ±1% of the median ``middle``."""
+    """Return True if both ends of ``interval`` are within ±1% of the median ``middle``.
+
+    Return False if ``interval`` is None.
+    """
     if interval is None:
         return False
     lo, hi = interval

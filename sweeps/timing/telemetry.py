@@ -154,8 +154,8 @@ class NvmlTelemetry(Telemetry):
     def _milliwatts(self) -> float | None:
         """Return the power in milliwatts, or None if no power is reported.
 
-        The power at this moment is preferred, because ``nvmlDeviceGetPowerUsage`` returns an
-        average over a second on many GPUs.
+        The instantaneous power is preferred, because on many GPUs ``nvmlDeviceGetPowerUsage``
+        returns an average over one second.
         """
         nvml = self._nvml
         try:
@@ -242,7 +242,7 @@ def gpu_telemetry(gpu: int) -> Telemetry:
 
 
 def other_processes(nvml: Any, handle: Any) -> int:
-    """Return the number of other processes that compute on a GPU, or 0 if NVML does not say."""
+    """Return the number of other processes that compute on a GPU, or 0 if it is unknown."""
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
@@ -263,7 +263,10 @@ def other_processes_on(gpu: int | None) -> int:
 
 
 def is_shared(gpu: int) -> bool:
-    """Return True if several processes may use a GPU at once, or if NVML does not say."""
+    """Return True if several processes may use the GPU at once, or if its compute mode is unknown.
+
+    ``gpu`` is the GPU's ordinal in PyTorch.
+    """
     opened = _open_handle(gpu)
     if opened is None:
         return True

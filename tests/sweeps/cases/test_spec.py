@@ -163,8 +163,8 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'hot'\n", "cache is 'hot'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'weight-cold'\n", "'weights-cold'?"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = ['cold', 'weights-cold']\n"
-         "mode = ['burst', 'sustained']\n", "block 1: cache 'weights-cold' is timed only in "
-         "bursts; remove 'sustained' from mode."),
+         "mode = ['burst', 'sustained']\n", "block 1: cache 'weights-cold' is available only "
+         "in mode 'burst'; remove 'sustained' from mode."),
         ("question = 'Why?'\nop = 'projections'\n[[block]]\ncount = 3\nm = 1\nn = 1\nk = 1\n"
          "cache = 'weights-cold'\n", "cache 'weights-cold' is available only for gemm and linear, "
          "not for projections; use 'cold' or 'warm'."),
@@ -184,7 +184,7 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "the right side of"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == nan']\n", "the right side of"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops < dtype']\n",
-         "must be a number, a size or a quantity, not 'dtype'; use one of batch, m, n, k, flops, "
+         "must be a number or a name such as flops, not 'dtype'; use one of batch, m, n, k, flops, "
          "bytes, intensity."),
         (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are defined in terms of"),
         (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 'm'\n",

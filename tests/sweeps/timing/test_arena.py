@@ -50,7 +50,7 @@ def test_the_arena_has_a_limit_and_says_so() -> None:
     small, large = Gemm(64, 64, 64, "fp32"), Gemm(1024, 1024, 1024, "fp32")
     arena.reserve(small, 10_000)
     assert arena.capacity(small) == (1 << 20) // set_bytes(small)
-    with pytest.raises(ArenaFullError, match="one operand set needs"):
+    with pytest.raises(ArenaFullError, match="the inputs of one operand set need"):
         arena.capacity(large)  # the arena is already allocated, and smaller
 
 
