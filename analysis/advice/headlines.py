@@ -198,7 +198,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
         "alignment",
         f"Sizes{where} that are not multiples of {_WIDE} reach on average {speed:.0%} "
         f"({percent_range(lo, hi)}) of the speed of the next smaller round size.{other_means} "
-        f"On average{where if others else ''}, {_sufficient_multiple(affected)}.",
+        f"On average{where if others else ''}, {_multiples_clause(affected)}.",
         speed,
         lo,
         hi,
@@ -206,8 +206,27 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     )
 
 
-def _sufficient_multiple(rows: pd.DataFrame) -> str:
-    """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
+def _multiples_clause(rows: pd.DataFrame) -> str:
+    """Say in a clause which multiples are on average nearly as fast as multiples of 16.
+
+    ``rows`` is as in :func:`_sufficient_multiple`.
+    """
+    sufficient = _sufficient_multiple(rows)
+    *_, second_largest, largest = _MULTIPLES
+    if sufficient == 1:
+        return "alignment hardly matters"
+    if sufficient == largest:
+        return (
+            f"multiples of {second_largest} are more than {_HARDLY:.0%} slower than multiples of "
+            f"{largest}"
+        )
+    return (
+        f"multiples of {sufficient} are less than {_HARDLY:.0%} slower than multiples of {largest}"
+    )
+
+
+def _sufficient_multiple(rows: pd.DataFrame) -> int:
+    """Return the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
     ``rows`` come from :func:`alignment_series`, and include the rows of the base sizes.
     """
@@ -218,18 +237,9 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
     # The difference of two log speeds is about the relative difference of the speeds. The largest
     # multiple always reaches this speed.
     sufficient_log_speed = mean_log_speed[_MULTIPLES[-1]] - _HARDLY
-    smallest = next(
+    return next(
         multiple for multiple in _MULTIPLES if mean_log_speed[multiple] >= sufficient_log_speed
     )
-    if smallest == 1:
-        return "alignment hardly matters"
-    *_, second_largest, largest = _MULTIPLES
-    if smallest == largest:
-        return (
-            f"multiples of {second_largest} are more than {_HARDLY:.0%} slower than multiples of "
-            f"{largest}"
-        )
-    return f"multiples of {smallest} are less than {_HARDLY:.0%} slower than multiples of {largest}"
 
 
 def layout(table: pd.DataFrame) -> Headline | None:

@@ -108,7 +108,7 @@ class AccountLine:
 
 @dataclass(frozen=True)
 class OtherOperations:
-    """Bytes that other operations of one kind move, and the time in µs of moving these bytes."""
+    """Bytes that other operations of one kind move, and the time that they take for it, in µs."""
 
     what: str
     bytes: int

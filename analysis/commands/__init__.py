@@ -1,1 +1,4 @@
-"""Commands of the analysis package, one module per group of subcommands."""
+"""Commands of the analysis package.
+
+A module has one command, a few related commands, or code that commands share.
+"""

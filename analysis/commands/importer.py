@@ -52,7 +52,8 @@ def import_tables(files: Sequence[Path], machine: str | None, results: Path) -> 
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
     if not by_slug:
         raise UserError(
-            "no table with bf16 rows belongs to a machine in machines.toml; give other files."
+            "none of the tables has bf16 times of a known machine; give the gemm_perf.parquet of "
+            "a known machine."
         )
     chosen = by_slug
     if machine is not None:

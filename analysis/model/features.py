@@ -149,7 +149,8 @@ class Inputs:
         The columns describe:
 
         - the sizes, their products and ratios, the estimated time and the intensity;
-        - the limits of the estimate, its tile, its waves and its efficiencies;
+        - the parts of the estimated time, such as compute and memory, and the estimate's tile,
+          waves and efficiencies;
         - the tail efficiency with each usual tile;
         - the factors of two in M, N and K, because libraries choose kernels by alignment;
         - if ``offsets`` is given, its columns, and the ratio of the problem's bytes to the size of

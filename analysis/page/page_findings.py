@@ -23,7 +23,7 @@ from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED, RuleResult
 from analysis.rules.rules_report import SHARES
 from analysis.slices.cliffs import largest_cliff
-from analysis.slices.series import DIMENSIONS, fastest_gemms, roofline_series
+from analysis.slices.series import DIMENSIONS, LEAST_COMPARED, fastest_gemms, roofline_series
 from analysis.units import rate
 from kernels.common.counts import counted
 from sweeps.schema import problem_of
@@ -124,15 +124,17 @@ def accuracy(report: PageReport) -> str:
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = accuracy_headline(report.analysis)
-    sentence = headline.text if headline else "Too few cases were timed to judge the predictions."
-    limits = report.analysis.table["predicted_limit"]
-    medians = report.analysis.errors.groupby(limits).median().sort_values()
-    if len(medians) > 1:  # a single limit cannot be worse than others
-        sentence += (
-            f" The median error is largest for cases whose predicted limit is {medians.index[-1]}: "
-            f"{medians.iloc[-1]:.1%}."
-        )
-    return sentence
+    if headline is None:
+        return "Too few cases were timed to judge the predictions."
+    by_limit = report.analysis.errors.dropna().groupby(report.analysis.table["predicted_limit"])
+    medians = by_limit.median()[by_limit.size() >= LEAST_COMPARED]
+    if len(medians) < 2:  # a single limit cannot be worse than others
+        return headline.text
+    worst = medians.idxmax()
+    return (
+        f"{headline.text} The median error is largest for cases whose predicted limit is {worst}: "
+        f"{medians[worst]:.1%}."
+    )
 
 
 def neighbourhood(report: PageReport) -> str:

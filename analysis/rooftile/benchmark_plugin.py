@@ -98,8 +98,8 @@ class KernelBenchmark:
         # this fixture, the benchmark was created without the replaying timer.
         if self._benchmark.stats["min"] != min(samples.seconds):
             pytest.fail(
-                "a test that uses the fixture kernel_benchmark must not also use the fixture "
-                "benchmark; remove benchmark from the test's arguments.",
+                "a test that uses the kernel_benchmark fixture must not also use the benchmark "
+                "fixture; remove benchmark from the test's arguments.",
                 pytrace=False,
             )
         return samples.result

@@ -265,7 +265,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
         memory_times.append(moving_seconds(case.workload, machine) if is_known else np.nan)
 
     def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Predict the seconds of problems; ``owners`` has the position of each problem's case."""
+        """Predict each problem's time in seconds; ``owners`` has the positions of their cases."""
         implementations = [cases[i].implementation for i in owners]
         return model.predict(Query.with_implementations(problems, implementations)).estimate.time
 

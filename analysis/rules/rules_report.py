@@ -19,6 +19,22 @@ SHARES = ("amdahl", "tc-used")
 that is reached, and for ``tc-used``, a share of time."""
 
 
+_EFFECTS = (
+    "An effect is usually a ratio of times or of speeds, above 1 where following the rule pays. "
+    "Its 95% interval, in brackets, decides the verdict, unless groups of pairs, such as the pairs "
+    "in one dtype, contradict one another. A rule that claims *up to* a gain is judged by its best "
+    "group, whose interval has a higher confidence level. A group is *uncertain* if its interval "
+    "includes 1 and the ends of the interval differ by more than a factor of 10. The model says "
+    "nothing about settings that it does not know, such as the alignment of addresses."
+)
+
+_SHARE_EFFECTS = (
+    "The effects of `amdahl` and `tc-used` are shares, and their intervals are not 95% intervals. "
+    "The interval of `amdahl` is computed from the 95% intervals of two median times. The interval "
+    "of `tc-used` extends from the lowest to the highest share among the profiled steps of models."
+)
+
+
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """Write ``rules.csv``, ``.json`` and ``.md``, and ``tensor-cores.md`` if models were profiled.
 
@@ -50,37 +66,32 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "",
         plain(caption).replace("  ·  ", ", ") + ".",
         "",
-        f"{counts_sentence(rows)} An effect is usually a ratio of times or of speeds, above 1 "
-        "where following the rule pays. Its 95% interval, in brackets, decides the verdict, unless "
-        "groups of pairs, such as the pairs in one dtype, contradict one another. A rule that "
-        "claims *up to* a gain is judged by its best group, whose interval has a higher confidence "
-        "level. A group is *uncertain* if its interval includes 1 and the ends of the interval "
-        "differ by more than a factor of 10. The model says nothing about settings that it does "
-        "not know, such as the alignment of addresses.",
+        f"{counts_sentence(rows)} {_EFFECTS}",
         "",
     ]
     if any(row.id in SHARES for row in judged):
-        lines += [
-            "The effects of `amdahl` and `tc-used` are shares, and their intervals are not 95% "
-            "intervals. The interval of `amdahl` is computed from the 95% intervals of two median "
-            "times. The interval of `tc-used` extends from the lowest to the highest share among "
-            "the profiled steps of models.",
-            "",
-        ]
+        lines += [_SHARE_EFFECTS, ""]
     if machine.kind == "cpu":
         lines += ["**This is a CPU: the verdicts hold for it and say nothing about a GPU.**", ""]
-    lines += [
-        "| rule | statement | verdict | effect | the model says | pairs | what was compared |",
-        "|---|---|---|---|---|---|---|",
-        *(_table_line(row) for row in judged),
-        "",
-        "## Without a verdict",
-        "",
-        "| rule | statement | reason |",
-        "|---|---|---|",
-        *(table_row([row.id, f"{row.statement} ({row.source})", row.reason]) for row in not_judged),
-        "",
-    ]
+    if judged:
+        lines += [
+            "| rule | statement | verdict | effect | the model says | pairs | what was compared |",
+            "|---|---|---|---|---|---|---|",
+            *(_table_line(row) for row in judged),
+            "",
+        ]
+    if not_judged:
+        lines += [
+            "## Without a verdict",
+            "",
+            "| rule | statement | reason |",
+            "|---|---|---|",
+            *(
+                table_row([row.id, f"{row.statement} ({row.source})", row.reason])
+                for row in not_judged
+            ),
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -339,7 +339,9 @@ def _inspect(call: LaunchSpec, warps: int) -> _Facts:
     kernel, log = _compile_with_log(call)
     usage = _RESOURCES.search(log)
     if usage is None:
-        raise RuntimeError("ptxas wrote no resource report.")
+        raise RuntimeError(
+            "the output of ptxas has no register counts; install the Triton of constraints.txt."
+        )
     ptx = kernel.asm["ptx"]
     stored_bytes, loaded_bytes, registers = map(int, usage.groups())
     return _Facts(

@@ -76,7 +76,7 @@ def differing_cells(stored_document: str, new_document: str) -> list[str]:
     for names, cell in _cells_of(new_document).items():
         stored_cell = stored_cells.get(names)
         if stored_cell is None:
-            lines.append(f"{' '.join(names)}: {cell} is new")
+            lines.append(f"{' '.join(names)}: new, {cell}")
         elif stored_cell != cell:
             lines.append(f"{' '.join(names)}: {cell} instead of {stored_cell}")
     return lines

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from kernels.correctness import sets_at_once
 from kernels.library.vendor import LibraryConfig, library_settings
 from kernels.operands import Operands, conv_shapes
 from kernels.operation import Layer, Lstm, Series, Workload
@@ -62,7 +63,6 @@ _BLOCK = 1024  # adjacent elements that are summed and tested together
 _VECTORS = 4  # random vectors: columns of V
 _LARGEST = 4.0  # standard deviations of one large element, which dominates a short sum
 _MAX_ELEMENTS = 1 << 25  # largest part of a 16-bit operand that is held in fp32 at a time
-_STACKED_ELEMENTS = 1 << 22  # largest size of sets that are stacked and tested at once, in elements
 
 
 def remainders(
@@ -248,8 +248,7 @@ def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
 
 def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
     """Yield slices of ``sets``, each to be tested at once: one large set, or several small sets."""
-    set_elements = sum(tensor.numel() for tensor in sets[0])
-    count = max(1, _STACKED_ELEMENTS // set_elements)
+    count = sets_at_once(sum(tensor.numel() for tensor in sets[0]))
     for start in range(0, len(sets), count):
         yield slice(start, start + count)
 
@@ -338,7 +337,10 @@ def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
         return _grouped(conv, _filter_gradient(conv, x, size, dy.flatten(1, 2)), 0)
 
     def over_inputs(dy: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient (output channels, input channels, …) for x (n, groups, …)."""
+        """Return the filter's gradient (output channels, input channels, …).
+
+        ``x`` is (n, groups, input channels of a group, …).
+        """
         size = (conv.kout, x.shape[2], conv.r, conv.s)
         return _filter_gradient(conv, x.flatten(1, 2), size, dy)
 

@@ -1,4 +1,4 @@
-"""Verdict on results, from a float64 reference of sampled entries and from Freivalds' identity."""
+"""Verify results: compare sampled entries with float64, and test all by Freivalds' identity."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ SHAPE: dict[str, tuple[str, ...]] = {
     "timesteps": ("m", "n", "k"),
     "lstm": ("minibatch", "hidden", "features"),
 }
-"""For each operation, the names of the sizes in a listed shape, in order."""
+"""Names of the sizes in a listed shape, in order, by operation."""
 _BATCH = {  # name of the size that is always an axis, by operation
     "gemm": "batch", "conv": "images", "linear": "tokens", "layer": "images",
     "projections": "count", "timesteps": "count", "lstm": "steps",

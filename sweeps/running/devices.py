@@ -163,7 +163,8 @@ def _salt(results: Path) -> str:
     path = results / _SALT
     with claimed(path):
         salt = ""
-        with suppress(OSError, UnicodeDecodeError):  # there is no salt yet, or the file is damaged
+        # The file does not exist yet, or is damaged. A file that cannot be read keeps its salt.
+        with suppress(FileNotFoundError, UnicodeDecodeError):
             salt = path.read_text(encoding="ascii")
         if not salt:
             salt = secrets.token_hex(16)

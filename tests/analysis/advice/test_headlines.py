@@ -12,7 +12,7 @@ import pytest
 
 from analysis.advice.headlines import (
     Headline,
-    _sufficient_multiple,
+    _multiples_clause,
     alignment,
     changes,
     headlines,
@@ -105,12 +105,12 @@ def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: 
         ((), "alignment hardly matters"),
     ],
 )
-def test_the_sufficient_multiple_is_one_that_is_fast(
+def test_the_multiples_clause_is_one_that_is_fast(
     slow_offsets: tuple[int, ...], words: str
 ) -> None:
     offsets = range(0, 17, 4)
     speeds = [0.5 if offset in slow_offsets else 1.0 for offset in offsets]
-    assert _sufficient_multiple(pd.DataFrame({"offset": offsets, "relative": speeds})) == words
+    assert _multiples_clause(pd.DataFrame({"offset": offsets, "relative": speeds})) == words
 
 
 def test_a_planted_layout_is_found(analysis: Analysis) -> None:

@@ -74,7 +74,7 @@ def test_without_benchmarks_kernels_are_only_checked(tmp_path: Path) -> None:
     assert "cache is 'hot'; use 'cold' or 'warm'." in output
     only = run(tmp_path, "--benchmark-only", "--benchmark-disable-gc", "-k", "warm or both")
     assert "1 failed, 1 passed" in only
-    assert "must not also use the fixture benchmark" in only
+    assert "must not also use the benchmark fixture" in only
 
 
 def test_the_timer_reads_each_sample_once() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels import correctness
 from kernels.correctness import identity
 from kernels.correctness.identity import LIMIT, remainders
 from kernels.library.calls import conv_call
@@ -131,7 +132,7 @@ def test_each_of_many_sets_has_its_own_remainder(monkeypatch: pytest.MonkeyPatch
     results = [right(gemm, operands) for operands in sets]
     results[4][3, 3] += 30
     for together in (1 << 22, 3 * (20 * 30 + 20 * 40 + 30 * 40), 1):
-        monkeypatch.setattr(identity, "_STACKED_ELEMENTS", together)
+        monkeypatch.setattr(correctness, "STACKED_ELEMENTS", together)
         found = remainders(gemm, sets, results, 1) or []
         assert [value > LIMIT["fp32"] for value in found] == [False] * 4 + [True] + [False] * 2
 
