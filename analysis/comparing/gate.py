@@ -93,7 +93,8 @@ class GateResult:
         shift_verdict: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for the common shift; empty
             if no common shift was estimated.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
-        found: whether each case slowed down significantly more than the others, by any amount.
+        is_significant: whether each case slowed down significantly more than the others, by any
+            amount.
         p: probability that an unchanged case has at least the measured deviation; NaN if the error
             of the deviation is unknown.
         detectable: the detectable change, as a logarithm; NaN if the error is unknown.
@@ -111,7 +112,7 @@ class GateResult:
     counted: float
     shift_verdict: str
     case_verdicts: tuple[str, ...]
-    found: np.ndarray
+    is_significant: np.ndarray
     p: Reals
     detectable: Reals
     more_rounds: Reals
@@ -145,7 +146,7 @@ class GateResult:
 
         The mask is all False if each version has at least three processes.
         """
-        return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
+        return self.is_significant & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 
 def judge_changes(
@@ -169,10 +170,10 @@ def judge_changes(
     #    so a tiny number takes its place in the division.
     p = stats.t.sf(changes.deviation / np.maximum(error, 1e-300), freedom)
     has_error = np.isfinite(error)
-    found = np.zeros(len(p), dtype=bool)
+    is_significant = np.zeros(len(p), dtype=bool)
     if has_error.any():
         adjusted = stats.false_discovery_control(np.where(has_error, p, 1.0))
-        found = has_error & (adjusted <= _FALSE_CASES)
+        is_significant = has_error & (adjusted <= _FALSE_CASES)
     # 2. Find those of them whose ratio reaches the threshold, and the cases that are below it.
     detectable = _detectable_in_errors(freedom, _level_of_one_case(changes)) * error
     log_ratio = changes.deviation + counted_shift
@@ -180,8 +181,8 @@ def judge_changes(
     deviation_limit = limit - counted_shift
     highest = log_ratio + stats.t.isf(_FALSE_BELOW, freedom) * error
     with np.errstate(invalid="ignore"):
-        is_slower = found & (log_ratio >= limit) & are_enough
-        is_below = (highest < limit) | (~found & (detectable <= deviation_limit))
+        is_slower = is_significant & (log_ratio >= limit) & are_enough
+        is_below = (highest < limit) | (~is_significant & (detectable <= deviation_limit))
     verdicts = np.select([is_slower, is_below], [SLOWER, BELOW], UNCLEAR).tolist()
     # 3. Combine the verdicts on the cases and on the shift.
     lost = lost or {}
@@ -198,7 +199,7 @@ def judge_changes(
         counted=counted_shift,
         shift_verdict=shift_verdict,
         case_verdicts=tuple(verdicts),
-        found=found,
+        is_significant=is_significant,
         p=p,
         detectable=detectable,
         more_rounds=_more_rounds(changes, max(deviation_limit, 0.0)),
@@ -335,7 +336,7 @@ def gate_json(result: GateResult) -> dict[str, Any]:
                 "ratio_lo": _number(lo[i]),
                 "ratio_hi": _number(hi[i]),
                 "p": _number(result.p[i]),
-                "found": bool(result.found[i]),
+                "found": bool(result.is_significant[i]),
                 "verdict": result.case_verdicts[i],
                 "detectable": _change(result.detectable[i]),
                 "more_rounds": _whole(result.more_rounds[i]),

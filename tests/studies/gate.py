@@ -71,16 +71,16 @@ def judge_setting(setting: BenchmarkSetting, runs: int) -> dict[str, Any]:
         old, new = benchmark.run(), benchmark.run()
         result = judge_changes(estimate_changes(old, new), THRESHOLD)
         counts["failed"] += result.verdict == FAIL
-        counts["suspected"] += bool(result.found.any())
+        counts["suspected"] += bool(result.is_significant.any())
         counts["passed"] += result.verdict == PASS
         detectable.append(math.expm1(float(np.median(result.detectable))))
         chosen = rng.choice(setting.cases, planted, replace=False)
         changes = {int(i): float(result.detectable[i]) for i in chosen}
-        found = judge_changes(estimate_changes(old, slowed(new, changes)), THRESHOLD).found
+        found = judge_changes(estimate_changes(old, slowed(new, changes)), THRESHOLD).is_significant
         named += int(found[chosen].sum())
         others += int(found.sum() - found[chosen].sum())
         second = judge_changes(estimate_changes(old, benchmark.run(changes)), THRESHOLD)
-        again += int(second.found[chosen].sum())
+        again += int(second.is_significant[chosen].sum())
     return {
         "runs": runs,
         **{name: count / runs for name, count in counts.items()},

@@ -97,7 +97,8 @@ def by_gate(old: Sequence[Path], new: Sequence[Path]) -> tuple[str, set[str]]:
     """The gate's answer, and the cases that it calls slower."""
     sides = [[read_benchmarks(path) for path in side] for side in (old, new)]
     result = judge_changes(estimate_changes(sides[0], sides[1]), THRESHOLD)
-    named = {name for name, is_found in zip(result.changes.names, result.found, strict=True)
+    significant = result.is_significant
+    named = {name for name, is_found in zip(result.changes.names, significant, strict=True)
              if is_found}  # fmt: skip
     return result.verdict, {short(name) for name in named}
 

@@ -104,7 +104,7 @@ def test_the_detectable_change_is_found_in_80_percent_of_new_runs(freedom: float
 
 def test_slower_by_less_than_the_threshold_is_no_failure() -> None:
     result = answer(QUIET, {3: math.log(1.015)}, threshold=0.05)
-    assert result.found[3]
+    assert result.is_significant[3]
     assert (result.case_verdicts[3], result.verdict) == (BELOW, PASS)
 
 
@@ -155,7 +155,7 @@ def test_fewer_than_three_processes_name_a_slower_case_but_does_not_fail(
         for count, changes in ((old, {}), (new, {3: math.log(1.2)}))
     ]
     result = judge_changes(estimate_changes(sides[0], sides[1]), 0.03)
-    assert np.flatnonzero(result.found).tolist() == [3]
+    assert np.flatnonzero(result.is_significant).tolist() == [3]
     assert (result.verdict, result.case_verdicts[3]) == (CANNOT_TELL, UNCLEAR)
     assert result.more_processes[3] >= 1
     text = gate_text(result)
@@ -203,7 +203,7 @@ def test_false_alarms_are_rare_and_stated_changes_are_found(setting: BenchmarkSe
         failed += result.verdict == FAIL
         chosen = rng.choice(setting.cases, planted, replace=False)
         changed = slowed(new, {int(i): float(result.detectable[i]) for i in chosen})
-        named += judge_changes(estimate_changes(old, changed), 0.03).found[chosen].sum()
+        named += judge_changes(estimate_changes(old, changed), 0.03).is_significant[chosen].sum()
     assert failed <= 5
     assert named >= 0.65 * 30 * planted
 
@@ -363,7 +363,7 @@ def test_a_slowdown_close_to_the_threshold_is_not_helped_by_zero_more_rounds() -
     )  # fmt: skip
     result = judge_changes(changes, 0.03)
     assert (result.verdict, result.case_verdicts[0]) == (CANNOT_TELL, UNCLEAR)
-    assert result.found[0]
+    assert result.is_significant[0]
     text = gate_text(result)
     assert "add 0" not in text
     assert "More processes of each version would narrow the intervals." in text
