@@ -341,9 +341,9 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of one group's channels.
+        """Largest power of two, at most 16, that divides the size in bytes of a group's channels.
 
-        The channels of an input pixel and those of an output pixel are both considered.
+        It divides the size of the channels in an input pixel and in an output pixel.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 

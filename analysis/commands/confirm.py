@@ -117,7 +117,7 @@ def measure_best_guesses(
 def measure_questions(
     problems: Sequence[Problem], question: Question, machine: str | None, request: Request
 ) -> Basis:
-    """Time the best candidates for problems on this machine; return the basis of answers.
+    """Time the best candidates for each problem on this machine; return the basis for the answers.
 
     The budget of ``request`` is not used.
 

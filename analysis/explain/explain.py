@@ -141,9 +141,9 @@ class TraceVerdict:
 
     Attributes:
         files: names of the traces.
-        machine: the machine that the times are compared with.
+        machine: the machine whose expected times the traced times are compared with.
         account: traced time by operation, and idle time by reason.
-        operations: the operations, the largest possible saving first.
+        operations: traced operations with their expected times, the largest possible saving first.
         findings: ways to save time, the largest saving first.
         source: measurements or constants that the expected times are based on, in words.
         slowdown: factor by which the whole machine is slower than expected. It is the median ratio

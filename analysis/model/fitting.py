@@ -1,10 +1,10 @@
 """Fit the model of one group to measured cases: constants, weights of public tables, then trees.
 
 Constants and weights are the unknowns of one penalised least-squares problem. Each unknown starts
-at the prior's value, and its distance from that value is penalised, as in ridge regression. A more
-certain prior has a larger penalty. The prior is least certain about the scale that all constants
-share, so a few measured cases mainly change this scale. With hundreds of cases, the penalty hardly
-matters.
+at the prior's value, and its distance from that value is penalised, as in ridge regression. The
+more certain the prior is about an unknown, the larger the penalty. The prior is least certain about
+the scale that all constants share, so a few measured cases mainly change this scale. With hundreds
+of cases, the penalty hardly matters.
 """
 
 from __future__ import annotations

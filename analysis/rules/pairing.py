@@ -287,10 +287,10 @@ def _speed_ups(
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
     """Pair a GEMM just past a tile or wave edge with one just before the edge, and compare times.
 
-    The edges are those of the tile that :func:`large_tile` assumes. Past an edge of the kind
-    ``wave``, the GEMM has more waves, and the claim is the ratio of the numbers of waves. Past an
-    edge of the kind ``tile``, the GEMM has more tiles but not more waves, and the pair has no
-    claim. A CPU has no waves, so it has only tile edges.
+    The tile and wave edges follow from the tile size that :func:`large_tile` returns. Past an edge
+    of the kind ``wave``, the GEMM has more waves, and the claim is the ratio of the numbers of
+    waves. Past an edge of the kind ``tile``, the GEMM has more tiles but not more waves, and the
+    pair has no claim. A CPU has no waves, so it has only tile edges.
 
     Two GEMMs on Tensor Cores are paired only if their rows have the same alignment in bytes,
     because cuBLAS on an H100 takes up to eight times as long for misaligned rows.

@@ -9,8 +9,10 @@ addresses and masks of loads, and elements outside the matrix are read as zeros.
 A TMA descriptor holds the address, sizes and strides of a matrix. The host builds the descriptors
 of each operand set, and passes them as kernel parameters. Only a warp-specialised kernel
 (``specialize=on``) builds the descriptors on the device, and therefore takes several microseconds
-longer to start. A kernel with plain loads is used instead if the config has
-``tma=off``, as on GPUs older than Hopper, or if TMA cannot read A or B (:func:`_tma_order`).
+longer to start.
+
+A kernel with plain loads takes the place of the TMA kernels if the config has ``tma=off``, as on
+GPUs older than Hopper, or if TMA cannot read A or B (:func:`_tma_order`).
 """
 
 from __future__ import annotations

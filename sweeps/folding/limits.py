@@ -10,6 +10,7 @@ If the limit is right, a shorter time is a measurement error. The limit is the l
 
 from __future__ import annotations
 
+from kernels.common.program import command
 from kernels.machine import Machine, known_machines
 from kernels.problem import DTYPE_BYTES, Conv, Gemm
 from sweeps.cases.case import Case
@@ -63,7 +64,7 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
         return True, (
             f"a launch took {seconds * 1e6:.3g} µs, but {machine.name} needs at least "
             f"{minimum * 1e6:.3g} µs at its peak rates, so this time is wrong. Check the timer "
-            "with `python -m sweeps doctor --clock`."
+            f"with {command('sweeps doctor --clock')}."
         )
     speed_over_ceiling = minimum / seconds
     if speed_over_ceiling <= _MEASURED_SLACK:

@@ -47,7 +47,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 
     A GEMM of size 1024³, or 256³ for an emulated dtype, is launched up to 20 times, and its best
     rate is the peak. A tensor of 256 MiB is copied up to 20 times, and the best rate is the
-    bandwidth, where both the read and the write count.
+    bandwidth. The rate includes both the bytes read and the bytes written.
     """
     clock = CpuClock()
     # 1. Measure the peaks with a GEMM of each dtype.

@@ -78,9 +78,9 @@ def begin(
             without the time of its original shape is useless.
 
     Raises:
-        UserError: if a sweep or the device cannot be used, no case can be planned, the recorded run
-            does not fit the request or the device, another process is using the run, the recorded
-            plan cannot be read, or a file cannot be written.
+        UserError: if a sweep or the device cannot be used, if no case can be planned, if the
+            recorded run does not fit the request or the device, or if another process is using the
+            run. Also if the recorded plan cannot be read, or if a file cannot be written.
         OSError: if a sample file cannot be read, or a file of an old run cannot be moved.
     """
     sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)

@@ -12,7 +12,7 @@ from kernels.common.program import ROOT
 from tests.support.installed import MEASURING, QUESTION, Installed, build
 from tests.support.published import PUBLISHED, SLUG
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installed")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("installed")]
 
 MOST_BYTES = 1_000_000
 SWEEP = """question = "Is a round size faster?"
@@ -83,7 +83,6 @@ def test_without_pytorch_it_answers_and_says_what_measuring_needs(asking: Instal
     assert whose.strip().endswith("site-packages/kernels/__init__.py"), f"kernels is {whose}"
 
 
-@pytest.mark.long
 def test_with_pytorch_it_audits_measures_and_runs_the_notebook(measuring: Installed) -> None:
     here = measuring
     (here.work / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")

@@ -408,7 +408,7 @@ def test_the_command_prints_and_writes_everything(tmp_path: Path) -> None:
     assert analysis("explain", trace).stdout.startswith("t.json.gz on nvidia-h100-sxm: ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trace_of_50_mb_is_explained_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     write_trace(path, 50_000_000)

@@ -107,7 +107,7 @@ def test_a_root_gives_a_report_for_each_machine(
     assert capsys.readouterr().out.count("64 GPUs of 8 nodes") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wider_margin_accuses_fewer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

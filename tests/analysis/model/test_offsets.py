@@ -92,7 +92,7 @@ def test_a_few_rows_on_top_of_a_collection_are_worth_many(prior: CollectionTrees
     assert 0.8 < np.mean((found.lo <= true) & (true <= found.hi)) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_collection_that_says_nothing_is_left_out(
     prior: CollectionTrees, nonsense: CollectionTrees
 ) -> None:

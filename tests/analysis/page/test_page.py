@@ -107,7 +107,7 @@ def test_a_page_of_a_usual_sweep_is_under_two_megabytes(tmp_path: Path) -> None:
     assert write(recording.folder).stat().st_size < 2e6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_recordings_stand_side_by_side(tmp_path: Path) -> None:
     need_browser()
     cases = gemm_cases(dict.fromkeys(random_sizes(60)))

@@ -124,7 +124,7 @@ def test_a_planted_penalty_of_misalignment_is_found(
     assert covered >= 90
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_planted_step_of_a_wave_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
     bm, bn = large_tile("hopper", "bf16")

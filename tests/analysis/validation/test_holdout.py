@@ -211,7 +211,7 @@ def test_each_algorithm_of_a_convolution_has_its_law_and_is_reported_apart() -> 
     some = source.by_algorithm("winograd-4x4")
     assert set(some.algorithms) == {"winograd-4x4"}
     with pytest.raises(
-        UserError, match="with 'fft'; use one of implicit-gemm, winograd-2x2, winograd"
+        UserError, match="algorithm 'fft'; use one of implicit-gemm, winograd-2x2, winograd"
     ):
         source.by_algorithm("fft")
 
@@ -292,7 +292,7 @@ def test_chosen_rows_are_spread_evenly() -> None:
     assert choose_rows(features, 5000).tolist() == list(range(1000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: PublicRows) -> None:
     points = learning_curve(source, H100, counts=(32, 128, 100_000))
     rows = [point for point in points if point.holdout == "rows"]

@@ -43,7 +43,7 @@ def test_a_span_without_a_reading_takes_the_last_one() -> None:
     assert sensors.between(time.monotonic() + 100, time.monotonic() + 101).sm_mhz == 1980.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reading_and_asking_at_once_does_no_harm() -> None:
     """The deque grows while it is read. Without the lock, 3 of 300 calls raised an error."""
     sensors = NvmlTelemetry(FakeNvml(), "card")
