@@ -74,7 +74,7 @@ record:  ## measure everything that this machine supports, into one archive; res
 import:  ## public tables as recordings under results/public/ (MACHINE=slug)
 	@$(call python,public page?); "$$py" -m analysis import $(of_machine)
 
-attacks:  ## wrong kernels, kills, damaged files, hostile names, a real Slurm: the long tests, some hours
+attacks:  ## wrong kernels, kills, damaged files, hostile names, the wheel: the long tests, some hours
 	@$(call python,test page? public? models?); $(pytest) --tier long -o faulthandler_timeout=14400
 
 bench:  ## benchmark our own code

@@ -177,7 +177,7 @@ def _show_plan(
     from sweeps.running.request import DEFAULT_BUDGET
 
     budget_seconds = parse_seconds(budget) or DEFAULT_BUDGET[machine.kind]
-    rows = plan_rows(names, machine, budget_seconds, cores)
+    rows, total_seconds = plan_rows(names, machine, budget_seconds, cores)
     if json:
         print_json(rows)
         return
@@ -187,7 +187,6 @@ def _show_plan(
             f"{row['name']:20} {row['cases']:5,} {noun} {row['planned']:5,} in the plan, "
             f"about {row['expected_s']:6,.0f} s"
         )
-    total_seconds = sum(row["expected_s"] for row in rows)
     checking_seconds = sum(row["checking_s"] for row in rows)
     share_text = ""
     if total_seconds:

@@ -77,10 +77,10 @@ class Forest:
         from sklearn import config_context
         from sklearn.tree import ExtraTreeRegressor
 
-        if features.ndim != 2 or features.shape[1] > _MAX_FEATURES:
+        if features.ndim != 2 or not 1 <= features.shape[1] <= _MAX_FEATURES:
             raise ValueError(
                 f"features have the shape {features.shape}; the shape must be (rows, features), "
-                f"with at most {_MAX_FEATURES} features"
+                f"with 1 to {_MAX_FEATURES} features"
             )
         if not len(values) or len(features) != len(values):
             raise ValueError("features and values must have equally many rows, at least one")

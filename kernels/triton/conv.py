@@ -33,12 +33,13 @@ from kernels.triton.family import (
     input_precision,
     wide_unit,
 )
-from kernels.triton.gemm import MIN_USES, GemmFamily, aligned, transpose_call
+from kernels.triton.gemm import MIN_USES, GemmFamily, aligned, should_repack, transpose_call
 from kernels.triton.persistent import TritonPersistent
 from kernels.triton.splitk import TritonSplitK
 from kernels.triton.tiled import TritonTiled
 
 SPLITS = (1, 2, 4, 8, 16, 32)
+_MIN_COLUMNS = 16  # fewest channels of the result in a group for which filters are transposed
 
 
 class TritonConv(TritonFamily):
@@ -122,7 +123,7 @@ class TritonConv(TritonFamily):
         gemm = as_gemm(problem)
         if config.gemm and gemm is not None:
             return _gemm_family(config).scratch(gemm, config.gemm_config)
-        repacked = _repacked_elements(problem) if config.repack else 0
+        repacked = _repacked_elements(problem) if config.repack and not config.gemm else 0
         elements = repacked + math.prod(self._parts_shape(problem, config) or (0,))
         return (elements,) if elements else ()
 
@@ -228,7 +229,9 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
     gemm = as_gemm(conv)
     if gemm is None:
         return
-    for config in _PERSISTENT.candidates(gemm, machine):
+    # Persistent kernels do not transpose operands in a slow order.
+    persistent = [] if should_repack(gemm, machine) else _PERSISTENT.candidates(gemm, machine)
+    for config in persistent:
         assert isinstance(config, PersistentConfig)
         # A ConvConfig has no fields for these settings, so each must have its default.
         if config.tma and config.flatten and not config.specialize:
@@ -249,11 +252,17 @@ def _has_slow_filters(conv: Conv) -> bool:
 
 
 def _should_repack(conv: Conv, machine: Machine) -> bool:
-    """Return True if slow filters are used for enough pixels to be transposed on this machine."""
+    """Return True if transposing slow filters pays off on this machine.
+
+    Each filter must be used for enough pixels. In groups with few channels of the result, such as
+    those of a depthwise convolution, a tile has hardly any columns whose reads could collide.
+    """
     is_slow_here = conv.dtype == "fp32" or machine.multiplies_from_shared
     if not (_has_slow_filters(conv) and is_slow_here):
         return False
-    return _computed_problem(conv).implied_gemm.m >= MIN_USES[conv.dtype]
+    result_channels = conv.kout if conv.pass_ == "fprop" else conv.c
+    is_wide = result_channels // conv.groups >= _MIN_COLUMNS
+    return is_wide and _computed_problem(conv).implied_gemm.m >= MIN_USES[conv.dtype]
 
 
 def _repacked_elements(conv: Conv) -> int:

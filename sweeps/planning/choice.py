@@ -133,11 +133,13 @@ def _candidate_count(declared: str) -> int | None:
 
 def plan_rows(
     names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], float]:
     """Plan a run without measuring, and return a row for each sweep.
 
     Returns:
-        Dictionaries with these entries:
+        The rows, and the expected seconds of the whole plan. The seconds may be fewer than the sum
+        over the rows, because the kernels of one sweep compile while another one is measured. The
+        rows are dictionaries with these entries:
 
         - ``name``: the sweep's name;
         - ``cases``: the number of cases that the sweep has on the machine;
@@ -163,4 +165,4 @@ def plan_rows(
                 "checking_s": sum(entry.checking for entry in entries),
             }
         )
-    return rows
+    return rows, planned_seconds(plan.planned)

@@ -19,6 +19,7 @@ import numpy as np
 
 from kernels.common.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, misfit
 from kernels.common.errors import UserError
+from kernels.config import HAND_WRITTEN
 from kernels.correctness import sets_at_once
 from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
@@ -147,10 +148,10 @@ class Costs:
     prepare: float = 0.02
     """Seconds to prepare operands and warm up."""
     check: float = 1.5e-3
-    """Seconds that the host spends on one check of a result.
+    """Seconds that the host spends on one check, of a single result or of small ones together.
 
     A check of a GEMM or a convolution takes about 60 to 140 PyTorch operations. On an H100 and an
-    H200, checking a batch of GEMMs took 1.0 to 1.3 ms for each result."""
+    H200, checking a batch of large GEMMs took 1.0 to 1.3 ms for each result."""
     passes: float = 1.0
     """Factor by which a check's passes over the operands take longer than at full bandwidth."""
     slower: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
@@ -322,7 +323,7 @@ def make_plan(
         affordable = _affordable(line, cost_limits[name])
         new_entries = [entry for entry in affordable if entry.case.id not in admitted]
         if room.take(new_entries):
-            spent[name] += sum(entry.expected for entry in new_entries)
+            spent[name] += planned_seconds(new_entries)
             planned += new_entries
             admitted |= {entry.case.id for entry in new_entries}
     # 4. Admit single problems of the sweeps of which no line was admitted, so no time was spent.
@@ -427,7 +428,7 @@ def _with_shards(
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
     assigned |= {entry.case.id: 1 for entry in entries if entry.case.sweep == CONFIRM}
     cases = [entry.case for entry in entries]
-    seconds = [entry.expected for entry in entries]
+    seconds = [max(entry.expected, entry.compiling) for entry in entries]
     numbers = share_out(cases, seconds, shards, together, assigned)
     shard_of = {case.id: number for case, number in zip(cases, numbers, strict=True)}
     return {
@@ -522,10 +523,13 @@ def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs
         results_of_batch = 1
     else:
         results_of_batch = math.ceil(clock.batch_seconds / seconds)
-    checks_of_batch = 1
     if isinstance(case.problem, Gemm | Series):
         elements = case.problem.bytes // DTYPE_BYTES[case.problem.dtype]
         checks_of_batch = math.ceil(results_of_batch / sets_at_once(elements))
+    elif case.implementation in HAND_WRITTEN:
+        checks_of_batch = results_of_batch
+    else:
+        checks_of_batch = 1  # libraries allocate these results, and only the latest are kept
     # The check after the samples needs a further launch.
     passes_seconds = (2 + results_of_batch) * check_seconds
     return (2 + checks_of_batch) * costs.check + seconds + passes_seconds

@@ -1,7 +1,7 @@
 """Which tests run: ``fast`` unless told otherwise, ``all`` but the long ones, or the ``long`` part.
 
-A slow test is the only one that runs something real, such as a sweep, a browser or the compiler, so
-that CI needs it. A long test repeats on a larger scale what another test also covers.
+A slow test runs something real, such as a sweep, a browser, a Slurm or the compiler, for which no
+faster test stands in. A long test takes minutes, or repeats on a larger scale what others cover.
 
 The marks ``slow`` and ``long`` say where a test belongs. A parametrised long test is never even
 collected outside of its tier: :func:`quick_and_long` leaves its values out.

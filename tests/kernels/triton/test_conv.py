@@ -163,7 +163,8 @@ def test_dense_filters_of_one_tap_are_gemms(spec: str, kernels: set[str]) -> Non
 def test_slow_filters_are_transposed_beforehand(
     device: str, pass_: str, dtype: str, split: int
 ) -> None:
-    problem = Conv(2, 6, 5, 4, 10, 3, 2, (2, 1), (1, 1), (1, 2), 2, dtype, "nhwc", pass_)
+    problem = Conv(2, 6, 5, 4, 10, 3, 3, (2, 1), (1, 1), (1, 2), 2, dtype, "nhwc", pass_)
+    assert 10 * 3 * 3 * 3 % 4  # the filters do not end at a multiple of 16 bytes
     operands = random_operands(problem, device)
     config = ConvConfig(**vars(TILES[0]), split=split, repack=True)
     assert check(problem, operands, run_with(problem, operands, config)).ok
@@ -180,6 +181,8 @@ def test_slow_filters_are_transposed_beforehand(
         ("32,256,14,14,256,3,3,1,1,1,1,fp32,nhwc,fprop", "nvidia-h200", True),
         ("32,256,14,14,256,3,3,1,1,1,1,fp32,nhwc,dgrad", "nvidia-h200", False),
         ("1,256,7,7,256,3,3,1,1,1,1,fp32,nhwc,fprop", "nvidia-h200", False),  # 49 pixels
+        ("32,256,14,14,256,1,1,1,0,1,1,fp32,nhwc,fprop", "nvidia-h200", True),  # a GEMM
+        ("32,256,14,14,256,3,3,1,1,1,256,fp32,nhwc,fprop", "nvidia-h200", False),  # depthwise
         ("32,256,14,14,256,3,3,1,1,1,1,tf32,nhwc,dgrad", "nvidia-h200", True),
         ("32,256,14,14,256,3,3,1,1,1,1,tf32,nhwc,dgrad", "nvidia-a100-sxm-80gb", False),
         ("32,256,14,14,256,3,3,1,1,1,1,tf32,nhwc,wgrad", "nvidia-h200", False),

@@ -44,7 +44,7 @@ dtype = "fp32"
 """
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(bool(available()), reason=available() or "there is a Slurm"),
 ]
