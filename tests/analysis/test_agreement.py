@@ -24,6 +24,7 @@ from analysis.recordings.load import load
 from kernels.problem import Gemm, Problem
 from tests.support.command_line import analysis as command
 from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
+from tests.support.tiers import quick_and_long
 
 SLUG = "nvidia-h100-sxm"
 SHAPES = 200
@@ -42,7 +43,7 @@ def seconds_of(asked: list[Problem]) -> np.ndarray:
     return np.asarray(model_law()(asked) * np.exp(noise))
 
 
-@pytest.fixture(scope="module", params=["a recording", "an imported file"])
+@pytest.fixture(scope="module", params=quick_and_long(["a recording", "an imported file"]))
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     """Return 200 shapes of an H100, from a recording or from a file that a user imported."""
     results = tmp_path_factory.mktemp("results")

@@ -133,7 +133,7 @@ def a_csv(folder: Path, count: int = 120) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path) -> None:
     path, place = a_csv(tmp_path), ("--results", tmp_path)
     here = ("--machine", "h100-sxm", *place)
