@@ -61,6 +61,7 @@ def name_of(example: Example) -> str:
 
 
 EXAMPLES = [example for page in PAGES for example in commands(page)]
+_COPIES: list[Path] = []
 # Two workers share the work, and each copies the checkout once.
 COMMANDS, MAKE = pytest.mark.xdist_group("readme-commands"), pytest.mark.xdist_group("readme-make")
 MODULES = [e for e in EXAMPLES if e.command.startswith(("python", "rooftile"))]
@@ -68,9 +69,10 @@ TARGETS = [e for e in EXAMPLES if e.command.startswith("make")]
 
 
 @functools.cache
-def checkout() -> Path:
-    """A copy of what git tracks."""
+def checkout(with_imports: bool = False) -> Path:
+    """A copy of what git tracks; imported tables have their own, since commands prefer them."""
     folder = Path(tempfile.mkdtemp(prefix="rooftile-readme-"))
+    _COPIES.append(folder)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
         capture_output=True, text=True, check=False,
@@ -87,19 +89,21 @@ def checkout() -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def _no_copy_is_left() -> object:
     yield
-    if checkout.cache_info().currsize:
-        shutil.rmtree(checkout(), ignore_errors=True)
-        checkout.cache_clear()
+    for folder in _COPIES:
+        shutil.rmtree(folder, ignore_errors=True)
+    _COPIES.clear()
+    checkout.cache_clear()
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, with_imports: bool = False) -> subprocess.CompletedProcess[str]:
     """In the copy, without the variables of the make that may have started these tests."""
     ours = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTEST_ADDOPTS", "DEVICE", "GPU", "BUDGET",
             "SWEEPS", "MACHINE", "FRESH", "PART", "PYTEST", "WRITE"}  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(
-        command, cwd=checkout(), capture_output=True, text=True, check=False, env=environment
-    )
+        command, cwd=checkout(with_imports), capture_output=True, text=True, check=False,
+        env=environment,
+    )  # fmt: skip
 
 
 @functools.cache
@@ -107,7 +111,8 @@ def make_import(machine: str) -> subprocess.CompletedProcess[str]:
     """Others' table of a machine, calibrated: a minute or two."""
     if importlib.util.find_spec("aiconfigurator_core") is None:
         pytest.skip("needs the extra `public`")
-    return run(sys.executable, "-m", "analysis", "import", "--machine", machine)
+    command = [sys.executable, "-m", "analysis", "import", "--machine", machine]
+    return run(*command, with_imports=True)
 
 
 def test_examples_are_found() -> None:
@@ -156,7 +161,8 @@ def test_a_command_does_what_the_page_shows(example: Example) -> None:
         assert make_import(example.imported).returncode == 0
     program, *words = shlex.split(example.command)
     # As installed it is run by tests/acceptance/test_installed.py.
-    answer = run(sys.executable, *(["-m", FRONT, *words] if program == "rooftile" else words))
+    arguments = ["-m", FRONT, *words] if program == "rooftile" else words
+    answer = run(sys.executable, *arguments, with_imports=bool(example.imported))
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
     if example.output:
