@@ -401,7 +401,7 @@ def _similar_card(properties: DeviceProperties, generation: str) -> Machine:
 
 
 def _whole_card(properties: DeviceProperties) -> Machine | None:
-    """Return the listed card of which a GPU is a MIG slice, or None if there is no such card."""
+    """Return the listed card of which a GPU is a MIG slice; None if the card is not listed."""
     slug = _slug_of_device_name().get(properties.name.partition(" MIG ")[0])
     return None if slug is None else known_machines()[slug]
 

@@ -77,9 +77,9 @@ def compare_command(
 ) -> None:
     """Compare the results of two versions.
 
-    The exit code is 1 if any case is slower or no longer timed. A case is no longer timed if it has
-    a time in OLD, but failed or was skipped in NEW. With --gate, the gate's answer sets the exit
-    code. With --kernels, the exit code is 0.
+    The exit code is 1 if any case is slower or lost. A lost case has a time in OLD, but failed or
+    was skipped in NEW. With --gate, the gate's answer sets the exit code. With --kernels, the exit
+    code is 0.
     """
     if kernels:
         if new is not None or gate is not None or pattern is not None:

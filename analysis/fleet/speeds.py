@@ -1,11 +1,12 @@
 """Compute the speed of each GPU relative to the others, and the interference between GPUs.
 
-Anchors (:mod:`analysis.fleet.anchors`) are timed in two phases: alone (one GPU of a node at a time)
-and together (all GPUs of a node in parallel). In each anchor, a GPU's log speed is compared with
-the fleet's median log speed. The median difference over the anchors of a kind is the GPU's relative
-log speed in that kind. The relative log speeds are then shifted so that their median over all GPUs
-is 0. The 95% interval of a relative log speed reaches 1.96 standard errors to either side. The
-standard error has three sources, which are treated as independent, so their variances are added:
+Anchors (:mod:`analysis.fleet.anchors`) are timed in two phases. In the phase ``alone``, one GPU of
+a node works at a time. In the phase ``together``, all GPUs of a node work in parallel. In each
+anchor, a GPU's log speed is compared with the fleet's median log speed. The median difference over
+the anchors of a kind is the GPU's relative log speed in that kind. The relative log speeds are then
+shifted so that their median over all GPUs is 0. The 95% interval of a relative log speed reaches
+1.96 standard errors to either side. The standard error has three sources, which are treated as
+independent, so their variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation
    over all GPUs, because one faulty GPU hardly affects that deviation. The scatter of a GPU's own
@@ -87,7 +88,7 @@ class AnchorSpeeds:
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """Ratio of the time in phase "together" to the time in phase "alone", with its 95% interval.
+    """Time in the phase ``together`` over the time in the phase ``alone``, with a 95% interval.
 
     If the interval is unknown, its ends are NaN. ``slowed`` is True if the ratio is above 1.01 and
     the whole interval is above 1.
@@ -103,7 +104,8 @@ class SpeedChange:
 class Interference:
     """Slowdown of a node's anchors while all GPUs of the node work in parallel.
 
-    The slowdown of an anchor is its time in phase "together" divided by its time in phase "alone".
+    The slowdown of an anchor is its time in the phase ``together`` over that in the phase
+    ``alone``.
     ``all`` is the median slowdown over all anchors. ``kinds`` has the median slowdown for each kind
     of anchor that was timed in both phases. ``node`` is None if the node's number is unknown.
     """

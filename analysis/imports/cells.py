@@ -47,7 +47,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
             for convolutions.
 
     Raises:
-        UserError: if there are no rows, or if too many lines are damaged.
+        UserError: if no rows are given, or if too many lines are damaged.
     """
     # 1. Leave out the rows that are not a case with a time, and report them.
     if not len(cells):

@@ -86,7 +86,7 @@ class PublicRows:
         """Return the convolutions whose kernel names show that they ran with the given algorithm.
 
         Raises:
-            UserError: if there is no such convolution.
+            UserError: if no kernel name shows the algorithm.
         """
         algorithms = self.algorithms
         if algorithm not in algorithms:

@@ -188,8 +188,8 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     All fits and constants come from times of bf16 calls on GPUs, but they are also used for fp16
     calls. The result is None for a CPU, and for dtypes other than bf16 and fp16.
 
-    ``folder`` is the folder that may contain fits to the machine's imported tables, or None if
-    there is no such folder.
+    ``folder`` is the folder that may contain fits to the machine's imported tables. It is None if
+    the machine has no such folder.
 
     Raises:
         UserError: if the file with the fits to the imported tables cannot be read.

@@ -352,7 +352,7 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
 
 
 def _basis_from_recording(folder: Path) -> Basis:
-    """Return a recording's basis, whose model has no fits if there is no calibration.json."""
+    """Return a recording's basis, whose model has no fits if calibration.json is missing."""
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / "calibration.json"

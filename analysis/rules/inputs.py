@@ -70,8 +70,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         results: folder of all results; its subfolder ``rules`` has the measurements for rules.
 
     Raises:
-        UserError: if the name of the machine is unknown or ambiguous, if there are no results, or
-            if the results cannot be read.
+        UserError: if the name of the machine is unknown or ambiguous, or if its results are missing
+            or cannot be read.
     """
     # 1. Read all usable runs of the machine's folders. If a folder has no usable run, keep its
     # unusable recording, so that the results can say so.

@@ -136,9 +136,9 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
        estimates s² without bias: E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D',
        and D is :attr:`Pairs.contrast`. The degrees of freedom are Satterthwaite's approximation.
        If a case follows the advice in one pair and is against it in another, as in a chain of
-       doubled sizes, its error cancels out in the mean.
+       doubled sizes, the case's error has no effect on the mean.
     3. The interval of a mean of independent ratios. It is needed because true differences between
-       the pairs' ratios do not cancel out.
+       the ratios of pairs affect the mean, too.
     4. If the pairs have controls: the same interval, with all ratios whose controls share the
        second case averaged into one.
 

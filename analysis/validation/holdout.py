@@ -113,7 +113,7 @@ class Validation:
         A pair is a GEMM and its padding with the shortest predicted time
         (:func:`fastest_paddings`). A ratio is the GEMM's time divided by the padding's time.
         ``pairs`` is the number of pairs. ``low`` and ``high`` are the 5th and the 95th percentile
-        of log(measured ratio / predicted ratio) over all pairs, or None if there are no pairs.
+        of log(measured ratio / predicted ratio) over all pairs, or None without pairs.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested

@@ -42,8 +42,8 @@ includes."""
 def machine_here(request: Request) -> Machine:
     """Return the machine that a request would measure.
 
-    The machine is taken from its recording. If there is no recording yet, the machine is taken from
-    the device, and the ceilings of a CPU are measured now.
+    The machine is taken from its recording. A machine without a recording is taken from the device,
+    and the ceilings of a CPU are measured now.
 
     Raises:
         UserError: if the device cannot be used, or the machine's recording cannot be read.

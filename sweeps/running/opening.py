@@ -106,7 +106,7 @@ def begin(
 def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> dict[str, Any]:
     """Plan a new run, write its record, and return the record.
 
-    ``reason`` says why the old run is set aside; it is empty if there is no old run.
+    ``reason`` says why the old run is set aside; it is empty without an old run.
     """
     # The old run stays in place if the new one is refused.
     record = _new_record(opening, note)
