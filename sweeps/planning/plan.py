@@ -50,10 +50,10 @@ _EXCESS_FACTOR = 2.0
 _BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # seconds of one batch; on a GPU, with gate and flush
 _CHECK_PASSES = {2: 6, 4: 3}  # passes over all operands for one check, by bytes per element
 
-# Further costs of cases on a GPU. Those of cuDNN are what preparing 466 convolutions without and 108
-# with autotuning took on average, in the runs of 2026-11-27 on an H100 and an H200 whose recordings
-# are published (their samples are not). The others are expectations from reading the sources of
-# PyTorch and Triton.
+# Further costs of cases on a GPU. Those of cuDNN are what preparing 466 convolutions without
+# autotuning and 108 with it took on average, in the runs of 2026-11-27 on an H100 and an H200 whose
+# recordings are published (their samples are not). The others are expectations from reading the
+# sources of PyTorch and Triton.
 _WAKE_SECONDS = 0.3 / 64  # a case's part of waking the device, once for each chunk of 64 cases
 _CONV_PLAN_SECONDS = 0.03  # cuDNN builds a plan for every new convolution
 _AUTOTUNE_SECONDS = 0.25  # cuDNN's autotuner builds and times ten plans
